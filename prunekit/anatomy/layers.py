@@ -1,0 +1,445 @@
+"""THE table of layer types: which weights each owns, their input and output axes, and how often a call uses them.
+
+Looked up through the method resolution order, so a subclass of Dense is a Dense. Nothing else in prunekit may know a
+layer type: to teach it a new one, add a row here, or call `register_layer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+Shape = tuple[int, ...]
+
+ROLES = (
+    "kernel",
+    "recurrent_kernel",
+    "embedding",
+    "depthwise_kernel",
+    "bias",
+    "normalization",
+    "other",
+    "unknown",
+)
+_STATE = "it is state that the layer keeps, not a weight that it learns"
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """What one weight of a layer type is for.
+
+    Attributes:
+        role: One of `ROLES`; "unknown" is what the table answers for a weight it has no row for.
+        in_axes: Axes summed over (the reduction or input axes); negative ones count from the end.
+        out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
+        prunable: Whether it is pruned unless the user says otherwise.
+        refused: Why it can never be pruned; empty where it can be asked for by name.
+    """
+
+    role: str = "kernel"
+    in_axes: tuple[int, ...] = (-2,)
+    out_axes: tuple[int, ...] = (-1,)
+    prunable: bool = True
+    refused: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"A weight's role is one of {', '.join(ROLES)}. Received: role={self.role!r}.")
+        axes = (*self.in_axes, *self.out_axes)
+        if len(set(axes)) != len(axes):
+            raise ValueError(
+                "Input and output axes must all be different. "
+                f"Received: in_axes={self.in_axes}, out_axes={self.out_axes}."
+            )
+        if self.prunable and self.refused:
+            raise ValueError(f"A weight that is refused cannot be prunable. Received: refused={self.refused!r}.")
+
+    def at(self, shape: Shape, where: str) -> WeightSpec:
+        """The same with axes counted from the start of `shape`; `where` names the weight in errors."""
+        rank = len(shape)
+        wrong = [axis for axis in (*self.in_axes, *self.out_axes) if not -rank <= axis < rank]
+        if wrong:
+            raise ValueError(
+                f"The axes registered for {where} do not exist in it. Received: axes {wrong} for shape {shape}. "
+                "Correct the WeightSpec given to register_layer."
+            )
+        in_axes = tuple(axis % rank for axis in self.in_axes)
+        out_axes = tuple(axis % rank for axis in self.out_axes)
+        if set(in_axes) & set(out_axes):
+            raise ValueError(
+                f"An axis of {where} is registered both as input and as output. Received: in_axes={self.in_axes}, "
+                f"out_axes={self.out_axes} for shape {shape}. Correct the WeightSpec given to register_layer."
+            )
+        return WeightSpec(self.role, in_axes, out_axes, self.prunable, self.refused)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer: the shapes of the tensors that went in, in the order of `call`'s signature, and came out."""
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+
+
+Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
+Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        weights: Attribute name (without leading underscore) to its spec, or to a function of the layer that gives it.
+        uses: Function (layer, Call) -> how many multiply-accumulates one element of a kernel takes part in during that
+            call: one number for all kernels, or one per attribute. None: its weights multiply nothing that is counted.
+        products: Function (layer, Call) -> multiply-accumulates of products between activations (attention).
+        counted: False where the table cannot tell the MACs of this type.
+    """
+
+    weights: Weights
+    uses: Uses | None = None
+    products: Callable[[Any, Call], int] | None = None
+    counted: bool = True
+
+
+# ---------------------------------------------------------------- specs
+
+_KERNEL = WeightSpec("kernel", (-2,), (-1,))
+_TRANSPOSED = WeightSpec("kernel", (-1,), (-2,))
+# Every (channel, multiplier) pair is an output unit of its own and sums over space only: there is no input axis.
+_DEPTHWISE = WeightSpec("depthwise_kernel", (), (-2, -1), prunable=False)
+_RECURRENT = WeightSpec("recurrent_kernel", (-2,), (-1,))
+_EMBEDDING = WeightSpec("embedding", (-2,), (-1,))
+_BIAS = WeightSpec("bias", (), (-1,), prunable=False)
+_NORM = WeightSpec("normalization", (), (), prunable=False)
+_NORM_STATE = WeightSpec("normalization", (), (), prunable=False, refused=_STATE)
+_OTHER = WeightSpec("other", (), (), prunable=False)
+_OTHER_STATE = WeightSpec("other", (), (), prunable=False, refused=_STATE)
+_SLOPE = WeightSpec("other", (), (), prunable=False, refused="a zero slope changes the activation and saves no work")
+
+
+def _einsum_labels(layer: Any) -> tuple[str, str, str]:
+    """Labels of input, kernel and output of an EinsumDense, spaces removed ("...x", "xy", "...y")."""
+    inputs, output = layer.equation.replace(" ", "").split("->")
+    data, kernel = inputs.split(",")
+    return data, kernel, output
+
+
+def _einsum_kernel(layer: Any) -> WeightSpec:
+    data, kernel, output = _einsum_labels(layer)
+    return WeightSpec(
+        "kernel",
+        in_axes=tuple(axis for axis, label in enumerate(kernel) if label in data and label not in output),
+        out_axes=tuple(axis for axis, label in enumerate(kernel) if label in output and label not in data),
+    )
+
+
+# ---------------------------------------------------------------- uses: MACs per kernel element and call
+
+
+def _per_input_row(layer: Any, call: Call) -> int:
+    return math.prod(call.inputs[0][:-1])
+
+
+def _per_example(layer: Any, call: Call) -> int:
+    return call.inputs[0][0]
+
+
+def _channels(layer: Any, shape: Shape) -> int:
+    return shape[-1] if layer.data_format == "channels_last" else shape[1]
+
+
+def _per_output_position(layer: Any, call: Call) -> int:
+    return math.prod(call.outputs[0]) // _channels(layer, call.outputs[0])
+
+
+def _per_input_position(layer: Any, call: Call) -> int:
+    # A transposed convolution spreads every input position over the whole kernel; what padding crops is counted too.
+    return math.prod(call.inputs[0]) // _channels(layer, call.inputs[0])
+
+
+def _einsum_uses(layer: Any, call: Call) -> int:
+    data, kernel, _ = _einsum_labels(layer)
+    shape = call.inputs[0]
+    before, dots, after = data.partition("...")
+    free = [size for label, size in zip(before, shape, strict=False) if label not in kernel]
+    if dots:
+        end = len(shape) - len(after)
+        free += shape[len(before) : end]
+        free += [size for label, size in zip(after, shape[end:], strict=True) if label not in kernel]
+    return math.prod(free)
+
+
+def _reversible_uses(layer: Any, call: Call) -> dict[str, int]:
+    # A lookup multiplies nothing and adds an axis; the reverse projection keeps the rank.
+    rows = math.prod(call.inputs[0][:-1]) if len(call.inputs[0]) == len(call.outputs[0]) else 0
+    return {"embeddings": rows} if layer.tie_weights else {"embeddings": 0, "reverse_embeddings": rows}
+
+
+# ---------------------------------------------------------------- products between activations
+
+
+def _attention_products(layer: Any, call: Call) -> int:
+    """Scores (queries x values x width) plus the weighted sum of the values."""
+    query, value = call.inputs[0], call.inputs[1]
+    pairs = math.prod(query[:-1]) * value[-2]
+    return pairs * query[-1] + pairs * value[-1]
+
+
+def _multi_head_products(layer: Any, call: Call) -> int:
+    query, value = call.inputs[0], call.inputs[1]
+    axes = [axis % len(query) for axis in layer._attention_axes]
+    pairs = math.prod(query[:-1]) * math.prod(value[axis] for axis in axes)
+    return layer._num_heads * pairs * (layer._key_dim + layer._value_dim)
+
+
+def _group_query_products(layer: Any, call: Call) -> int:
+    query, value = call.inputs[0], call.inputs[1]
+    return layer.num_query_heads * math.prod(query[:-1]) * value[1] * 2 * layer.head_dim
+
+
+def _dot_products(layer: Any, call: Call) -> int:
+    axis = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
+    return math.prod(call.outputs[0]) * call.inputs[0][axis]
+
+
+# ---------------------------------------------------------------- the table
+
+_L = keras.layers
+
+
+def _types(*names: str) -> Iterator[type]:
+    """Those of the named public layers that this Keras has."""
+    return (getattr(_L, name) for name in names if hasattr(_L, name))
+
+
+def _base(layer_type: type, name: str) -> type:
+    """The base class of a public layer that Keras itself does not export (BaseConv ...)."""
+    return next(base for base in layer_type.__mro__ if base.__name__ == name)
+
+
+def _cell(layer_type: type) -> type:
+    """The cell class behind ConvLSTM layers, which Keras does not export."""
+    return inspect.getmodule(_base(layer_type, "ConvLSTM")).ConvLSTMCell  # type: ignore[union-attr]
+
+
+def _conv_lstm_uses(layer: Any, call: Call) -> int:
+    return _per_output_position(layer, call)
+
+
+def _first_table() -> dict[type, Row]:
+    kernel_and_bias: Weights = {"kernel": _KERNEL, "bias": _BIAS}
+    recurrent: Weights = {"kernel": _KERNEL, "recurrent_kernel": _RECURRENT, "bias": _BIAS}
+    table = {
+        _L.Dense: Row(kernel_and_bias, _per_input_row),
+        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": _BIAS}, _einsum_uses),
+        _base(_L.Conv2D, "BaseConv"): Row(kernel_and_bias, _per_output_position),
+        _base(_L.Conv2DTranspose, "BaseConvTranspose"): Row(
+            {"kernel": _TRANSPOSED, "bias": _BIAS}, _per_input_position
+        ),
+        _base(_L.DepthwiseConv2D, "BaseDepthwiseConv"): Row(
+            {"kernel": _DEPTHWISE, "bias": _BIAS}, _per_output_position
+        ),
+        _base(_L.SeparableConv2D, "BaseSeparableConv"): Row(
+            {"depthwise_kernel": _DEPTHWISE, "pointwise_kernel": _KERNEL, "bias": _BIAS}, _per_output_position
+        ),
+        _L.Embedding: Row({"embeddings": _EMBEDDING}),
+        _cell(_L.ConvLSTM2D): Row(recurrent, _conv_lstm_uses),
+        # The states of a stateful RNN are variables of the RNN itself; its kernels are its cell's.
+        _L.RNN: Row({"states": _OTHER_STATE}),
+        _L.BatchNormalization: Row(
+            {"gamma": _NORM, "beta": _NORM}
+            | dict.fromkeys(
+                ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"), _NORM_STATE
+            )
+        ),
+        _L.SpectralNormalization: Row({"vector_u": _NORM_STATE}),
+        _L.Normalization: Row(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), _NORM_STATE)),
+        _L.PReLU: Row({"alpha": _SLOPE}),
+        _L.Attention: Row({"scale": _OTHER, "concat_score_weight": _OTHER}, products=_attention_products),
+        _L.AdditiveAttention: Row({"scale": _OTHER}, products=_attention_products),
+        _L.MultiHeadAttention: Row({}, products=_multi_head_products),
+        _L.GroupQueryAttention: Row({}, products=_group_query_products),
+        _L.Dot: Row({}, products=_dot_products),
+        _L.STFTSpectrogram: Row({"real_kernel": _OTHER_STATE, "imag_kernel": _OTHER_STATE}, counted=False),
+    }
+    table |= {cell: Row(recurrent, _per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")}
+    table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("LayerNormalization")}
+    table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("GroupNormalization")}
+    table |= {layer: Row({"scale": _NORM}) for layer in _types("RMSNormalization")}
+    table |= {
+        layer: Row({"reverse_embeddings": WeightSpec("kernel")}, _reversible_uses)
+        for layer in _types("ReversibleEmbedding")
+    }
+    return table
+
+
+_TABLE: dict[type, Row] = _first_table()
+
+
+def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: WeightSpec) -> None:
+    """Teaches prunekit a layer type, as in `register_layer(MyDense, kernel=WeightSpec())`.
+
+    Args:
+        layer_type: A subclass of `keras.layers.Layer`; its subclasses inherit the description.
+        uses: Function (layer, Call) -> how many multiply-accumulates one element of its kernels takes part in during a
+            call, for `pk.cost`; one int, or a dict per attribute. Left out, an inherited one is used, or the layer's
+            MACs are reported as unknown.
+        **weights: Attribute name on the layer (without leading underscore) to its `WeightSpec`.
+
+    Raises:
+        TypeError: `layer_type` is no layer type, or a weight's value no WeightSpec.
+    """
+    if not (isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)):
+        raise TypeError(f"register_layer describes a subclass of keras.layers.Layer. Received: {layer_type!r}.")
+    for name, spec in weights.items():
+        if not isinstance(spec, WeightSpec):
+            raise TypeError(f"register_layer takes a WeightSpec for each weight. Received: {name}={spec!r}.")
+    specs = {name.lstrip("_"): spec for name, spec in weights.items()}
+    _TABLE[layer_type] = Row(MappingProxyType(specs), uses)
+
+
+# ---------------------------------------------------------------- looking up
+
+
+def _rows(layer: Any) -> Iterator[Row]:
+    return (_TABLE[base] for base in type(layer).__mro__ if base in _TABLE)
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layers directly inside `layer`, each once, in the order in which they were attached."""
+    # Keras has no public list of the sublayers of a layer that is not a Model.
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+_BOOKKEEPING = ("_trainable_variables", "_non_trainable_variables", "_tracked")
+
+
+def own_variables(layer: Any) -> list[tuple[Any, str, str]]:
+    """(variable, attribute, label) of the weights that belong to `layer` and to none of its sublayers.
+
+    `attribute` has no leading underscore; `label` adds the index or key where the attribute is a list or dict. Metrics
+    and the state of random seeds are not weights.
+    """
+    inner = {id(variable) for child in sublayers(layer) for variable in child.weights}
+    owned = [variable for variable in layer.weights if id(variable) not in inner]
+    if not owned:
+        return []
+    names: dict[int, tuple[str, str]] = {}
+    # Plain attributes first: Keras and TensorFlow keep lists and dicts of their own with the same variables in them.
+    for attribute, value in sorted(vars(layer).items(), key=lambda item: not isinstance(item[1], keras.Variable)):
+        if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
+            continue
+        for variable, suffix in _variables_in(value):
+            names.setdefault(id(variable), (attribute.lstrip("_"), attribute.lstrip("_") + suffix))
+    return [(variable, *names.get(id(variable), (variable.name, variable.name))) for variable in owned]
+
+
+def _variables_in(value: Any, suffix: str = "") -> Iterator[tuple[Any, str]]:
+    if isinstance(value, keras.Variable):
+        yield value, suffix
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _variables_in(item, f"{suffix}_{index}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _variables_in(item, f"{suffix}_{key}")
+
+
+def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> WeightSpec:
+    """The table's answer for one weight, axes counted from the start; role "unknown" where the table has none."""
+    shape = tuple(variable.shape)
+    where = f"{label or attribute!r} of {type(layer).__name__} {layer.name!r}"
+    for row in _rows(layer):
+        spec = row.weights.get(attribute)
+        if spec is not None:
+            return (spec if isinstance(spec, WeightSpec) else spec(layer)).at(shape, where)
+    rank = len(shape)
+    return WeightSpec("unknown", tuple(range(rank - 1)), tuple(range(rank))[-1:], prunable=False)
+
+
+def weights_of(layer: Any) -> list[tuple[Any, str, WeightSpec]]:
+    """(variable, name, spec) of the weights that belong to `layer` itself, not to its sublayers."""
+    return [
+        (variable, label, spec_of(layer, attribute, variable, label))
+        for variable, attribute, label in own_variables(layer)
+    ]
+
+
+def owns_kernels(layer: Any) -> bool:
+    """Whether layers of this type own weights that are pruned by default, built or not."""
+    return any(
+        spec.prunable if isinstance(spec, WeightSpec) else True for row in _rows(layer) for spec in row.weights.values()
+    )
+
+
+def refusal(layer: Any) -> str:
+    """Why no weight of `layer` may be pruned in the state it is in; empty where it may."""
+    if getattr(layer, "lora_enabled", False):
+        return (
+            "LoRA is enabled on the layer: the effective kernel is kernel + A B, whose zeros training fills again; "
+            "prune before enabling LoRA"
+        )
+    mode = getattr(layer, "quantization_mode", None)
+    if mode is not None:
+        return f"the layer is quantized ({mode}); prune before quantizing: quantization keeps zeros"
+    return ""
+
+
+def cell_of(layer: Any) -> Any | None:
+    """The cell of an RNN layer, whose weights are the RNN's own in every reader's eyes; None for other layers."""
+    return layer.cell if isinstance(layer, keras.layers.RNN) else None
+
+
+# ---------------------------------------------------------------- multiply-accumulates
+
+
+def macs(layer: Any, call: Call) -> tuple[dict[str, int], int] | None:
+    """(uses per attribute, products) of one call of `layer` itself, without its sublayers; None where not known.
+
+    An attribute's MACs are its uses times its size; products are multiply-accumulates between activations. Biases,
+    normalisation, activations and pooling count as none.
+    """
+    rows = list(_rows(layer))
+    if not all(row.counted for row in rows):
+        return None
+    own = [(attribute, spec_of(layer, attribute, variable)) for variable, attribute, _ in own_variables(layer)]
+    if any(spec.role == "unknown" for _, spec in own):
+        return None
+    products = next((row.products for row in rows if row.products is not None), None)
+    total = products(layer, call) if products is not None else 0
+    kernels = [attribute for attribute, spec in own if spec.prunable or spec.role == "depthwise_kernel"]
+    uses = next((row.uses for row in rows if row.uses is not None), None)
+    if uses is None:
+        counted = all(spec.role == "embedding" for attribute, spec in own if attribute in kernels)
+        return ({}, total) if counted else None
+    each = uses(layer, call)
+    if isinstance(each, int):
+        return dict.fromkeys(kernels, each), total
+    return dict(each), total
+
+
+def repeats(layer: Any, call: Call) -> tuple[Callable[[Any], Any], Shape, int] | None:
+    """(function, input shape, times) where `layer` applies an inner layer to every time step; None for other layers.
+
+    The function takes one time step's tensor of that shape, (batch, features ...).
+    """
+    if isinstance(layer, keras.layers.TimeDistributed):
+        batch, steps, *rest = call.inputs[0]
+        return layer.layer, (batch, *rest), steps
+    if isinstance(layer, keras.layers.RNN):
+        batch, steps, *rest = call.inputs[0]
+
+        def step(inputs: Any) -> Any:
+            states = layer.get_initial_state(batch)
+            return layer.cell(inputs, states if isinstance(states, list | tuple) else [states])
+
+        return step, (batch, *rest), steps
+    return None

@@ -1,0 +1,387 @@
+"""From a model and include/exclude patterns to the weights that are pruned, and to the reasons why others are not."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.layers import WeightSpec, cell_of, owns_kernels, refusal, sublayers, weights_of
+
+# Stands for "some weight of this layer": a pattern that matches it does not single out one weight.
+_ANY_WEIGHT = "qxzjq"
+_OUT_BY_DEFAULT = {
+    "bias": "a bias: out unless include names it",
+    "normalization": "a normalisation weight: out unless include names it",
+    "depthwise_kernel": "a depthwise kernel: out unless include names it",
+    "other": "not a kernel: out unless include names it",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One weight variable that is pruned.
+
+    Attributes:
+        variable: The Keras variable.
+        layer: The layer that owns it (for RNN layers, the cell).
+        name: Readable path from the layers' names inside the model, such as "block/conv_1/kernel"; unique in the model
+            and the same in every copy of it, unlike `variable.path`.
+        role: "kernel", "recurrent_kernel", "embedding", "depthwise_kernel", "bias", "normalization" or "other".
+        in_axes: Input (reduction) axes.
+        out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
+    """
+
+    variable: Any
+    layer: Any
+    name: str
+    role: str
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """The same as `name`."""
+        return self.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the variable."""
+        return tuple(self.variable.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of weights in the variable."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A weight (or a layer) that is not pruned, and why."""
+
+    name: str
+    reason: str
+
+
+# ---------------------------------------------------------------- the model's weights and their names
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One way down from the model to a layer.
+
+    Attributes:
+        layer: The layer.
+        path: Layer names from below the model down to it, joined by "/"; "" for the model itself. The cell of an RNN
+            adds no name: its weights are "lstm/kernel".
+        full_path: The same, cells included ("lstm/lstm_cell").
+        names: The names of the layers on the way, its own last.
+    """
+
+    layer: Any
+    path: str = ""
+    full_path: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One weight variable of a model, once, with every place from which it can be reached."""
+
+    variable: Any
+    layer: Any
+    name: str
+    layer_path: str
+    attribute: str
+    spec: WeightSpec
+    paths: tuple[str, ...]
+    scopes: tuple[str, ...]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def places(model: Any) -> Iterator[Place]:
+    """Every layer inside `model`, itself first, depth first; a shared layer comes once per place."""
+    yield from _below(Place(model), frozenset({id(model)}))
+
+
+def _below(place: Place, ancestors: frozenset[int]) -> Iterator[Place]:
+    yield place
+    seen: Counter[str] = Counter()
+    for child in sublayers(place.layer):
+        if id(child) in ancestors:
+            continue
+        seen[child.name] += 1
+        # Two layers of one name under one parent are legal in subclassed models.
+        name = child.name if seen[child.name] == 1 else f"{child.name}#{seen[child.name]}"
+        path = place.path if child is cell_of(place.layer) else _join(place.path, name)
+        below = Place(child, path, _join(place.full_path, name), (*place.names, child.name))
+        yield from _below(below, ancestors | {id(child)})
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:end]) for end in range(1, len(parts) + 1) if path)
+
+
+def weights_in(model: Any) -> list[Weight]:
+    """Every weight of a built model, each variable once, in the order of its layers."""
+    found: dict[int, list[tuple[Place, str, WeightSpec]]] = {}
+    variables: dict[int, Any] = {}
+    for place in places(model):
+        for variable, label, spec in weights_of(place.layer):
+            variables[id(variable)] = variable
+            found.setdefault(id(variable), []).append((place, label, spec))
+    return [_weight(variables[key], owners) for key, owners in found.items()]
+
+
+def _weight(variable: Any, owners: list[tuple[Place, str, WeightSpec]]) -> Weight:
+    # A tied variable belongs to the layer whose type the table knows, whoever else holds it.
+    place, label, spec = next((owner for owner in owners if owner[2].role != "unknown"), owners[0])
+    paths = [_join(path, name) for at, name, _ in owners for path in (at.path, at.full_path)]
+    scopes = [scope for at, _, _ in owners for path in (at.path, at.full_path) for scope in _prefixes(path)]
+    scopes += [name for at, _, _ in owners for name in at.names]
+    return Weight(
+        variable=variable,
+        layer=place.layer,
+        name=_join(place.path, label),
+        layer_path=place.path,
+        attribute=label,
+        spec=spec,
+        paths=tuple(dict.fromkeys(paths)),
+        scopes=tuple(dict.fromkeys(scopes)),
+    )
+
+
+def check_built(model: Any) -> None:
+    """Raises for anything but a built Keras 3 model.
+
+    Raises:
+        TypeError: It is no Keras 3 model.
+        ValueError: It has no weights yet.
+    """
+    if not isinstance(model, keras.layers.Layer):
+        legacy = any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__)
+        remedy = (
+            "It is a legacy tf_keras model: rebuild it with `import keras`." if legacy else "Pass the model itself."
+        )
+        raise TypeError(f"prunekit works on Keras 3 models. Received: {type(model)!r}. {remedy}")
+    if not model.built:
+        raise ValueError(
+            f"The model {model.name!r} is not built, so it has no weights yet. Call it once on a batch of data, call "
+            "`model.build(input_shape)`, or give it a `keras.Input` before pruning."
+        )
+
+
+# ---------------------------------------------------------------- patterns
+
+
+class _Matcher:
+    """A glob pattern, or a regular expression after "re:", that must match a whole name or path."""
+
+    def __init__(self, pattern: str, option: str) -> None:
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"`{option}` takes patterns as non-empty strings. Received: {pattern!r}.")
+        self.pattern = pattern
+        self.option = option
+        self.literal = not pattern.startswith("re:") and not set("*?[") & set(pattern)
+        try:
+            self._match = re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)).fullmatch
+        except re.error as error:
+            raise ValueError(
+                f"The pattern {pattern!r} in `{option}` is no regular expression. Received: {error}."
+            ) from error
+
+    def __call__(self, text: str) -> bool:
+        return self._match(text) is not None
+
+    def kind(self, weight: Weight) -> str:
+        """ "layer" if it matches the layer or what it is in, "weight" if it singles out this weight, "" if neither."""
+        if any(map(self, weight.scopes)):
+            return "layer"
+        return self._of_paths(weight.paths)
+
+    def kind_by_variable_path(self, weight: Weight) -> str:
+        path = weight.variable.path
+        if any(map(self, list(_prefixes(path))[:-1])):
+            return "layer"
+        return self._of_paths((path,))
+
+    def _of_paths(self, paths: Sequence[str]) -> str:
+        if any(self("/".join([*path.split("/")[:-1], _ANY_WEIGHT])) for path in paths):
+            return "layer"
+        return "weight" if any(map(self, paths)) else ""
+
+
+class _Selection:
+    """The weights that one pattern matches, and how: through their layer, or each by its own name."""
+
+    def __init__(self, matcher: _Matcher, model: Any, weights: list[Weight]) -> None:
+        self.matcher = matcher
+        kinds = [matcher.kind(weight) for weight in weights]
+        if not any(kinds):
+            # Last resort only: `variable.path` starts with the model's own name, which a glob would match by accident.
+            kinds = [matcher.kind_by_variable_path(weight) for weight in weights]
+        self.kinds = {weight.name: kind for weight, kind in zip(weights, kinds, strict=True)}
+        if not any(kinds):
+            self._refuse(model, weights)
+
+    def matches(self, weight: Weight) -> bool:
+        return bool(self.kinds[weight.name])
+
+    def names(self, weight: Weight) -> bool:
+        """Whether it asks for this very weight. The plain name of a depthwise layer asks for its kernel."""
+        named = self.matcher.literal and self.matcher.pattern in (weight.layer.name, weight.layer_path)
+        # A separable convolution has a kernel that is in by default; its plain name asks for that one alone.
+        depthwise = weight.spec.role == "depthwise_kernel" and not owns_kernels(weight.layer)
+        return self.kinds[weight.name] == "weight" or (named and depthwise)
+
+    def _refuse(self, model: Any, weights: list[Weight]) -> None:
+        """Raises unless the pattern matches a layer without weights, which an exclude may do."""
+        layers = [place for place in places(model) if place.path]
+        known = dict.fromkeys(
+            [weight.name for weight in weights]
+            + [text for place in layers for text in (place.path, place.names[-1], place.full_path)]
+        )
+        weightless = any(map(self.matcher, known))
+        if weightless and self.matcher.option == "exclude":
+            return
+        what = "only layers without weights" if weightless else "no layer and no weight"
+        raise ValueError(
+            f"The pattern {self.matcher.pattern!r} in `{self.matcher.option}` matches {what} of the model "
+            f"{model.name!r}. {_near_misses(self.matcher.pattern, list(known), weights)}"
+        )
+
+
+def _near_misses(pattern: str, known: list[str], weights: list[Weight]) -> str:
+    plain = re.sub(r"[^\w/#]+", "", pattern.removeprefix("re:"))
+    close = difflib.get_close_matches(plain, known, n=5, cutoff=0.5)
+    if close:
+        return f"Did you mean: {', '.join(map(repr, close))}?"
+    names = [weight.name for weight in weights]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"Its weights are: {', '.join(map(repr, names[:8]))}{more}."
+
+
+def _selections(patterns: Sequence[str] | str, option: str, model: Any, weights: list[Weight]) -> list[_Selection]:
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    return [_Selection(_Matcher(pattern, option), model, weights) for pattern in listed]
+
+
+# ---------------------------------------------------------------- the decision
+
+
+def find_targets(
+    model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = ()
+) -> tuple[list[Target], list[Skipped]]:
+    """The weights to prune, in the order of the model's layers, and every other weight with the reason.
+
+    Left to itself it takes every kernel and embedding, each variable once however many layers share it. Biases,
+    normalisation weights, depthwise kernels and the weights of custom layers that prunekit does not know are taken
+    where a pattern in `include` singles them out ("conv_1/bias", "*/gamma"); a pattern that selects whole layers
+    ("block_1", "conv_*", "dense/*") takes their kernels.
+
+    Args:
+        model: A built Keras 3 model or layer.
+        include: Patterns; given, nothing else is pruned. Globs, or regular expressions after "re:", that must match the
+            whole of a layer's name, of a readable path ("block/conv_1/kernel"), of the path of a layer or nested model
+            (everything in it), or, where none of these match, of `variable.path` or its beginning.
+        exclude: Patterns of the same kind that win over `include`.
+
+    Raises:
+        TypeError: `model` is no Keras 3 model.
+        ValueError: The model is not built; a pattern matches nothing, or nothing that can be pruned; no weight is left.
+    """
+    check_built(model)
+    weights = weights_in(model)
+    excluded = _selections(exclude, "exclude", model, weights)
+    included = _selections(include, "include", model, weights)
+    targets: list[Target] = []
+    skipped: list[Skipped] = []
+    for weight in weights:
+        reason = _reason_to_skip(weight, included, excluded)
+        if reason:
+            skipped.append(Skipped(weight.name, reason))
+        else:
+            targets.append(_target(weight))
+    _check_each_include_takes_something(included, targets, skipped)
+    skipped.extend(_unbuilt(model))
+    if not targets:
+        listed = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:8]) or "it has no weights at all"
+        raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.")
+    return targets, skipped
+
+
+def _target(weight: Weight) -> Target:
+    spec = weight.spec
+    role = "kernel" if spec.role == "unknown" else spec.role
+    return Target(weight.variable, weight.layer, weight.name, role, spec.in_axes, spec.out_axes)
+
+
+def _reason_to_skip(weight: Weight, included: list[_Selection], excluded: list[_Selection]) -> str:
+    """Why the weight is not a target; "" if it is one. Raises where include asks for one that cannot be pruned."""
+    for selection in excluded:
+        if selection.matches(weight):
+            return f"excluded by {selection.matcher.pattern!r}"
+    asking = [selection for selection in included if selection.matches(weight)]
+    naming = [selection for selection in asking if selection.names(weight)]
+    if included and not asking:
+        return "not matched by include"
+    obstacle = _obstacle(weight)
+    if not naming and not weight.spec.prunable:
+        return obstacle or (_unknown(weight) if weight.spec.role == "unknown" else _OUT_BY_DEFAULT[weight.spec.role])
+    if obstacle and included:
+        pattern = (naming or asking)[0].matcher.pattern
+        raise ValueError(
+            f"The weight {weight.name!r}, asked for by {pattern!r} in `include`, cannot be pruned: {obstacle}. "
+            "Leave it out with `exclude`."
+        )
+    return obstacle
+
+
+def _obstacle(weight: Weight) -> str:
+    """Why the weight cannot be pruned at all; "" if it can."""
+    reason = refusal(weight.layer) or weight.spec.refused
+    if reason:
+        return reason
+    dtype = keras.backend.standardize_dtype(weight.variable.dtype)
+    return "" if "float" in dtype else f"its type {dtype} is not a floating-point type"
+
+
+def _unknown(weight: Weight) -> str:
+    kind = type(weight.layer).__name__
+    return (
+        f"prunekit does not know the weights of {kind}: describe it with "
+        f"pk.register_layer({kind}, {weight.attribute}=...), or name {weight.name!r} in include"
+    )
+
+
+def _check_each_include_takes_something(
+    included: list[_Selection], targets: list[Target], skipped: list[Skipped]
+) -> None:
+    taken = {target.name for target in targets}
+    for selection in included:
+        matched = [name for name, kind in selection.kinds.items() if kind]
+        if taken.isdisjoint(matched):
+            reasons = "; ".join(f"{item.name}: {item.reason}" for item in skipped if item.name in matched)
+            raise ValueError(
+                f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is pruned. Received: "
+                f"{reasons}. To prune a weight that is out by default, name the weight itself, as in {matched[0]!r}."
+            )
+
+
+def _unbuilt(model: Any) -> Iterator[Skipped]:
+    for place in places(model):
+        if place.path and not place.layer.built and owns_kernels(place.layer):
+            yield Skipped(place.path, "the layer is not built: the model has not called it yet")

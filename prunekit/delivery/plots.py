@@ -1,0 +1,395 @@
+"""Pictures of a run, as matplotlib figures, and those figures as inline SVG for a page or PNG for a README.
+
+Figures are built through matplotlib's object interface: nothing here touches pyplot's global state or needs a display.
+One unit of a figure is one CSS pixel, so that text keeps the size it was drawn at.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from prunekit.delivery.wording import clean, count, is_number, short_count, shorten, sparsity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.gridspec import SubplotSpec
+
+    from prunekit.anatomy.inspection import Event, WeightRow
+
+# Name -> the colour as drawn (light theme). `to_svg` turns each into the CSS variable of that name; dark values: page.css.
+COLOURS = {
+    "ink": "#1b2733",
+    "muted": "#56646f",
+    "grid": "#d5dde4",
+    "before": "#9fb0bf",
+    "after": "#0b66c3",
+    "zero": "#bf4d08",
+    "accuracy": "#76389f",
+}
+MOST_BARS = 40
+MOST_HISTOGRAMS = 8
+_TEXT = 11.0
+_UNITS_PER_INCH = 72.0
+_SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "prunekit", "axes.unicode_minus": True}
+
+
+# ---- data for the pictures -------------------------------------------------------------------------------------------
+
+
+def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> dict[str, Any]:
+    """Counts of a weight's values before and after pruning, on the same bins, exact zeros counted apart.
+
+    Args:
+        before: The weight before pruning, any shape.
+        after: The weight after pruning, any shape.
+        bins: Number of bins, of equal width, over the finite non-zero values of both.
+
+    Returns:
+        `edges` (bins + 1 floats), `before` and `after` (counts of finite **non-zero** values per bin), `zeros_before`
+        and `zeros_after` (values equal to zero), `not_finite_before` and `not_finite_after` (nan and infinities).
+    """
+    flat = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in (("before", before), ("after", after))}
+    kept = {name: values[np.isfinite(values) & (values != 0)] for name, values in flat.items()}
+    both = np.concatenate(list(kept.values()))
+    edges = np.histogram_bin_edges(both, bins=bins) if both.size else np.linspace(-1.0, 1.0, bins + 1)
+    result: dict[str, Any] = {"edges": edges.tolist()}
+    for name, values in flat.items():
+        result[name] = np.histogram(kept[name], bins=edges)[0].tolist()
+        result[f"zeros_{name}"] = int(np.count_nonzero(values == 0))
+        result[f"not_finite_{name}"] = int(np.count_nonzero(~np.isfinite(values)))
+    return result
+
+
+def asked_line(schedule: Mapping[str, Any] | None, events: Sequence[Event], points: int = 200) -> list[tuple[float, float]]:
+    """The sparsity that the schedule asks for, as points of a line over the steps of `events`.
+
+    The described schedule is drawn where it agrees with what the events say was asked; where it cannot be rebuilt, or
+    was shifted, the line holds each event's value until the next one.
+    """
+    if not events:
+        return []
+    first, last = events[0].step, events[-1].step
+    built = _built_schedule(schedule)
+    if built is not None and all(abs(built.schedule(event.step) - event.asked) < 1e-6 for event in events):
+        steps = sorted({round(step) for step in np.linspace(first, last, points)})
+        return [(step, built.schedule(step)) for step in steps]
+    line = [(float(events[0].step), events[0].asked)]
+    for event in events[1:]:
+        line += [(event.step, line[-1][1]), (event.step, event.asked)]
+    return line
+
+
+def _built_schedule(description: Mapping[str, Any] | None) -> Any:
+    from prunekit.sparsity.schedules import SCHEDULES
+
+    kind = SCHEDULES.get(str((description or {}).get("type")))
+    if kind is None or description is None:
+        return None
+    known = {field.name for field in fields(kind)}
+    try:
+        return kind(**{name: _as_tuple(value) for name, value in description.items() if name in known})
+    except (TypeError, ValueError):
+        return None
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def largest(rows: Sequence[WeightRow], most: int = MOST_BARS) -> list[WeightRow]:
+    """The `most` largest rows, in the order in which they came."""
+    chosen = sorted(range(len(rows)), key=lambda index: (-rows[index].size, index))[:most]
+    return [rows[index] for index in sorted(chosen)]
+
+
+# ---- the pictures ----------------------------------------------------------------------------------------------------
+
+
+def sparsity_figure(rows: Sequence[WeightRow], *, width: int = 560, overall: float | None = None) -> Figure:
+    """Horizontal bars: the sparsity of each weight, in model order, with a line at the sparsity over all of them.
+
+    Args:
+        rows: The weights to show; choose them with `largest`.
+        width: In CSS pixels.
+        overall: Sparsity over all targets, drawn as a dashed line.
+    """
+    figure = _figure(width, 58 + 22 * max(len(rows), 1))
+    _draw_sparsity(figure.add_subplot(), rows, overall, name_width=30 if width >= 500 else 17)
+    return figure
+
+
+def _draw_sparsity(axes: Axes, rows: Sequence[WeightRow], overall: float | None, name_width: int) -> None:
+    _plain(axes)
+    values = [row.zeros / row.size if row.size else 0.0 for row in rows]
+    positions = list(range(len(rows)))
+    axes.barh(positions, [1.0] * len(rows), height=0.62, color=COLOURS["grid"], alpha=0.55, linewidth=0)
+    axes.barh(positions, values, height=0.62, color=COLOURS["after"], linewidth=0)
+    if overall is not None and is_number(overall):
+        axes.axvline(overall, color=COLOURS["zero"], linewidth=1.2, linestyle=(0, (4, 3)))
+    for position, value in zip(positions, values, strict=True):
+        axes.text(1.02, position, sparsity(value), va="center", ha="left", color=COLOURS["ink"], fontsize=_TEXT)
+    # Names are user input: a `$` in one must not start mathematics.
+    names = [shorten(clean(row.name), name_width) for row in rows]
+    axes.set_yticks(positions, names, parse_math=False, color=COLOURS["ink"])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.14)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+    axes.set_xlabel("sparsity (fraction of exact zeros)", color=COLOURS["muted"], fontsize=_TEXT)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+
+
+def schedule_figure(
+    events: Sequence[Event],
+    asked: Sequence[tuple[float, float]],
+    curve: Sequence[tuple[float, float]] = (),
+    *,
+    baseline: float | None = None,
+    width: int = 560,
+) -> Figure:
+    """Sparsity against step: asked as a line, reached as dots; validation accuracy on a second axis.
+
+    Args:
+        events: The mask updates.
+        asked: Points of the line, from `asked_line`.
+        curve: (step, validation accuracy); points that are not finite are left out.
+        baseline: Accuracy before pruning, drawn as a dotted line on the accuracy axis.
+        width: In CSS pixels.
+    """
+    figure = _figure(width, 270 if width >= 500 else 250)
+    _draw_schedule(figure, figure.add_subplot(), events, asked, curve, baseline)
+    return figure
+
+
+def _draw_schedule(
+    figure: Figure,
+    axes: Axes,
+    events: Sequence[Event],
+    asked: Sequence[tuple[float, float]],
+    curve: Sequence[tuple[float, float]],
+    baseline: float | None,
+) -> None:
+    _plain(axes)
+    axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    handles = []
+    if asked:
+        handles += axes.plot(*zip(*asked, strict=True), color=COLOURS["after"], linewidth=1.8, label="sparsity asked")
+    reached = [(event.step, event.reached) for event in events if is_number(event.reached)]
+    if reached:
+        # A run with an update in every step has thousands of dots; some hundred show the same line.
+        reached = reached[:: max(1, len(reached) // 120)] + reached[-1:]
+        style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4.5, "markeredgewidth": 0}
+        handles += axes.plot(*zip(*reached, strict=True), color=COLOURS["zero"], label="sparsity reached", **style)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("training step (optimizer updates)", color=COLOURS["muted"], fontsize=_TEXT)
+    axes.set_ylabel("sparsity", color=COLOURS["muted"], fontsize=_TEXT)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: count(step)))
+    handles += _draw_accuracy(axes, curve, baseline)
+    if handles:
+        figure.legend(
+            handles=handles, loc="outside upper left", ncols=2, frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"]
+        )
+
+
+def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None) -> list[Any]:
+    points = [(step, value) for step, value in curve if is_number(value)]
+    if not points:
+        return []
+    other = axes.twinx()
+    _plain(other)
+    colour = COLOURS["accuracy"]
+    style: dict[str, Any] = {"linewidth": 1.5, "marker": "D", "markersize": 3.4, "linestyle": (0, (5, 2))}
+    handles = other.plot(*zip(*points, strict=True), color=colour, label="validation accuracy", **style)
+    values = [value for _, value in points]
+    if baseline is not None and is_number(baseline):
+        values.append(baseline)
+        handles.append(
+            other.axhline(baseline, color=colour, linewidth=1, linestyle=":", label="accuracy before pruning")
+        )
+    low, high = min(values), max(values)
+    margin = max((high - low) * 0.12, 0.004)
+    other.set_ylim(low - margin, high + margin)
+    other.yaxis.set_major_locator(MaxNLocator(5))
+    other.set_ylabel("accuracy", color=colour, fontsize=_TEXT)
+    other.tick_params(axis="y", labelcolor=colour)
+    return handles
+
+
+def histogram_figure(histogram: Mapping[str, Any], *, width: int = 340) -> Figure:
+    """Values of one weight before and after: a bar for the exact zeros, beside the histogram of all other values.
+
+    Args:
+        histogram: From `weight_histogram`.
+        width: In CSS pixels.
+    """
+    figure = _figure(width, 190)
+    _draw_histogram(figure, figure.add_gridspec(1, 1)[0], histogram)
+    return figure
+
+
+def _draw_histogram(figure: Figure, place: SubplotSpec, histogram: Mapping[str, Any], legend: bool = True) -> None:
+    grid = place.subgridspec(1, 2, width_ratios=[1, 2.6], wspace=0.02)
+    zeros, values = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
+    _draw_zeros(zeros, histogram)
+    _plain(values)
+    edges = np.asarray(histogram["edges"], dtype=float)
+    for name, alpha in (("before", 0.75), ("after", 1.0)):
+        counts = np.asarray(histogram[name], dtype=float)
+        values.stairs(counts, edges, fill=True, color=COLOURS[name], alpha=alpha, linewidth=0, label=name)
+    values.set_title("all other values", fontsize=_TEXT, color=COLOURS["muted"])
+    values.set_ylim(0, max([1.0, *map(float, histogram["before"]), *map(float, histogram["after"])]) * 1.06)
+    values.xaxis.set_major_locator(MaxNLocator(4))
+    values.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    values.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    values.yaxis.tick_right()
+    if legend:
+        values.legend(loc="upper right", frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"], handlelength=1)
+
+
+def _draw_zeros(axes: Axes, histogram: Mapping[str, Any]) -> None:
+    _plain(axes)
+    counts = [int(histogram["zeros_before"]), int(histogram["zeros_after"])]
+    axes.bar([0, 1], counts, width=0.72, color=[COLOURS["before"], COLOURS["zero"]], linewidth=0)
+    total = max(sum(histogram[name]) + zeros for name, zeros in zip(("before", "after"), counts, strict=True))
+    for position, zeros in enumerate(counts):
+        text = short_count(zeros) if zeros >= 100_000 else count(zeros)
+        axes.annotate(text, (position, zeros), (0, 2), textcoords="offset points", ha="center", fontsize=_TEXT - 0.5)
+    axes.set_xticks([0, 1], ["before", "after"])
+    axes.set_yticks([])
+    axes.set_xlim(-0.65, 1.65)
+    axes.set_ylim(0, max(total, 1) * 1.12)
+    axes.set_title("exactly 0", fontsize=_TEXT, color=COLOURS["zero"])
+    axes.tick_params(axis="x", length=0)
+
+
+def overview_figure(
+    rows: Sequence[WeightRow],
+    events: Sequence[Event],
+    asked: Sequence[tuple[float, float]],
+    curve: Sequence[tuple[float, float]] = (),
+    histogram: tuple[str, Mapping[str, Any]] | None = None,
+    *,
+    baseline: float | None = None,
+) -> Figure:
+    """The pictures of a run side by side, 1200 pixels wide: sparsity per weight, schedule, and one histogram.
+
+    Args:
+        rows: Weights to show, at most about ten; choose them with `largest`.
+        events: The mask updates.
+        asked: Points of the line, from `asked_line`.
+        curve: (step, validation accuracy).
+        histogram: A weight's name and its `weight_histogram`.
+        baseline: Accuracy before pruning.
+    """
+    figure = _figure(1200, 330)
+    panels = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
+    titles = ["Exact zeros per weight", "The schedule, asked and reached", ""]
+    if histogram is not None:
+        titles[2] = f"{shorten(clean(histogram[0]), 24)}, before and after"
+        _draw_histogram(panels[2], panels[2].add_gridspec(1, 1)[0], histogram[1])
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_facecolor("none")
+        panel.suptitle(title, fontsize=_TEXT + 2, fontweight="bold", color=COLOURS["ink"], parse_math=False)
+    _draw_sparsity(panels[0].add_subplot(), rows, None, name_width=20)
+    _draw_schedule(panels[1], panels[1].add_subplot(), events, asked, curve, baseline)
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width / _UNITS_PER_INCH, height / _UNITS_PER_INCH), layout="constrained", facecolor="none")
+
+
+def _plain(axes: Axes) -> None:
+    axes.set_facecolor("none")
+    axes.tick_params(labelsize=_TEXT, labelcolor=COLOURS["muted"], color=COLOURS["grid"])
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(COLOURS["grid"])
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+def to_png(figure: Figure, scale: float = 2.0) -> bytes:
+    """The figure as a PNG on white, `scale` pixels for each CSS pixel."""
+    with _drawing():
+        figure.set_dpi(_UNITS_PER_INCH * scale)
+        stream = io.BytesIO()
+        canvas = FigureCanvasAgg(figure)
+        canvas.print_figure(stream, format="png", facecolor="white", dpi=_UNITS_PER_INCH * scale, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def to_svg(figure: Figure, label: str, *, prefix: str, css_class: str = "") -> str:
+    """The figure as an inline `<svg>` element for an HTML page.
+
+    Text stays text and takes the page's font. Colours are CSS variables, so that the picture follows the page's theme;
+    the colours as drawn are the fallback. The same figure gives the same text.
+
+    Args:
+        figure: A figure of this module.
+        label: What the picture shows, for those who do not see it (`aria-label`).
+        prefix: Put before every id; different for every picture of a page.
+        css_class: Class of the element.
+    """
+    stream = io.StringIO()
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with _drawing():
+        FigureCanvasSVG(figure).print_svg(stream, metadata=metadata)
+    text = stream.getvalue()
+    # Comments first: matplotlib writes each text into one as well. `<` in text is escaped, so this finds comments only.
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    root = re.search(r"<svg [^>]*>", text)
+    if root is None:
+        raise RuntimeError("matplotlib wrote a picture without an <svg> element. This is a defect in prunekit.")
+    body = text[root.end() :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*|<style .*?</style>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'style="[^"]*"', _themed, body.replace("xlink:href", "href"))
+    body = _with_ids(body, prefix)
+    width, height = (round(inches * _UNITS_PER_INCH, 2) for inches in figure.get_size_inches())
+    opening = (
+        f'<svg role="img" class="{f"picture {css_class}".strip()}" aria-label="{html.escape(clean(label))}"'
+        f' viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px">'
+    )
+    return re.sub(r"\n\s*", "\n", opening + body).strip()
+
+
+def _themed(style: re.Match[str]) -> str:
+    text = style.group(0)
+    for name, colour in COLOURS.items():
+        text = text.replace(f": {colour}", f": var(--{name}, {colour})")
+    return text
+
+
+def _with_ids(body: str, prefix: str) -> str:
+    """Prefixes the ids that are referred to, and drops the others."""
+    used = set(re.findall(r"url\(#([^)]+)\)", body)) | set(re.findall(r'href="#([^"]+)"', body))
+    body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
+    return re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', body)
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Settings for drawing, given back afterwards. A letter that matplotlib's font lacks is no reason to warn: the
+    page's own font has it."""
+    with matplotlib.rc_context(_SVG_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
+        yield

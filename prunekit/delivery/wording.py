@@ -1,0 +1,124 @@
+"""How figures and names are written for people: one spelling for the page, the pictures and the terminal."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import Any
+
+MISSING = "–"
+_JOINERS = "\u200c\u200d"
+
+
+def clean(value: object) -> str:
+    """The value as one line of printable text.
+
+    Layer names are user input. Control characters (terminal escapes, line breaks), lone surrogates (not encodable as
+    UTF-8) and invisible formatting characters (right-to-left overrides) become U+FFFD.
+    """
+    return "".join("\ufffd" if _is_unprintable(character) else character for character in str(value))
+
+
+def _is_unprintable(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` characters; the middle is left out, since names differ at their ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 3 // 5
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number; None, nan, inf, booleans and text are not."""
+    if value is None or isinstance(value, (bool, str)):
+        return False
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
+
+
+def count(value: Any) -> str:
+    """A whole number with thousands separators: 34,560."""
+    return f"{int(value):,}" if is_number(value) else MISSING
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A measured figure with `digits` significant digits; whole numbers are written out."""
+    if not is_number(value):
+        return MISSING
+    if float(value).is_integer() and abs(value) < 1e15:
+        return count(value)
+    return f"{value:.{digits}g}"
+
+
+def accuracy(value: Any) -> str:
+    """An accuracy, a fraction with four decimals: 0.9722."""
+    return f"{value:.4f}" if is_number(value) else MISSING
+
+
+def sparsity(value: Any) -> str:
+    """A fraction with three decimals, and more where three would claim that nothing or everything is zero."""
+    if not is_number(value):
+        return MISSING
+    for decimals in range(3, 9):
+        text = f"{value:.{decimals}f}"
+        if value in (0, 1) or 0 < float(text) < 1:
+            return text
+    return f"{value:.3g}"
+
+
+def size(value: Any) -> str:
+    """Bytes in units of 1000: 153.6 kB."""
+    return f"{_scaled(value)}B" if is_number(value) else MISSING
+
+
+def short_count(value: Any) -> str:
+    """A large count with three digits: 1.18 M."""
+    return _scaled(value).rstrip() if is_number(value) else MISSING
+
+
+def _scaled(value: float) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # 999,950 would print as 1000.0 k.
+        if abs(value) >= 0.99995 * factor:
+            scaled = value / factor
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
+    return f"{value:.0f} "
+
+
+def duration(seconds: Any) -> str:
+    """Seconds as people say them: 0.42 s, 12.3 s, 4 min 05 s."""
+    if not is_number(seconds):
+        return MISSING
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def shape(dimensions: Any) -> str:
+    """A weight's shape: 3×3×16×32; a scalar is written as "scalar"."""
+    return "×".join(str(dimension) for dimension in dimensions) or "scalar"
+
+
+def change(before: Any, after: Any) -> str:
+    """How far an accuracy moved, with its sign: +0.0012, −0.0028, ±0."""
+    if not (is_number(before) and is_number(after)):
+        return MISSING
+    difference = round(after - before, 4)
+    return f"{difference:+.4f}".replace("-", "−") if difference else "±0"
+
+
+def times(large: Any, small: Any) -> str:
+    """How many times `small` goes into `large`: 6.4×; missing where it cannot be said."""
+    if not (is_number(large) and is_number(small)) or small <= 0:
+        return MISSING
+    ratio = large / small
+    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}×"

@@ -1,0 +1,1 @@
+"""Recipes: text, schema, run."""

@@ -1,0 +1,203 @@
+"""The kinds of value a recipe holds, each refusing what it cannot be: fractions, names, paths, plain arguments."""
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+LONGEST_SHOWN = 60
+DEEPEST_ARGUMENT = 16
+
+
+def refusal(message: str, *at: str | int) -> PydanticCustomError:
+    """The error that a validator raises; `at` leads from the validated object to the part that is wrong."""
+    return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
+
+
+def shown(value: object) -> str:
+    """The value as an error shows it: one line, not long."""
+    if isinstance(value, Mapping):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # A number of many thousand digits has no repr in Python.
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of about {int(value.bit_length() * 0.30103)} digits"
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """" Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
+    words = list(valid)
+    close = difflib.get_close_matches(word[:100].lower(), words, n=1, cutoff=0.55)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Valid here: {', '.join(words)}." if words else f"{hint} Nothing is valid here."
+
+
+class Settings(BaseModel):
+    """A part of a recipe: frozen, no unknown keys, no conversion of one kind of value into another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    example: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:
+        """Looks at the keys before anything else: a misspelt key is not also reported as a missing one."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            such_as = f", such as {cls.example}" if cls.example else ""
+            raise refusal(f"expected a mapping{such_as}. Received: {shown(value)}.")
+        for key in value:
+            if key not in cls.model_fields:
+                word = key if isinstance(key, str) else repr(key)
+                raise refusal(f"unknown key {shown(key)}.{nearest(word, cls.model_fields)}", key)
+        return dict(value)
+
+    def given(self, *names: str) -> list[str]:
+        """Which of these fields hold something."""
+        return [name for name in names if getattr(self, name) is not None]
+
+    def exactly_one(self, *names: str) -> Self:
+        """Refuses none or several of the fields `names`."""
+        found = self.given(*names)
+        if not found:
+            raise refusal(f"expected one of {', '.join(names)}. Received: none of them.")
+        if len(found) > 1:
+            raise refusal(f"expected only one of {', '.join(names)}. Received: {' and '.join(found)}.", found[1])
+        return self
+
+    def at_least_one(self, *names: str) -> Self:
+        """Refuses none of the fields `names`."""
+        if not self.given(*names):
+            raise refusal(f"expected at least one of {', '.join(names)}. Received: none of them.")
+        return self
+
+    def only_with(self, owner: str, *names: str) -> None:
+        """Refuses the fields `names` (non-default) where the field `owner` is not given."""
+        for name in names:
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            if getattr(self, owner) is None and getattr(self, name) != default:
+                raise refusal(f"{name!r} goes with {owner!r}, which is not given here.", name)
+
+
+def _unit_interval(value: float, closed: bool) -> float:
+    # Written so that NaN is refused as well.
+    if 0.0 <= value < 1.0 or (closed and value == 1.0):
+        return value
+    hint = f" Write {value / 100:g} for {value:g} %." if 1.0 < value <= 100.0 and (closed or value < 100.0) else ""
+    raise refusal(f"expected a fraction in [0, 1{']' if closed else ')'}. Received: {shown(value)}.{hint}")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _whole_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value, re.ASCII):
+        raise refusal(
+            "expected a name that can be a file name: letters, digits, '.', '_' and '-', at most 100, "
+            f"the first a letter or digit. Received: {shown(value)}."
+        )
+    return value
+
+
+def _resolved(value: str, info: ValidationInfo) -> str:
+    """The path, made absolute against the folder of the recipe file where there is one."""
+    if not value.strip():
+        raise refusal(f"expected a path. Received: {shown(value)}.")
+    base = (info.context or {}).get("base")
+    value = os.path.expanduser(value)
+    return os.path.normpath(os.path.join(base, value)) if base else value
+
+
+def _factory(value: str) -> str:
+    if not FACTORY.fullmatch(value):
+        raise refusal(f"expected 'package.module:function'. Received: {shown(value)}.")
+    return value
+
+
+def _weight_pattern(value: str) -> str:
+    if not value or value == "re:":
+        raise refusal("expected a glob such as 'conv_*' or 're:' and a regular expression. Received: an empty pattern.")
+    if value.startswith("re:"):
+        try:
+            re.compile(value[3:])
+        except (re.error, OverflowError, RecursionError) as error:
+            raise refusal(f"{shown(value)} is not a regular expression: {error}.") from None
+    return value
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """The value, rebuilt from plain YAML kinds only: a recipe can be written out and read again."""
+    if depth > DEEPEST_ARGUMENT:
+        raise refusal(f"expected at most {DEEPEST_ARGUMENT} levels of lists and mappings.")
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
+    raise refusal(f"expected text, finite numbers, true, false, null, lists and mappings. Received: {shown(value)}.")
+
+
+def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
+    for key in value:
+        if not key.isidentifier():
+            raise refusal(f"expected the name of a keyword argument. Received: {shown(key)}.", key)
+    return value
+
+
+def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
+    """A validator that lets only these names through, and says the nearest to any other."""
+    valid = tuple(names)
+
+    def check(value: str) -> str:
+        if value not in valid:
+            raise refusal(f"unknown {kind} {shown(value)}.{nearest(value, valid)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _check(function: Callable[..., Any], *arguments: Any) -> AfterValidator:
+    return AfterValidator(lambda value: function(value, *arguments))
+
+
+Sparsity = Annotated[float, _check(_unit_interval, False)]
+Fraction = Annotated[float, _check(_unit_interval, True)]
+Positive = Annotated[float, Field(gt=0.0)]
+Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Name = Annotated[str, AfterValidator(_whole_name)]
+Text = Annotated[str, StringConstraints(max_length=2_000)]
+FilePath = Annotated[str, AfterValidator(_resolved)]
+Factory = Annotated[str, AfterValidator(_factory)]
+Plain = Annotated[Any, AfterValidator(_plain)]
+Arguments = Annotated[dict[str, Plain], AfterValidator(_identifiers)]
+Listed = BeforeValidator(_as_tuple)
+WeightPatterns = Annotated[tuple[Annotated[str, AfterValidator(_weight_pattern)], ...], Listed]

@@ -1,0 +1,1 @@
+"""Arithmetic on arrays: when, how much, which. Knows no model and no state."""

@@ -1,0 +1,428 @@
+"""Step -> sparsity, in plain Python: nothing here needs NumPy, Keras or TensorFlow.
+
+A step is one optimizer update. Step 0 is before training: an update at step 0 prunes before the first optimizer update.
+"""
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+
+class Schedule(ABC):
+    """The sparsity asked for at each step, and the steps at which masks are recomputed.
+
+    Subclasses are frozen dataclasses. They give `begin_step`, `final_sparsity`, `landing_step`, `last_update`,
+    `frequency` and `_sparsity`. The update steps are then begin_step, begin_step + frequency, ..., and `last_update`
+    itself, whether frequency divides the length or not.
+    """
+
+    @property
+    @abstractmethod
+    def begin_step(self) -> int:
+        """The first update step; the sparsity is 0 before it."""
+
+    @property
+    @abstractmethod
+    def final_sparsity(self) -> float:
+        """The sparsity from `landing_step` on, in [0, 1)."""
+
+    @property
+    @abstractmethod
+    def landing_step(self) -> int:
+        """The first step at which the final sparsity holds; always an update step."""
+
+    @property
+    @abstractmethod
+    def last_update(self) -> int | None:
+        """The last update step, or None where updates go on for ever."""
+
+    @property
+    @abstractmethod
+    def frequency(self) -> int:
+        """Steps from one update to the next."""
+
+    @abstractmethod
+    def _sparsity(self, step: int) -> float:
+        """The sparsity at a step in [begin_step, landing_step)."""
+
+    def __call__(self, step: int) -> float:
+        """The sparsity asked for at `step`: 0 before `begin_step`, exactly `final_sparsity` from `landing_step` on."""
+        step = operator.index(step)
+        if step < self.begin_step:
+            return 0.0
+        if step >= self.landing_step:
+            return self.final_sparsity
+        return self._sparsity(step)
+
+    def latest_update(self, step: int) -> int | None:
+        """The largest update step that is not after `step`, or None before the first. Constant time."""
+        step = operator.index(step)
+        if step < self.begin_step:
+            return None
+        if self.last_update is not None and step >= self.last_update:
+            return self.last_update
+        return step - (step - self.begin_step) % self.frequency
+
+    def update_steps(self, steps: int) -> list[int]:
+        """Every update step of a training of `steps` optimizer updates, rising, in [0, steps]."""
+        steps = _whole("steps", steps, minimum=0)
+        if self.last_update is None or steps < self.last_update:
+            return list(range(self.begin_step, steps + 1, self.frequency))
+        return [*range(self.begin_step, self.last_update, self.frequency), self.last_update]
+
+
+@dataclass(frozen=True)
+class _Decay(Schedule):
+    """A rise from `initial_sparsity` at `begin_step` to `final_sparsity` at `end_step`.
+
+    `frequency` is a field of each subclass, because PolynomialDecay has `power` before it.
+    """
+
+    initial_sparsity: float = 0.0
+    final_sparsity: float = 0.8
+    begin_step: int = 0
+    end_step: int = 1000
+
+    def __post_init__(self) -> None:
+        _set(self, "initial_sparsity", _fraction("initial_sparsity", self.initial_sparsity))
+        _set(self, "final_sparsity", _fraction("final_sparsity", self.final_sparsity))
+        _set(self, "begin_step", _whole("begin_step", self.begin_step, minimum=0))
+        _set(self, "end_step", _whole("end_step", self.end_step, minimum=0))
+        _set(self, "frequency", _whole("frequency", self.frequency, minimum=1))
+        if self.initial_sparsity > self.final_sparsity:
+            raise ValueError(
+                "A schedule never gives weights back, so it needs initial_sparsity <= final_sparsity. "
+                f"Received: initial_sparsity={self.initial_sparsity}, final_sparsity={self.final_sparsity}."
+            )
+        _check_order(self.begin_step, self.end_step)
+
+    @property
+    def landing_step(self) -> int:
+        """`end_step`; `begin_step` where the initial sparsity is the final one already."""
+        return self.end_step if self.initial_sparsity < self.final_sparsity else self.begin_step
+
+    @property
+    def last_update(self) -> int:
+        """`end_step`, whatever the frequency."""
+        return self.end_step
+
+    @abstractmethod
+    def _rise(self, progress: float) -> float:
+        """How much of the way from initial to final sparsity is behind at `progress`, both in [0, 1]."""
+
+    def _sparsity(self, step: int) -> float:
+        progress = (step - self.begin_step) / (self.end_step - self.begin_step)
+        # From the initial value upwards, so that rounding can neither miss it nor make the sequence fall.
+        sparsity = self.initial_sparsity + (self.final_sparsity - self.initial_sparsity) * self._rise(progress)
+        return min(sparsity, self.final_sparsity)
+
+
+@dataclass(frozen=True)
+class PolynomialDecay(_Decay):
+    """final + (initial - final) * (1 - p) ** power, with p = (step - begin_step) / (end_step - begin_step).
+
+    Args:
+        initial_sparsity: Sparsity at `begin_step`, in [0, 1).
+        final_sparsity: Sparsity from `end_step` on, in [initial_sparsity, 1).
+        begin_step: First update step.
+        end_step: Last update step; where it is `begin_step`, the final sparsity is reached at once.
+        power: Exponent, more than 0. 3 prunes fast at first and slowly towards the end; 1 is `LinearDecay`.
+        frequency: Steps between updates; the update at `end_step` comes whether frequency divides the length or not.
+
+    Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 (there with power 3).
+    """
+
+    power: float = 3
+    frequency: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _set(self, "power", _positive("power", self.power))
+
+    def _rise(self, progress: float) -> float:
+        return 1.0 - (1.0 - progress) ** self.power
+
+
+@dataclass(frozen=True)
+class LinearDecay(_Decay):
+    """initial + (final - initial) * p, with p = (step - begin_step) / (end_step - begin_step).
+
+    The fields are those of `PolynomialDecay`, less `power`.
+
+    Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 with exponent 1.
+    """
+
+    frequency: int = 100
+
+    def _rise(self, progress: float) -> float:
+        return progress
+
+
+@dataclass(frozen=True)
+class CosineDecay(_Decay):
+    """final + (initial - final) * (1 + cos(pi p)) / 2: slow at both ends, fastest half-way.
+
+    p = (step - begin_step) / (end_step - begin_step).
+
+    The fields are those of `PolynomialDecay`, less `power`.
+
+    Source: the annealing of Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5, without restarts, on the sparsity.
+    """
+
+    frequency: int = 100
+
+    def _rise(self, progress: float) -> float:
+        # sin^2(pi p / 2) is (1 - cos(pi p)) / 2 without the cancellation near p = 0.
+        return math.sin(0.5 * math.pi * progress) ** 2
+
+
+@dataclass(frozen=True)
+class ExponentialDecay(_Decay):
+    """1 - (1 - initial) ** (1 - p) * (1 - final) ** p: the density falls by the same factor in every step.
+
+    p = (step - begin_step) / (end_step - begin_step).
+
+    The fields are those of `PolynomialDecay`, less `power`.
+
+    Source: the fixed fraction of the remaining weights removed per round in Frankle & Carbin 2019, arXiv:1803.03635,
+        section 1, as a function of the step.
+    """
+
+    frequency: int = 100
+
+    def _rise(self, progress: float) -> float:
+        # Not a difference of two logarithms: that is 0 for neighbouring sparsities, and then divides by it.
+        log_ratio = math.log1p((self.initial_sparsity - self.final_sparsity) / (1.0 - self.initial_sparsity))
+        return math.expm1(progress * log_ratio) / math.expm1(log_ratio)
+
+
+@dataclass(frozen=True)
+class ConstantSparsity(Schedule):
+    """target_sparsity from `begin_step` on.
+
+    Args:
+        target_sparsity: Sparsity, in [0, 1).
+        begin_step: First update step; the target holds from here.
+        end_step: Last update step, after which the masks stay as they are. -1: updates go on for ever.
+        frequency: Steps between updates.
+
+    Source: ConstantSparsity of tensorflow-model-optimization 0.8.
+    """
+
+    target_sparsity: float = 0.5
+    begin_step: int = 0
+    end_step: int = -1
+    frequency: int = 100
+
+    def __post_init__(self) -> None:
+        _set(self, "target_sparsity", _fraction("target_sparsity", self.target_sparsity))
+        _set(self, "begin_step", _whole("begin_step", self.begin_step, minimum=0))
+        _set(self, "end_step", _whole("end_step", self.end_step, minimum=-1))
+        _set(self, "frequency", _whole("frequency", self.frequency, minimum=1))
+        if self.end_step != -1:
+            _check_order(self.begin_step, self.end_step, remedy=" Pass end_step=-1 for updates without end.")
+
+    @property
+    def final_sparsity(self) -> float:
+        """`target_sparsity`."""
+        return self.target_sparsity
+
+    @property
+    def landing_step(self) -> int:
+        """`begin_step`."""
+        return self.begin_step
+
+    @property
+    def last_update(self) -> int | None:
+        """`end_step`, or None where it is -1."""
+        return None if self.end_step == -1 else self.end_step
+
+    def _sparsity(self, step: int) -> float:
+        return self.target_sparsity
+
+
+@dataclass(frozen=True)
+class OneShot(Schedule):
+    """0 before `step`, `sparsity` from it on: a single update.
+
+    Args:
+        sparsity: Sparsity, in [0, 1).
+        step: The update step.
+
+    Source: one-shot magnitude pruning, Han et al. 2015, arXiv:1506.02626, section 3.
+    """
+
+    sparsity: float = 0.5
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        _set(self, "sparsity", _fraction("sparsity", self.sparsity))
+        _set(self, "step", _whole("step", self.step, minimum=0))
+
+    @property
+    def begin_step(self) -> int:
+        """`step`."""
+        return self.step
+
+    @property
+    def final_sparsity(self) -> float:
+        """`sparsity`."""
+        return self.sparsity
+
+    @property
+    def landing_step(self) -> int:
+        """`step`."""
+        return self.step
+
+    @property
+    def last_update(self) -> int:
+        """`step`."""
+        return self.step
+
+    @property
+    def frequency(self) -> int:
+        """1: never used, there is one update."""
+        return 1
+
+    def _sparsity(self, step: int) -> float:
+        return self.sparsity
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    """The sparsity of the last (step, sparsity) pair whose step is reached; 0 before the first.
+
+    Args:
+        sparsities: Pairs (step, sparsity); steps and sparsities both rise strictly. Kept as a tuple of tuples.
+
+    Source: the rounds of prune and retrain of Han et al. 2015, arXiv:1506.02626, section 3.3.
+    """
+
+    sparsities: tuple[tuple[int, float], ...] = ((100, 0.3), (200, 0.5))
+
+    def __post_init__(self) -> None:
+        _set(self, "sparsities", tuple(_pair(i, pair) for i, pair in enumerate(_sequence(self.sparsities))))
+        if not self.sparsities:
+            raise ValueError("MultiStep needs at least one (step, sparsity) pair. Received: sparsities=().")
+        for earlier, later in zip(self.sparsities, self.sparsities[1:], strict=False):
+            if not (earlier[0] < later[0] and earlier[1] < later[1]):
+                raise ValueError(
+                    "MultiStep needs steps and sparsities that both rise from pair to pair. "
+                    f"Received: {earlier} followed by {later}."
+                )
+
+    @property
+    def begin_step(self) -> int:
+        """The step of the first pair."""
+        return self.sparsities[0][0]
+
+    @property
+    def final_sparsity(self) -> float:
+        """The sparsity of the last pair."""
+        return self.sparsities[-1][1]
+
+    @property
+    def landing_step(self) -> int:
+        """The step of the last pair."""
+        return self.sparsities[-1][0]
+
+    @property
+    def last_update(self) -> int:
+        """The step of the last pair."""
+        return self.sparsities[-1][0]
+
+    @property
+    def frequency(self) -> int:
+        """The smallest distance between two updates; 1 where there is one."""
+        return min((b[0] - a[0] for a, b in zip(self.sparsities, self.sparsities[1:], strict=False)), default=1)
+
+    def latest_update(self, step: int) -> int | None:
+        """The largest update step that is not after `step`, or None before the first."""
+        reached = self._reached(operator.index(step))
+        return self.sparsities[reached - 1][0] if reached else None
+
+    def update_steps(self, steps: int) -> list[int]:
+        """The steps of the pairs that a training of `steps` optimizer updates reaches."""
+        return [step for step, _ in self.sparsities[: self._reached(_whole("steps", steps, minimum=0))]]
+
+    def _reached(self, step: int) -> int:
+        return bisect_right(self.sparsities, step, key=operator.itemgetter(0))
+
+    def _sparsity(self, step: int) -> float:
+        return self.sparsities[self._reached(step) - 1][1]
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "polynomial_decay": PolynomialDecay,
+    "constant": ConstantSparsity,
+    "linear": LinearDecay,
+    "cosine": CosineDecay,
+    "exponential": ExponentialDecay,
+    "one_shot": OneShot,
+    "multi_step": MultiStep,
+}
+
+
+def _set(schedule: Schedule, name: str, value: Any) -> None:
+    """Stores a checked value, as the plain Python number it is: NumPy scalars compare but do not serialise."""
+    object.__setattr__(schedule, name, value)
+
+
+def _fraction(name: str, value: Any) -> float:
+    value = float(_number(name, value, "a fraction removed, in [0, 1)"))
+    # Written so that NaN, which compares false with everything, is refused as well.
+    if not 0.0 <= value < 1.0:
+        hint = f" For {value:g} %, pass {value / 100:g}." if 1.0 < value < 100.0 else ""
+        raise ValueError(f"{name} must be a fraction removed, in [0, 1). Received: {name}={value}.{hint}")
+    return value
+
+
+def _positive(name: str, value: Any) -> int | float:
+    value = _number(name, value, "a number above 0")
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0. Received: {name}={value}.")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _number(name: str, value: Any, expected: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {expected}. Received: {name}={value!r} of type {type(value).__name__}.")
+    return value
+
+
+def _whole(name: str, value: Any, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{name} must be an int, counted in optimizer updates. "
+            f"Received: {name}={value!r} of type {type(value).__name__}."
+        )
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}. Received: {name}={value}.")
+    return int(value)
+
+
+def _check_order(begin_step: int, end_step: int, remedy: str = "") -> None:
+    if end_step < begin_step:
+        raise ValueError(
+            f"A schedule needs begin_step <= end_step. Received: begin_step={begin_step}, end_step={end_step}.{remedy}"
+        )
+
+
+def _sequence(pairs: Any) -> Iterable[Any]:
+    if not isinstance(pairs, tuple | list):
+        raise TypeError(
+            f"sparsities must be (step, sparsity) pairs. Received: {pairs!r} of type {type(pairs).__name__}."
+        )
+    return pairs
+
+
+def _pair(index: int, pair: Any) -> tuple[int, float]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"sparsities[{index}] must be a (step, sparsity) pair. Received: {pair!r}.")
+    step, sparsity = pair
+    return _whole(f"sparsities[{index}] step", step, minimum=0), _fraction(f"sparsities[{index}] sparsity", sparsity)

@@ -1,0 +1,1 @@
+"""Everything that runs on the device inside or around a training step."""

@@ -1,0 +1,115 @@
+"""PruningCallback: the events of `fit` -> Pruner, and nothing else."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.inspection import Report
+from prunekit.sparsity.allocation import Allocation
+from prunekit.sparsity.patterns import Pattern
+from prunekit.sparsity.schedules import Schedule
+from prunekit.sparsity.scores import Criterion
+from prunekit.training import core
+from prunekit.training.pruner import Pruner, PruningOptions
+
+
+class PruningCallback(keras.callbacks.Callback):
+    """Prunes the model that `fit` trains; pruned weights are exactly zero after every batch and at the end.
+
+    The model, its optimizer and its compiled functions are the user's own whenever no batch is running: what other
+    callbacks save, evaluate or restore holds no trace of this one, and an exception leaves nothing behind. A second
+    `fit` with the same callback goes on with the schedule. Adds "sparsity" (of the pruned weights) to the epoch's logs.
+
+    Args:
+        schedule: A `Schedule`: step -> sparsity; steps are optimizer updates since this callback's first `fit` began.
+        criterion: See `PruningOptions`, as for all that follow.
+        pattern: The shape of the zeros.
+        allocation: How the sparsity is shared between weights.
+        include: Which layers and weights; empty means every weight pruned by default.
+        exclude: Which are left out.
+        **options: `keep_zeros`, `origin`.
+
+    Raises:
+        ValueError: In `fit`, before anything is trained: nothing to prune, a name that matches nothing.
+        LeakError: In `fit`: weights are updated without passing through the optimizer.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        criterion: str | Criterion | Callable[..., Any] = "magnitude",
+        pattern: str | Pattern = "unstructured",
+        allocation: str | Allocation = "uniform",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        **options: Any,
+    ):
+        super().__init__()
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"PruningCallback needs a schedule such as pk.PolynomialDecay(). Received: {schedule!r}.")
+        self.schedule = schedule
+        self.options = PruningOptions(
+            criterion=criterion, pattern=pattern, allocation=allocation, include=include, exclude=exclude, **options
+        )
+        self.pruner: Pruner | None = None
+        self.notes: list[str] = []
+        self._function: core.ScopedTrainFunction | None = None
+        self._begun = False
+
+    @property
+    def report(self) -> Report:
+        """What the last `fit` did; made when it is asked for."""
+        if self.pruner is None:
+            raise RuntimeError("There is no report before `fit` has run with this callback.")
+        return self.pruner.report(notes=self.notes)
+
+    # Called before any callback's on_train_begin: where the optimizer stands here is where this fit begins, whatever
+    # BackupAndRestore restores after it.
+    def set_model(self, model) -> None:
+        super().set_model(model)
+        if self.pruner is None or self.pruner.model is not model:
+            self.pruner = Pruner.detached(model, self.schedule, self.options)
+        else:
+            self.pruner.rejoin()
+
+    def on_train_begin(self, logs=None) -> None:
+        self.notes, self._begun = [], False
+        self._announce(self.pruner.shortfall(self._planned_steps()))
+        self._function = core.ScopedTrainFunction(self.model, self.pruner.enforcing)
+        self._tail = core.after_all_callbacks(self.model, self._end)
+
+    # Masks are taken up here and not in on_train_begin, where callbacks listed later still load weights.
+    def on_epoch_begin(self, epoch, logs=None) -> None:
+        if not self._begun:
+            self._begun = True
+            self.pruner.begin()
+
+    def on_train_batch_begin(self, batch, logs=None) -> None:
+        self._function.arm()
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self._function.disarm()
+        self.pruner.step()
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        if logs is not None:
+            logs["sparsity"] = self.pruner.sparsity
+
+    def on_train_end(self, logs=None) -> None:
+        if not self._tail:
+            self._end()
+
+    def _end(self) -> None:
+        self._announce(self.pruner.settle())
+        self._function = None
+
+    def _planned_steps(self) -> int | None:
+        steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
+        return steps * epochs if steps and epochs else None
+
+    def _announce(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self.notes.append(note)
+            warnings.warn(note, stacklevel=2)

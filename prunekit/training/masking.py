@@ -1,0 +1,225 @@
+"""MaskStore: the only owner of mask state, and what keeps pruned weights at zero inside every optimizer update."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.targets import Target
+from prunekit.training import core
+
+
+class LeakError(RuntimeError):
+    """Pruned positions became non-zero: something updates the weights without passing through the optimizer."""
+
+
+# Optimizers that keep a slot at exactly zero where it was zero and every gradient is zero. Their slots are cleared
+# when masks change and need no work after that; the slots of any other class are masked in every update.
+_KEEP_ZERO_SLOTS = frozenset(
+    getattr(keras.optimizers, name)
+    for name in (
+        "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lamb Lion Muon Nadam RMSprop SGD ScheduleFreeAdamW"
+    ).split()
+    if hasattr(keras.optimizers, name)
+)
+
+
+class MaskStore:
+    """One boolean mask variable per target, True = kept, and their enforcement.
+
+    Args:
+        targets: The weights to mask; each variable once.
+        model: Says under which distribution strategy the mask variables are created.
+    """
+
+    def __init__(self, targets: Sequence[Target], model):
+        self.targets = tuple(targets)
+        with core.variable_scope(model):
+            self._masks = [
+                keras.Variable(np.ones(target.shape, bool), dtype="bool", trainable=False, name="mask")
+                for target in self.targets
+            ]
+            # Counts the updates that passed through `enforcing`, on the device, inside the compiled step.
+            self._updates = keras.Variable(
+                np.int64(0), dtype="int64", trainable=False, name="updates", aggregation="only_first_replica"
+            )
+        self._index = {id(core.native(target.variable)): i for i, target in enumerate(self.targets)}
+
+    @property
+    def masks(self) -> dict[str, np.ndarray]:
+        """Target name -> boolean array, True = kept."""
+        return {t.name: ops.convert_to_numpy(mask) for t, mask in zip(self.targets, self._masks, strict=True)}
+
+    @property
+    def updates(self) -> int:
+        """How many optimizer updates were enforced so far."""
+        return int(ops.convert_to_numpy(self._updates))
+
+    def mask(self, index: int):
+        """The mask of the index-th target, as a tensor on the device."""
+        return ops.convert_to_tensor(self._masks[index])
+
+    def replace(self, masks: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
+        """Takes new masks, one per target, and imposes them on the weights and on every slot of the optimizers."""
+        for variable, mask in zip(self._masks, masks, strict=True):
+            variable.assign(mask)
+        self.enforce(optimizers)
+
+    def enforce(self, optimizers: Sequence[Any] = ()) -> None:
+        """Sets weights, and the optimizers' slots, to zero at pruned positions, now."""
+        for target, mask in zip(self.targets, self._masks, strict=True):
+            for variable in [target.variable, *_slots(optimizers, target.variable)]:
+                _zero_outside(mask, variable)
+
+    def audit(self) -> dict[str, int]:
+        """Target name -> number of leaks: pruned positions whose weight is not exactly zero (NaN counts)."""
+        leaks = [
+            ops.sum(ops.cast(leaking(mask, target.variable), "int32"))
+            for target, mask in zip(self.targets, self._masks, strict=True)
+        ]
+        return {target.name: int(n) for target, n in zip(self.targets, leaks, strict=True)}
+
+    def mask_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients, aligned with `variables`, zero at pruned positions.
+
+        None stays None; tf.IndexedSlices stay sparse; a gradient that is infinite or NaN at a pruned position is zero.
+        """
+        masked = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            index = self._index.get(id(core.native(variable)))
+            masked.append(gradient if gradient is None or index is None else _masked(gradient, self._masks[index]))
+        return masked
+
+    @contextlib.contextmanager
+    def enforcing(self, optimizers: Sequence[Any]) -> Iterator[None]:
+        """Inside, every `apply` of the optimizers masks gradients first and weights last, also when traced.
+
+        `apply` is the one method through which `fit`, `apply_gradients` and tape loops pass. It is shadowed on the
+        instance, so the optimizer's class, config and saved state are untouched. An exception leaves the weights
+        sparse, even one that struck between an eager update and its enforcement.
+        """
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers:
+                stack.enter_context(_shadowed(optimizer, "apply", _MaskedApply(self, optimizer)))
+            try:
+                yield
+            except BaseException:
+                if not core.inside_graph():
+                    self.enforce(optimizers)
+                raise
+
+    def after_update(self, optimizer, variables: Sequence[Any]) -> None:
+        """The part of an update that follows the optimizer's own; runs inside the compiled step."""
+        for variable in variables:
+            index = self._index.get(id(core.native(variable)))
+            if index is not None:
+                _zero_outside(self._masks[index], self.targets[index].variable)
+        for part in core.parts_of(optimizer):
+            for target, mask in zip(self.targets, self._masks, strict=True):
+                for slot in _drifting_slots(part, target.variable):
+                    _zero_outside(mask, slot)
+        self._updates.assign_add(1)
+
+
+def leaking(mask, weight):
+    """Boolean tensor, True where a pruned position's weight is not exactly zero."""
+    return ops.logical_and(ops.logical_not(mask), ops.not_equal(weight, 0))
+
+
+class _MaskedApply:
+    """Stands before `optimizer.apply`, with its signature."""
+
+    def __init__(self, store: MaskStore, optimizer):
+        self._store = store
+        self._optimizer = optimizer
+        self._inner = optimizer.apply
+
+    def __call__(self, grads, trainable_variables=None):
+        if trainable_variables is None:
+            variables = list(self._optimizer._trainable_variables)
+        else:
+            variables = trainable_variables = list(trainable_variables)
+        result = self._inner(self._store.mask_gradients(grads, variables), trainable_variables)
+        self._store.after_update(self._optimizer, variables)
+        return result
+
+
+@contextlib.contextmanager
+def _shadowed(owner, name: str, value) -> Iterator[None]:
+    """An instance attribute over a method, and whatever was in the instance before put back."""
+    # Through __dict__: Keras objects track what is assigned to them, and this is not theirs to track.
+    attributes = vars(owner)
+    missing = object()
+    former = attributes.get(name, missing)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if former is missing:
+            del attributes[name]
+        else:
+            attributes[name] = former
+
+
+def _zero_outside(mask, variable) -> None:
+    # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
+    variable.assign(ops.where(mask, variable, ops.zeros((), dtype=variable.dtype)))
+
+
+def _masked(gradient, mask):
+    if hasattr(gradient, "indices") and hasattr(gradient, "values"):
+        import tensorflow as tf
+
+        rows = tf.gather(ops.convert_to_tensor(mask), gradient.indices)
+        values = tf.where(rows, gradient.values, tf.zeros((), gradient.values.dtype))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return ops.where(mask, gradient, ops.zeros((), dtype=gradient.dtype))
+
+
+def _slots(optimizers: Sequence[Any], variable) -> list[Any]:
+    """Every per-weight state of the variable: moments, averages, accumulated gradients."""
+    return [
+        slot
+        for optimizer in optimizers
+        for part in core.parts_of(optimizer)
+        for _, slot in _named_slots(part, variable)
+    ]
+
+
+def _drifting_slots(optimizer, variable) -> list[Any]:
+    """The slots that an update can make non-zero at a pruned position although the gradient there is zero."""
+    if type(optimizer) not in _KEEP_ZERO_SLOTS:
+        return [slot for _, slot in _named_slots(optimizer, variable)]
+    # The average is taken after the update and before this store acts: an update that mixes positions
+    # (Muon's orthogonalisation) or a constraint of the user's would enter it, and Keras writes it back later.
+    return [slot for name, slot in _named_slots(optimizer, variable) if name == "_model_variables_moving_average"]
+
+
+def _named_slots(optimizer, variable) -> list[tuple[str, Any]]:
+    """(attribute, slot) for each list or dictionary of the optimizer that holds one state per trainable variable.
+
+    Keras has no register of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
+    keyed by variable. Factored states have another shape, and no position to clear.
+    """
+    if not optimizer.built:
+        return []
+    order = {id(core.native(v)): i for i, v in enumerate(optimizer._trainable_variables)}
+    index = order.get(id(core.native(variable)))
+    if index is None:
+        return []
+    found = []
+    for name, held in vars(optimizer).items():
+        if name in ("_variables", "_trainable_variables"):
+            continue
+        if isinstance(held, list | tuple) and len(held) == len(order):
+            slot = held[index]
+        elif isinstance(held, dict):
+            slot = held.get(optimizer._var_key(variable)) if hasattr(optimizer, "_var_key") else None
+        else:
+            continue
+        if isinstance(slot, keras.Variable) and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
+            found.append((name, slot))
+    return found

@@ -1,0 +1,444 @@
+"""Pruner: schedule -> importance -> masks -> store, after each optimizer update, in any loop."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.inspection import Event, Report, inspect
+from prunekit.anatomy.targets import Target, find_targets
+from prunekit.sparsity.allocation import Allocation, get_allocation
+from prunekit.sparsity.patterns import NM, Pattern, get_pattern
+from prunekit.sparsity.schedules import OneShot, Schedule
+from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.sparsity.selection import count_nan, keep_largest, pruned_count
+from prunekit.training import core
+from prunekit.training.masking import LeakError, MaskStore, leaking
+
+
+class Options(TypedDict, total=False):
+    """Keyword options that the callback, the pruner and `prune` share; `PruningOptions` holds their meaning."""
+
+    criterion: str | Criterion | Callable[..., Any]
+    pattern: str | Pattern
+    allocation: str | Allocation
+    include: Sequence[str]
+    exclude: Sequence[str]
+    keep_zeros: bool
+    origin: int | None
+
+
+@dataclass(frozen=True)
+class PruningOptions:
+    """What is pruned and how; strings are shorthands and become the objects they stand for.
+
+    Args:
+        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "random", a `Criterion`, or a function
+            weight -> importance of the same shape, higher = keep.
+        pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
+        allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
+        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
+        exclude: The same, left out; stronger than `include`.
+        keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
+            nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
+            interrupted goes on with the masks it had.
+        origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
+    """
+
+    criterion: Criterion | str | Callable[..., Any] = "magnitude"
+    pattern: Pattern | str = "unstructured"
+    allocation: Allocation | str = "uniform"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    keep_zeros: bool = True
+    origin: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "criterion", get_criterion(self.criterion))
+        object.__setattr__(self, "pattern", get_pattern(self.pattern))
+        object.__setattr__(self, "allocation", get_allocation(self.allocation))
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+            object.__setattr__(self, name, patterns)
+        if isinstance(self.pattern, NM) and self.allocation.joint:
+            raise ValueError(
+                f"{self.pattern} removes the same fraction of every weight, so it cannot be combined with the "
+                f'allocation {self.allocation}. Pass allocation="uniform", or pattern="unstructured".'
+            )
+
+
+class Pruner:
+    """Prunes a model while any loop trains it: call `step()` after each optimizer update.
+
+    From construction to `finish()` every update of the optimizer masks gradients first and weights last, inside the
+    compiled step. Build it before the loop's `tf.function` runs for the first time.
+
+    Args:
+        model: A built Keras model; changed in place, weights only.
+        schedule: A `Schedule`: step -> sparsity.
+        optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
+            compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
+            pass gradients through `mask_gradients` before using them.
+        **options: See `PruningOptions`.
+
+    Raises:
+        ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
+        TypeError: `schedule` is not a schedule, an unknown option.
+    """
+
+    def __init__(self, model, schedule: Schedule, optimizer=None, **options: Unpack[Options]):
+        with contextlib.ExitStack() as undo:
+            self._prepare(model, schedule, optimizer, PruningOptions(**options))
+            undo.enter_context(core.fresh_train_function(model))
+            undo.enter_context(self.store.enforcing(self.optimizers))
+            self.begin()
+            self._attached = undo.pop_all()
+
+    @classmethod
+    def detached(cls, model, schedule: Schedule, options: PruningOptions) -> "Pruner":
+        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`."""
+        pruner = cls.__new__(cls)
+        pruner._prepare(model, schedule, None, options)
+        pruner._attached = contextlib.ExitStack()
+        return pruner
+
+    def _prepare(self, model, schedule, optimizer, options: PruningOptions) -> None:
+        if not isinstance(schedule, Schedule):
+            raise TypeError(
+                "`schedule` says how sparse the model is at each step, for example "
+                f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
+            )
+        self.model = model
+        self.schedule = schedule
+        self.options = options
+        self.optimizers = _as_list(optimizer) if optimizer is not None else core.optimizers_of(model)
+        found, self.skipped = find_targets(model, options.include, options.exclude)
+        self.targets: tuple[Target, ...] = tuple(found)
+        for target, fraction in zip(self.targets, self._fractions(schedule.final_sparsity), strict=True):
+            options.pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
+        self.store = MaskStore(self.targets, model)
+        self.events: list[Event] = []
+        self._calls = 0
+        self.origin: int = self._iterations() if options.origin is None else options.origin
+        self._done = 0
+        self._seen_updates = 0
+        self._last_update = -1
+        self._finished = False
+        # One maker per layout: its functions are traced once per shape.
+        makers: dict[Any, _MaskMaker] = {}
+        layouts = [(target.shape, target.in_axes, target.out_axes) for target in self.targets]
+        self._makers = [makers.setdefault(layout, _MaskMaker(options.pattern, *layout)) for layout in layouts]
+        self._kept = np.array([target.size for target in self.targets])
+        self._size = int(self._kept.sum())
+
+    # The loop -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Adopts zeros that are there already, and applies what the schedule asks before the first update."""
+        if self.options.keep_zeros:
+            masks = [
+                ops.logical_and(self.store.mask(i), ops.not_equal(target.variable, 0))
+                for i, target in enumerate(self.targets)
+            ]
+            kept = np.array([int(ops.sum(ops.cast(mask, "int32"))) for mask in masks])
+            masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
+            self._kept = np.where(kept, kept, self._kept)
+            self.store.replace(masks, self.optimizers)
+        self._follow_schedule()
+
+    def step(self) -> bool:
+        """To be called after each optimizer update; returns True if masks changed.
+
+        Raises:
+            LeakError: Pruned weights became non-zero, or no update passed through the optimizer since the last call.
+            RuntimeError: Called inside a `tf.function`, or after `finish()`.
+        """
+        if core.inside_graph():
+            raise RuntimeError(
+                "Pruner.step() was called while a tf.function is traced, so it would run once and never again. "
+                "Call it in Python, after the compiled training step returns."
+            )
+        if self._finished:
+            raise RuntimeError("Pruner.step() was called after finish(). Build a new Pruner to prune further.")
+        self._calls += 1
+        if self.optimizers:
+            self._check_loop()
+        else:
+            self.store.enforce()
+        return self._follow_schedule()
+
+    def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients, a list aligned with `model.trainable_variables`, zero at pruned positions."""
+        return self.store.mask_gradients(gradients, self.model.trainable_variables)
+
+    def enforce(self) -> None:
+        """Re-imposes every mask on weights and optimizer slots, now."""
+        self.store.enforce(self.optimizers)
+
+    def enforcing(self) -> contextlib.AbstractContextManager:
+        """A scope in which updates of the optimizers are enforced, for owners of a detached pruner."""
+        return self.store.enforcing(self.optimizers)
+
+    def audit(self) -> dict[str, int]:
+        """{weight name: number of pruned positions that are not exactly zero}."""
+        return self.store.audit()
+
+    def finish(self) -> None:
+        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent."""
+        if not self._finished:
+            self.settle()
+            self._finished = True
+        self._attached.close()
+
+    def settle(self) -> list[str]:
+        """Re-imposes the masks at the end of a training; returns what its owner should tell the user.
+
+        A schedule that is one step short of its end lands on its final sparsity here.
+        """
+        notes = []
+        restored = sum(self.audit().values())
+        self.enforce()
+        if restored:
+            notes.append(
+                f"{restored:,} pruned weights had been written back at the end of training, as EarlyStopping does with "
+                "the best weights of an epoch that was less sparse; they are zero again. Evaluate the model anew, and "
+                "give EarlyStopping start_from_epoch= an epoch after the schedule has landed."
+            )
+        if self.step_count == self.schedule.landing_step - 1:
+            self._update_masks(self.step_count, self.schedule.final_sparsity)
+            self._last_update = self.schedule.landing_step
+        self._done = self.step_count
+        return notes + self.shortfall(self.step_count, ended=True)
+
+    def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:
+        """What to tell the user where a training of `steps` updates ends before the schedule does; else nothing."""
+        landing = self.schedule.landing_step
+        if steps is None or steps >= landing - 1:
+            return []
+        reached = self.sparsity if ended else self.schedule(self.schedule.latest_update(steps) or 0)
+        return [
+            f"The schedule lands on sparsity {self.schedule.final_sparsity:g} at step {landing}, but training "
+            f"{'ended after' if ended else 'has only'} {steps} steps: it {'ended' if ended else 'will end'} at "
+            f"{reached:.4f}. Train longer, or let the schedule end by step {steps}."
+        ]
+
+    def rejoin(self) -> None:
+        """Counts on from where the last training with this pruner ended, also with another optimizer."""
+        self.optimizers = core.optimizers_of(self.model)
+        self.origin = self._iterations() - self._done
+
+    def __enter__(self) -> "Pruner":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.finish()
+
+    # What it knows --------------------------------------------------------------------------------------------------
+
+    @property
+    def masks(self) -> dict[str, np.ndarray]:
+        """{weight name: boolean array, True = kept}."""
+        return self.store.masks
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the targets' entries that are pruned now."""
+        return 1.0 - int(self._kept.sum()) / self._size
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer updates since the origin."""
+        return self._iterations() - self.origin
+
+    def report(self, *, before: Report | None = None, notes: Sequence[str] = ()) -> Report:
+        """What changed, what was skipped and why."""
+        after = inspect(self.model)
+        return Report(
+            model=after.model,
+            weights=after.weights,
+            skipped=tuple(self.skipped),
+            events=tuple(self.events),
+            notes=tuple(notes),
+            before=before,
+            targets=tuple(target.name for target in self.targets),
+        )
+
+    # How masks are made ---------------------------------------------------------------------------------------------
+
+    def _iterations(self) -> int:
+        if not self.optimizers:
+            return self._calls
+        return int(ops.convert_to_numpy(self.optimizers[0].iterations))
+
+    def _fractions(self, sparsity: float) -> list[float]:
+        if self.options.allocation.joint:
+            return [sparsity] * len(self.targets)
+        axes = [target.in_axes for target in self.targets], [target.out_axes for target in self.targets]
+        return self.options.allocation.sparsities(sparsity, [target.shape for target in self.targets], *axes)
+
+    def _check_loop(self) -> None:
+        updates = self.store.updates
+        if updates == self._seen_updates:
+            self.enforce()
+            raise LeakError(
+                "Pruner.step() was called, but no update passed through "
+                f"{', '.join(type(optimizer).__name__ for optimizer in self.optimizers)} since the last call, so "
+                "pruned weights may have grown back. Pass the optimizer that your loop uses, as "
+                "Pruner(model, schedule, optimizer=...), build the Pruner before your tf.function is first called, "
+                "or, for a loop without a Keras optimizer, use pruner.mask_gradients on a model without one. "
+                "The masks were re-imposed."
+            )
+        self._seen_updates = updates
+
+    def _follow_schedule(self) -> bool:
+        step = self.step_count
+        due = self.schedule.latest_update(step)
+        # Compared, not matched: with steps_per_execution the step moves by several at once.
+        if due is None or due <= self._last_update:
+            return False
+        self._last_update = due
+        return self._update_masks(step, self.schedule(step))
+
+    def _update_masks(self, step: int, sparsity: float) -> bool:
+        chosen = self._joint_masks(sparsity) if self.options.allocation.joint else self._masks_one_by_one(sparsity)
+        nans, leaks, kept = (np.array([int(n) for n in column]) for column in zip(*chosen.figures, strict=True))
+        self._refuse_nan(nans)
+        self._refuse_leaks(leaks)
+        changed = bool(np.any(kept != self._kept))
+        if changed:
+            self.store.replace(chosen.masks, self.optimizers)
+            self._kept = kept
+        self.events.append(Event(step=step, asked=sparsity, reached=1.0 - int(kept.sum()) / self._size))
+        return changed
+
+    def _masks_one_by_one(self, sparsity: float) -> "_Chosen":
+        masks, figures = [], []
+        for i, (target, fraction) in enumerate(zip(self.targets, self._fractions(sparsity), strict=True)):
+            maker = self._makers[i]
+            weight, mask = ops.convert_to_tensor(target.variable), self.store.mask(i)
+            mask, *figure = maker.choose(
+                weight, self._importance(i, weight), mask, np.int32(pruned_count(fraction, maker.units))
+            )
+            masks.append(mask)
+            figures.append(figure)
+        return _Chosen(masks, figures)
+
+    def _joint_masks(self, sparsity: float) -> "_Chosen":
+        """One selection over the units of all targets: what is removed is the least important anywhere."""
+        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
+        masks = [self.store.mask(i) for i in range(len(self.targets))]
+        pooled = [
+            maker.pool(self._importance(i, weight), mask)
+            for i, (maker, weight, mask) in enumerate(zip(self._makers, weights, masks, strict=True))
+        ]
+        units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
+        kept = _choose_units(units, np.int32(pruned_count(sparsity, int(units.shape[0]))))
+        parts = ops.split(kept, np.cumsum([maker.units for maker in self._makers])[:-1].tolist())
+        rows = [
+            maker.finish(weight, part, mask, ops.reshape(chosen, part.shape))
+            for maker, weight, part, mask, chosen in zip(self._makers, weights, pooled, masks, parts, strict=True)
+        ]
+        return _Chosen([row[0] for row in rows], [row[1:] for row in rows])
+
+    def _importance(self, index: int, weight):
+        importance = ops.convert_to_tensor(self.options.criterion(weight, seed_offset=index))
+        if tuple(importance.shape) != self.targets[index].shape:
+            raise ValueError(
+                f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "
+                f"{self.targets[index].name} of shape {self.targets[index].shape}."
+            )
+        return importance
+
+    def _refuse_nan(self, nans) -> None:
+        if nans.any():
+            named = ", ".join(f"{t.name} ({n})" for t, n in zip(self.targets, nans, strict=True) if n)
+            raise ValueError(
+                f"Importances that are NaN have no rank, so no mask can be chosen. Received NaN for: {named}. "
+                "The weights or the criterion are to blame: look for a loss that became NaN, lower the learning rate, "
+                "or train from an earlier checkpoint. The masks are as they were."
+            )
+
+    def _refuse_leaks(self, leaks) -> None:
+        if leaks.any():
+            named = ", ".join(f"{t.name} ({n})" for t, n in zip(self.targets, leaks, strict=True) if n)
+            self.enforce()
+            raise LeakError(
+                f"Pruned weights became non-zero since the last update: {named}. Something in the loop writes weights "
+                "without passing through the optimizer: assign weights before the optimizer update, or call "
+                "pruner.enforce() after writing them. The masks were re-imposed."
+            )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """New masks, and per target (NaN importances, leaks, kept entries) as scalar tensors."""
+
+    masks: list[Any]
+    figures: list[Any]
+
+
+class _MaskMaker:
+    """The compiled functions that make a mask for weights of one shape and layout."""
+
+    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
+        self.units = pattern.units(shape, in_axes, out_axes)
+
+        def pool(importance, mask):
+            # What is pruned already ranks lowest, so that it is chosen again and masks only ever shrink.
+            lowest = ops.cast(-float("inf"), importance.dtype)
+            return pattern.pool(ops.where(mask, importance, lowest), in_axes, out_axes)
+
+        def finish(weight, pooled, mask, chosen):
+            new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
+            leaks = ops.sum(ops.cast(leaking(mask, weight), "int32"))
+            return new, count_nan(pooled), leaks, ops.sum(ops.cast(new, "int32"))
+
+        def choose(weight, importance, mask, pruned):
+            pooled = pool(importance, mask)
+            return finish(weight, pooled, mask, _choose_units(pooled, pruned))
+
+        self.pool, self.finish, self.choose = (core.compiled(f) for f in (pool, finish, choose))
+
+
+def _choose_units(units, pruned):
+    """Mask of the units that stay: `pruned` of them go, or all that are gone already where those are more."""
+    gone = ops.sum(ops.cast(ops.equal(units, -float("inf")), "int32"))
+    return keep_largest(units, int(np.prod(units.shape)) - ops.maximum(gone, ops.cast(pruned, "int32")))
+
+
+def _as_list(optimizer) -> list[Any]:
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in optimizers:
+        if not isinstance(one, keras.optimizers.Optimizer):
+            raise TypeError(
+                "`optimizer` is a Keras optimizer, or a list of them; for a loop with another kind leave it out, on a "
+                f"model that is not compiled, and use pruner.mask_gradients. Received: {one!r}."
+            )
+    return optimizers
+
+
+def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Report:
+    """Prunes a trained model once, in place, without training; returns the report of what changed.
+
+    Args:
+        model: A built Keras model.
+        sparsity: Fraction of the targets' weights to remove, in [0, 1).
+        data: Reserved for criteria that need a pass over data; those that exist need none.
+        **options: See `PruningOptions`.
+
+    Raises:
+        ValueError: As `Pruner`, or data given to a criterion that uses none.
+    """
+    settings = PruningOptions(**options)
+    if data is not None and not settings.criterion.needs:
+        raise ValueError(f"The criterion {settings.criterion} looks at weights only. Received: data. Leave `data` out.")
+    before = inspect(model)
+    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings)
+    pruner.begin()
+    pruner.finish()
+    return pruner.report(before=before)

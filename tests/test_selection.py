@@ -1,0 +1,90 @@
+"""Exact selection against a stable NumPy sort."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from prunekit.sparsity.selection import count_nan, keep_largest, pruned_count
+
+AWKWARD = {
+    "distinct": np.linspace(-1, 1, 41),
+    "all equal": np.ones((8, 5)),
+    "all zero": np.zeros(40),
+    "two-entry codebook": np.tile([0.1, 0.2], 20),
+    "single": np.ones(1),
+    "signed zeros": np.array([0.0, -0.0, 1.0, -0.0, 0.0]),
+    "infinite": np.array([np.inf, -np.inf, 0.0, np.inf, -np.inf, 3.0]),
+    "neighbours": np.nextafter(1.0, np.arange(2, 34, dtype="float32"), dtype="float32"),
+    "subnormal": np.array([1e-45, 3e-45, 0.0, 1e-45, 2e-45]),
+    "negative": -np.arange(1.0, 30.0),
+    "rank four": np.random.default_rng(0).normal(size=(3, 3, 5, 7)).round(1),
+}
+
+
+def largest_by_sorting(importance, kept):
+    order = np.argsort(-importance.astype("float64").ravel(), kind="stable")
+    mask = np.zeros(importance.size, bool)
+    mask[order[:kept]] = True
+    return mask.reshape(importance.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_mask_keeps_exactly_the_largest_and_breaks_ties_by_position(name, dtype):
+    importance = ops.cast(ops.convert_to_tensor(AWKWARD[name]), dtype)
+    exact = ops.convert_to_numpy(ops.cast(importance, "float64"))
+    for kept in {0, 1, exact.size // 3, exact.size // 2, exact.size - 1, exact.size}:
+        mask = ops.convert_to_numpy(keep_largest(importance, kept))
+        assert mask.dtype == bool
+        np.testing.assert_array_equal(mask, largest_by_sorting(exact, kept))
+
+
+def test_float64_is_told_apart_where_float32_cannot():
+    importance = 1.0 + np.arange(10) * 1e-15
+    mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance, dtype="float64"), 4))
+    np.testing.assert_array_equal(mask, np.arange(10) >= 6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 65_535, 65_536, 65_537, 200_003])
+def test_mask_is_exact_at_the_sizes_around_the_histogram(size):
+    importance = np.abs(np.random.default_rng(size).normal(size=size)).astype("float32")
+    for kept in {0, 1, size // 10, size}:
+        mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance), kept))
+        np.testing.assert_array_equal(mask, largest_by_sorting(importance, kept))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="counts traces of tf.function")
+def test_a_compiled_selection_is_traced_once_per_shape():
+    from prunekit.training import core
+
+    traces = []
+
+    def choose(importance, kept):
+        traces.append(importance.shape)
+        return keep_largest(importance, kept)
+
+    select = core.compiled(choose)
+    for kept in (1, 5, 9):
+        importance = ops.convert_to_tensor(np.random.default_rng(kept).normal(size=(4, 5)).astype("float32"))
+        mask = ops.convert_to_numpy(select(importance, np.int32(kept)))
+        np.testing.assert_array_equal(mask, largest_by_sorting(ops.convert_to_numpy(importance), kept))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "n", "pruned"),
+    [(0.0, 7, 0), (0.5, 7, 4), (0.5, 5, 2), (0.7, 10, 7), (0.05, 10, 0), (0.95, 10, 10), (0.9, 0, 0), (1 / 3, 3, 1)],
+)
+def test_pruned_count_is_sparsity_times_n_rounded(sparsity, n, pruned):
+    assert pruned_count(sparsity, n) == pruned
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90, float("nan")])
+def test_a_sparsity_outside_its_range_is_refused(sparsity):
+    with pytest.raises(ValueError, match=r"fraction removed, in \[0, 1\). Received: sparsity="):
+        pruned_count(sparsity, 10)
+
+
+def test_nan_is_counted():
+    assert int(count_nan(ops.convert_to_tensor([1.0, float("nan"), float("inf"), float("nan")]))) == 2
