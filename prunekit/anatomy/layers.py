@@ -230,10 +230,6 @@ def _cell(layer_type: type) -> type:
     return inspect.getmodule(_base(layer_type, "ConvLSTM")).ConvLSTMCell  # type: ignore[union-attr]
 
 
-def _conv_lstm_uses(layer: Any, call: Call) -> int:
-    return _per_output_position(layer, call)
-
-
 def _first_table() -> dict[type, Row]:
     kernel_and_bias: Weights = {"kernel": _KERNEL, "bias": _BIAS}
     recurrent: Weights = {"kernel": _KERNEL, "recurrent_kernel": _RECURRENT, "bias": _BIAS}
@@ -251,7 +247,7 @@ def _first_table() -> dict[type, Row]:
             {"depthwise_kernel": _DEPTHWISE, "pointwise_kernel": _KERNEL, "bias": _BIAS}, _per_output_position
         ),
         _L.Embedding: Row({"embeddings": _EMBEDDING}),
-        _cell(_L.ConvLSTM2D): Row(recurrent, _conv_lstm_uses),
+        _cell(_L.ConvLSTM2D): Row(recurrent, _per_output_position),
         # The states of a stateful RNN are variables of the RNN itself; its kernels are its cell's.
         _L.RNN: Row({"states": _OTHER_STATE}),
         _L.BatchNormalization: Row(
@@ -426,20 +422,24 @@ def macs(layer: Any, call: Call) -> tuple[dict[str, int], int] | None:
     return dict(each), total
 
 
+def is_repeater(layer: Any) -> bool:
+    """Whether `layer` applies an inner layer to every time step."""
+    return isinstance(layer, keras.layers.TimeDistributed | keras.layers.RNN)
+
+
 def repeats(layer: Any, call: Call) -> tuple[Callable[[Any], Any], Shape, int] | None:
     """(function, input shape, times) where `layer` applies an inner layer to every time step; None for other layers.
 
     The function takes one time step's tensor of that shape, (batch, features ...).
     """
+    if not is_repeater(layer):
+        return None
+    batch, steps, *rest = call.inputs[0]
     if isinstance(layer, keras.layers.TimeDistributed):
-        batch, steps, *rest = call.inputs[0]
         return layer.layer, (batch, *rest), steps
-    if isinstance(layer, keras.layers.RNN):
-        batch, steps, *rest = call.inputs[0]
 
-        def step(inputs: Any) -> Any:
-            states = layer.get_initial_state(batch)
-            return layer.cell(inputs, states if isinstance(states, list | tuple) else [states])
+    def step(inputs: Any) -> Any:
+        states = layer.get_initial_state(batch)
+        return layer.cell(inputs, states if isinstance(states, list | tuple) else [states])
 
-        return step, (batch, *rest), steps
-    return None
+    return step, (batch, *rest), steps

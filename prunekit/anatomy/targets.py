@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -58,10 +59,7 @@ class Target:
     @property
     def size(self) -> int:
         """Number of weights in the variable."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,16 @@ class Weight:
     spec: WeightSpec
     paths: tuple[str, ...]
     scopes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the variable."""
+        return tuple(self.variable.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of weights in the variable."""
+        return math.prod(self.shape)
 
 
 def _join(path: str, name: str) -> str:

@@ -62,7 +62,9 @@ def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> d
         `edges` (bins + 1 floats), `before` and `after` (counts of finite **non-zero** values per bin), `zeros_before`
         and `zeros_after` (values equal to zero), `not_finite_before` and `not_finite_after` (nan and infinities).
     """
-    flat = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in (("before", before), ("after", after))}
+    flat = {
+        name: np.asarray(values, dtype=np.float64).ravel() for name, values in (("before", before), ("after", after))
+    }
     kept = {name: values[np.isfinite(values) & (values != 0)] for name, values in flat.items()}
     both = np.concatenate(list(kept.values()))
     edges = np.histogram_bin_edges(both, bins=bins) if both.size else np.linspace(-1.0, 1.0, bins + 1)
@@ -74,7 +76,9 @@ def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> d
     return result
 
 
-def asked_line(schedule: Mapping[str, Any] | None, events: Sequence[Event], points: int = 200) -> list[tuple[float, float]]:
+def asked_line(
+    schedule: Mapping[str, Any] | None, events: Sequence[Event], points: int = 200
+) -> list[tuple[float, float]]:
     """The sparsity that the schedule asks for, as points of a line over the steps of `events`.
 
     The described schedule is drawn where it agrees with what the events say was asked; where it cannot be rebuilt, or
@@ -333,7 +337,9 @@ def to_png(figure: Figure, scale: float = 2.0) -> bytes:
         figure.set_dpi(_UNITS_PER_INCH * scale)
         stream = io.BytesIO()
         canvas = FigureCanvasAgg(figure)
-        canvas.print_figure(stream, format="png", facecolor="white", dpi=_UNITS_PER_INCH * scale, metadata={"Software": None})
+        canvas.print_figure(
+            stream, format="png", facecolor="white", dpi=_UNITS_PER_INCH * scale, metadata={"Software": None}
+        )
     return stream.getvalue()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-# Operators that the XNNPACK delegate takes over; anything else cuts the graph in two. (Source: `VisitNode` of the delegate.)
+# Operators that the XNNPACK delegate takes over (its `VisitNode`); anything else cuts the graph in two.
 _UNARY = frozenset(
     "ABS CEIL ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGISTIC NEG RELU RELU6 RELU_N1_TO_1 ROUND RSQRT SIGN SQRT "
     "SQUARE TANH COS SIN".split()
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass
 class _Node:
-    """One XNNPACK operator; `inputs` and `outputs` are the tensors computed at run time, `weights` the constant filter."""
+    """One XNNPACK operator; `inputs` and `outputs` are tensors computed at run time, `weights` a constant filter."""
 
     kind: str
     inputs: list[int]
@@ -159,7 +159,9 @@ def _wrong_blocks(file: _File, nodes: list[_Node]) -> str | None:
                     "crashes"
                 )
             if source.sparsity is not None and source.type not in _FLOATS:
-                return f"the kernel of {node.name!r} is sparse-encoded int8, which LiteRT fails to load or computes wrongly"
+                return (
+                    f"the kernel of {node.name!r} is sparse-encoded int8, which LiteRT cannot load or computes wrongly"
+                )
     return None
 
 
@@ -191,6 +193,8 @@ def _nodes(file: _File) -> Iterator[_Node]:
 
 def _fold_padding(file: _File, node: _Node, producer: dict[int, _Node], consumers: Counter[int]) -> None:
     options, (height, width) = node.options, file.shape(node.weights)[1:3] if node.weights is not None else (0, 0)
+    if (height, width) == (1, 1) and (options.strideH, options.strideW) == (1, 1):
+        return  # becomes a matrix product before paddings are folded, which cannot take one
     if options.padding == _SAME:
         if options.strideH != 1 or options.strideW != 1:
             node.padding = None  # how much goes on which side depends on the input's size
@@ -325,13 +329,12 @@ def _wrong_exit(file: _File, nodes: list[_Node], first: set[int]) -> str | None:
             consumers.setdefault(tensor, []).append(node)
     for node in nodes:
         reads = [t in first for t in node.inputs]
-        # A Dense layer reads and writes vectors; pooling leaves one value per channel: no layout to mistake.
-        if not any(reads) or node.kind == "FULLY_CONNECTED" or node.leaves:
+        if not any(reads) or node.leaves:
             continue
         if not all(reads):
             return f"{node.kind} {node.name!r} reads one channels-first and one channels-last tensor"
-        if node.kind in ("MEAN", "SUM") and len(file.shape(node.outputs[0])) != 4:
-            continue
+        if len(file.shape(node.outputs[0])) != 4:
+            continue  # vectors have no layout to mistake
         if not all(t in first for t in node.outputs):
             after = [f"{n.kind} {n.name!r}" for n in consumers.get(node.outputs[0], [])] or ["the model's output"]
             return (

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 LONGEST_SHOWN = 60
 DEEPEST_ARGUMENT = 16
@@ -42,12 +43,14 @@ def shown(value: object) -> str:
     # A number of many thousand digits has no repr in Python.
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a number of about {int(value.bit_length() * 0.30103)} digits"
+    if isinstance(value, float):
+        return f"{value:.15g}"
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """" Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
+    """ " Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
     words = list(valid)
     close = difflib.get_close_matches(word[:100].lower(), words, n=1, cutoff=0.55)
     hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -73,7 +76,8 @@ class Settings(BaseModel):
         for key in value:
             if key not in cls.model_fields:
                 word = key if isinstance(key, str) else repr(key)
-                raise refusal(f"unknown key {shown(key)}.{nearest(word, cls.model_fields)}", key)
+                message = f"unknown key {shown(key)}.{nearest(word, cls.model_fields)}"
+                raise PydanticCustomError("unknown_key", "{message}", {"message": message, "at": (key,)})
         return dict(value)
 
     def given(self, *names: str) -> list[str]:
@@ -116,7 +120,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _whole_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value, re.ASCII):
+    if not re.fullmatch(NAME, value, re.ASCII):
         raise refusal(
             "expected a name that can be a file name: letters, digits, '.', '_' and '-', at most 100, "
             f"the first a letter or digit. Received: {shown(value)}."

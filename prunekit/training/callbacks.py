@@ -107,7 +107,7 @@ class PruningCallback(keras.callbacks.Callback):
 
     def _planned_steps(self) -> int | None:
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
-        return steps * epochs if steps and epochs else None
+        return self.pruner.step_count + steps * epochs if steps and epochs else None
 
     def _announce(self, notes: Sequence[str]) -> None:
         for note in notes:

@@ -51,12 +51,12 @@ class MaskStore:
     @property
     def masks(self) -> dict[str, np.ndarray]:
         """Target name -> boolean array, True = kept."""
-        return {t.name: ops.convert_to_numpy(mask) for t, mask in zip(self.targets, self._masks, strict=True)}
+        return {t.name: np.array(mask.numpy()) for t, mask in zip(self.targets, self._masks, strict=True)}
 
     @property
     def updates(self) -> int:
         """How many optimizer updates were enforced so far."""
-        return int(ops.convert_to_numpy(self._updates))
+        return int(self._updates.numpy())
 
     def mask(self, index: int):
         """The mask of the index-th target, as a tensor on the device."""

@@ -273,7 +273,7 @@ class Pruner:
     def _iterations(self) -> int:
         if not self.optimizers:
             return self._calls
-        return int(ops.convert_to_numpy(self.optimizers[0].iterations))
+        return int(self.optimizers[0].iterations.numpy())
 
     def _fractions(self, sparsity: float) -> list[float]:
         if self.options.allocation.joint:

@@ -1,0 +1,120 @@
+"""Pruning for Keras 3: a pruned weight stays exactly zero, in every training loop and in the exported file.
+
+The public names are loaded on first use (PEP 562): `import prunekit` imports neither Keras nor TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunekit.anatomy.cost import Cost, cost
+    from prunekit.anatomy.inspection import Report, inspect
+    from prunekit.anatomy.layers import WeightSpec, register_layer
+    from prunekit.delivery.export import export
+    from prunekit.recipe.loader import RecipeError, load_recipe
+    from prunekit.recipe.runner import ExpectationFailed, Result, compress
+    from prunekit.recipe.schema import Recipe
+    from prunekit.sparsity.allocation import ERK, Global, Uniform
+    from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
+    from prunekit.sparsity.schedules import (
+        ConstantSparsity,
+        CosineDecay,
+        ExponentialDecay,
+        LinearDecay,
+        MultiStep,
+        OneShot,
+        PolynomialDecay,
+    )
+    from prunekit.sparsity.scores import L2, Custom, Magnitude, Random
+    from prunekit.training.callbacks import PruningCallback
+    from prunekit.training.pruner import Pruner, prune
+
+    __version__: str
+
+__all__ = [
+    "Block",
+    "Channel",
+    "ConstantSparsity",
+    "CosineDecay",
+    "Cost",
+    "Custom",
+    "ERK",
+    "ExpectationFailed",
+    "ExponentialDecay",
+    "Global",
+    "L2",
+    "LinearDecay",
+    "Magnitude",
+    "MultiStep",
+    "NM",
+    "OneShot",
+    "PolynomialDecay",
+    "Pruner",
+    "PruningCallback",
+    "Random",
+    "Recipe",
+    "RecipeError",
+    "Report",
+    "Result",
+    "Uniform",
+    "Unstructured",
+    "WeightSpec",
+    "__version__",
+    "compress",
+    "cost",
+    "export",
+    "inspect",
+    "load_recipe",
+    "prune",
+    "register_layer",
+]
+
+_MODULES = {
+    "prunekit.anatomy.cost": ("Cost", "cost"),
+    "prunekit.anatomy.inspection": ("Report", "inspect"),
+    "prunekit.anatomy.layers": ("WeightSpec", "register_layer"),
+    "prunekit.delivery.export": ("export",),
+    "prunekit.recipe.loader": ("RecipeError", "load_recipe"),
+    "prunekit.recipe.runner": ("ExpectationFailed", "Result", "compress"),
+    "prunekit.recipe.schema": ("Recipe",),
+    "prunekit.sparsity.allocation": ("ERK", "Global", "Uniform"),
+    "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),
+    "prunekit.sparsity.schedules": (
+        "ConstantSparsity",
+        "CosineDecay",
+        "ExponentialDecay",
+        "LinearDecay",
+        "MultiStep",
+        "OneShot",
+        "PolynomialDecay",
+    ),
+    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Random"),
+    "prunekit.training.callbacks": ("PruningCallback",),
+    "prunekit.training.pruner": ("Pruner", "prune"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:
+        # A source checkout on sys.path without an installation.
+        return "0+unknown"

@@ -1,0 +1,459 @@
+"""Writes a model in the formats that ship, and ships only what was seen to run and to agree with the Keras model.
+
+Every file is written under a temporary name, opened again, run on real samples one by one and in batches, compared
+with the Keras model, and renamed into place last. LiteRT files run in a process of their own (`probe`), because a bad
+one can crash the process that opens it; that costs about 0.25 s a file. Sparse-encoded files are also read for what
+XNNPACK does with them on ARM64 and in WebAssembly (`xnnpack`), where some compute wrong numbers that x86 never shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.delivery import probe
+from prunekit.delivery.advice import RuntimeAdvice, runtime_advice
+from prunekit.delivery.litert import ConversionError, InputSpec, Traced, convert, input_specs, trace_and_convert
+from prunekit.delivery.xnnpack import read_verdict
+
+__all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
+
+_SECONDS = 900  # for one file to run all samples
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class ExportRow:
+    """What became of one format.
+
+    Attributes:
+        format: The format asked for.
+        file: Name of the file inside the folder, None if none was left there.
+        bytes: Size of the file.
+        gzip_bytes: Size after `gzip -9`.
+        status: "ok", "refused" (known to fail or to compute wrong numbers somewhere, so not written) or "failed".
+        note: The reason, or what is worth knowing about the file.
+        max_error: Largest absolute difference from the Keras model, as a fraction of the range of its outputs.
+        agreement: Fraction of samples with the same most likely class, None where the first output is no classifier.
+        accuracy: Fraction of samples whose most likely class is the label, None without labels.
+    """
+
+    format: str
+    file: str | None
+    bytes: int | None
+    gzip_bytes: int | None
+    status: str
+    note: str
+    max_error: float | None
+    agreement: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write a model, and how far it may be from the Keras model.
+
+    The bounds are fractions of the range of each output over all samples. float32 has room for another order of
+    summation only; float16 rounds each weight by up to 2**-11; int8 rounds weights and activations to 8 bits, where
+    a confident softmax moves far on single samples near a boundary, hence the second bound, on the mean.
+
+    Attributes:
+        suffix: What the file name adds to the model's name.
+        weights: How LiteRT stores weights.
+        sparse: True if constants with at least 30 % zeros are sparse-encoded.
+        max_error: Bound on the largest absolute error.
+        mean_error: Bound on the root of the mean squared error.
+        least_agreement: With labels: least fraction of samples that keep their most likely class.
+    """
+
+    suffix: str
+    weights: str = "float32"
+    sparse: bool = False
+    max_error: float = 1e-4
+    mean_error: float = 1e-4
+    least_agreement: float = 0.0
+
+
+FORMATS: dict[str, Format] = {
+    "keras": Format(".keras", max_error=1e-5, mean_error=1e-5),
+    "litert": Format(".tflite"),
+    "litert-sparse": Format("-sparse.tflite", sparse=True),
+    "litert-float16": Format("-float16.tflite", weights="float16", max_error=1e-2, mean_error=2e-3),
+    "litert-float16-sparse": Format(
+        "-float16-sparse.tflite", weights="float16", sparse=True, max_error=1e-2, mean_error=2e-3
+    ),
+    "litert-dynamic-int8": Format(
+        "-dynamic-int8.tflite", weights="int8", max_error=0.25, mean_error=0.03, least_agreement=0.95
+    ),
+}
+# Asked for under a good name, but known to be broken whatever the model.
+_BROKEN = {
+    "litert-dynamic-int8-sparse": (
+        "LiteRT fails to load sparse-encoded dynamic int8, and computes nonsense where blocks are encoded; use "
+        "'litert-dynamic-int8', which gzip makes smaller than its sparse encoding would be"
+    ),
+}
+
+
+class _Unfit(Exception):
+    """A file that must not be shipped."""
+
+    def __init__(self, status: str, reason: str, found: _Comparison | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.found = status, found
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    max_error: float
+    mean_error: float
+    agreement: float | None
+    accuracy: float | None
+
+
+def export(
+    model: keras.Model,
+    directory: str | os.PathLike[str],
+    formats: Sequence[str],
+    samples: Any,
+    *,
+    labels: Any = None,
+    name: str = "model",
+) -> list[ExportRow]:
+    """One row per format, in the order asked for; only files that run and agree with `model` are left on disk.
+
+    Args:
+        model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
+        directory: Folder for the files; made if missing.
+        formats: Names from `FORMATS`.
+        samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays as the model takes
+            them. All are run, so a few hundred will do.
+        labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
+        name: Stem of the file names.
+
+    Raises:
+        ValueError: An unknown format, a model that is not built, samples or labels that do not fit.
+    """
+    chosen = _checked_formats(formats)
+    if Path(name).name != name or not name:
+        raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
+    subject = _Subject(model, samples, labels)
+    rows = {}
+    # The Keras file first: whatever a converter does, the model is on disk.
+    for key in sorted(chosen, key=lambda key: key != "keras"):
+        target = Path(directory) / (name + FORMATS[key].suffix if key in FORMATS else name)
+        try:
+            if key in _BROKEN:
+                raise _Unfit("refused", _BROKEN[key])
+            rows[key] = _export_keras(subject, target) if key == "keras" else _export_litert(subject, key, target)
+        except _Unfit as unfit:
+            rows[key] = _row_of_unfit(key, unfit, target)
+        except OSError as error:
+            rows[key] = _row_of_unfit(key, _Unfit("failed", f"cannot write {target}: {error.strerror or error}"), target)
+    return [rows[key] for key in chosen]
+
+
+def _checked_formats(formats: Sequence[str]) -> list[str]:
+    if isinstance(formats, str):
+        raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
+    for key in formats:
+        if key not in FORMATS and key not in _BROKEN:
+            near = difflib.get_close_matches(str(key), FORMATS, n=1, cutoff=0.4)
+            raise ValueError(
+                f"Unknown export format. Received: {key!r}."
+                + (f" Did you mean {near[0]!r}?" if near else "")
+                + f" Valid formats: {', '.join(FORMATS)}."
+            )
+    return list(dict.fromkeys(formats))
+
+
+def _row_of_unfit(key: str, unfit: _Unfit, target: Path) -> ExportRow:
+    note, found = str(unfit), unfit.found
+    with contextlib.suppress(OSError):
+        if key in FORMATS and target.exists():
+            note += f". The {target.name} in {target.parent} is from an earlier export"
+    measured = (found.max_error, found.agreement, found.accuracy) if found else (None, None, None)
+    return ExportRow(key, None, None, None, unfit.status, note, *measured)
+
+
+class _Subject:
+    """The model with its samples, what it answers to them, and its conversions; each is made once, when needed."""
+
+    def __init__(self, model: keras.Model, samples: Any, labels: Any) -> None:
+        if not model.built:
+            raise ValueError("Only a built model has weights to export. Call it on a sample first.")
+        arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
+        lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"`samples` needs one or more samples along axis 0. Received lengths: {sorted(lengths)}.")
+        self.model, self.structure = model, samples
+        self.specs: list[InputSpec] = input_specs(model, samples)
+        self.inputs = [array.astype(spec.dtype) for array, spec in zip(arrays, self.specs, strict=True)]
+        self.count = lengths.pop()
+        self.labels = None if labels is None else self._classes(np.asarray(labels))
+        self._converted: tuple[Traced, bytes] | ConversionError | None = None
+
+    def _classes(self, labels: np.ndarray) -> np.ndarray:
+        if labels.shape[:1] != (self.count,) or labels.ndim > 2:
+            raise ValueError(
+                f"`labels` must hold a class, or a one-hot row, for each of the {self.count} samples. "
+                f"Received: shape={labels.shape}."
+            )
+        return labels.argmax(-1) if labels.ndim == 2 and labels.shape[1] > 1 else labels.reshape(self.count)
+
+    def answers(self, model: keras.Model) -> list[np.ndarray]:
+        """Every output of a Keras model for all samples, as float arrays."""
+        batch = self.specs[0].shape[0] or 256
+        parts: list[list[np.ndarray]] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for start in range(0, self.count // batch * batch if self.specs[0].shape[0] else self.count, batch):
+                flat = [keras.ops.convert_to_tensor(values[start : start + batch]) for values in self.inputs]
+                outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(self.structure, flat), training=False))
+                parts.append([np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(o, "float32"))) for o in outputs])
+        if not parts:
+            raise ValueError(f"The model takes batches of {batch}. Received: {self.count} samples.")
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    @cached_property
+    def reference(self) -> list[np.ndarray]:
+        answers = self.answers(self.model)
+        if not all(np.isfinite(answer).all() for answer in answers):
+            raise _Unfit("failed", "the Keras model itself gives NaN or infinity for these samples")
+        return answers
+
+    def converted(self) -> tuple[Traced, bytes]:
+        """The traced model and its plain float32 file."""
+        if keras.backend.backend() != "tensorflow":
+            raise _Unfit(
+                "refused",
+                f"LiteRT files are made with Keras's TensorFlow backend, this process uses {keras.backend.backend()!r}; "
+                "export 'keras', load it where KERAS_BACKEND=tensorflow is set, and export from there",
+            )
+        if self._converted is None:
+            try:
+                self._converted = trace_and_convert(self.model, self.structure, self.specs)
+            except ConversionError as error:
+                self._converted = error
+        if isinstance(self._converted, ConversionError):
+            raise _Unfit("failed", f"the converter gave up: {self._converted}")
+        return self._converted
+
+    def compare(self, key: str, answers: list[np.ndarray], what: str) -> _Comparison:
+        """How far `answers` to the first samples are from the reference.
+
+        Raises:
+            _Unfit: Further than the format's bounds.
+        """
+        found = _compare([values[: len(answers[0])] for values in self.reference], answers, self.labels)
+        bounds = FORMATS[key]
+        if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):
+            raise _Unfit(
+                "failed",
+                f"it runs but disagrees with the Keras model on {what}: largest error {found.max_error:.3g} and mean "
+                f"error {found.mean_error:.3g} of the output range (allowed: {bounds.max_error:g}, {bounds.mean_error:g})",
+                found,
+            )
+        if found.accuracy is not None and found.agreement is not None and found.agreement < bounds.least_agreement:
+            raise _Unfit(
+                "failed",
+                f"it runs but gives another class than the Keras model for {1 - found.agreement:.1%} of the samples "
+                f"(allowed: {1 - bounds.least_agreement:.0%})",
+                found,
+            )
+        return found
+
+
+def _compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> _Comparison:
+    shapes = [values.shape for values in reference], [values.shape for values in answers]
+    if shapes[0] != shapes[1]:
+        raise _Unfit("failed", f"its outputs have shapes {shapes[1]}, those of the Keras model {shapes[0]}")
+    largest, mean = [], []
+    for expected, measured in zip(reference, answers, strict=True):
+        # A constant output has no range: then its size is the scale, and 1 for all zeros.
+        scale = float(np.ptp(expected)) or float(np.abs(expected).max(initial=0.0)) or 1.0
+        error = np.where(np.isfinite(measured), np.abs(measured.astype(np.float64) - expected), np.inf) / scale
+        largest.append(float(error.max(initial=0.0)))
+        mean.append(float(np.sqrt(np.mean(error**2))))
+    first, agreement, accuracy = reference[0], None, None
+    if first.ndim == 2 and first.shape[1] > 1:
+        classes = answers[0].argmax(-1)
+        agreement = float((classes == first.argmax(-1)).mean())
+        accuracy = None if labels is None else float((classes == labels[: len(classes)]).mean())
+    return _Comparison(max(largest), max(mean), agreement, accuracy)
+
+
+def _export_keras(subject: _Subject, target: Path) -> ExportRow:
+    model = subject.model
+    with _temporary(target) as path:
+        with _without_training_state(model):
+            try:
+                model.save(path)
+            except (ValueError, TypeError, NotImplementedError) as error:
+                raise _Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
+        try:
+            loaded = keras.models.load_model(path, compile=False, safe_mode=True)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise _Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
+        before, after = ([keras.ops.convert_to_numpy(w) for w in m.weights] for m in (model, loaded))
+        kept = [int(values.size - np.count_nonzero(values)) for values in before]
+        if len(before) != len(after) or not all(_same(a, b) for a, b in zip(before, after, strict=True)):
+            raise _Unfit("failed", "the weights in the file are not those of the model")
+        found = subject.compare("keras", subject.answers(loaded), "the samples")
+        total = sum(values.size for values in before)
+        note = f"{sum(kept)} zeros in {total} weights, each where the model has it"
+        return _ship("keras", path, target, note, found)
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    """Equal bit for bit, so that a zero is a zero and a NaN equals itself."""
+    return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
+
+
+def _export_litert(subject: _Subject, key: str, target: Path) -> ExportRow:
+    chosen = FORMATS[key]
+    traced, content = subject.converted()
+    dense_size = len(content)
+    if key != "litert":
+        try:
+            content = convert(traced, weights=chosen.weights, sparse=chosen.sparse)
+        except ConversionError as error:
+            raise _Unfit("failed", f"the converter gave up: {error}") from error
+    notes = _sparse_notes(content, dense_size if chosen.weights == "float32" else None) if chosen.sparse else []
+    if traced.batch is not None:
+        notes.append(f"takes batches of {traced.batch}")
+    with _temporary(target) as path:
+        path.write_bytes(content)
+        found = _run_and_compare(subject, key, traced, path)
+        return _ship(key, path, target, "; ".join(notes), found)
+
+
+def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
+    """What to know about a sparse-encoded file.
+
+    Raises:
+        _Unfit: It is known to fail or to compute wrong numbers somewhere.
+    """
+    verdict = read_verdict(content)
+    if verdict.wrong is not None:
+        raise _Unfit(
+            "refused",
+            f"{verdict.wrong}: wrong numbers or a crash on ARM64 and in WebAssembly, even where x86 is right; ship the "
+            "same zeros in the format without '-sparse' (gzip makes it small), or change that part of the model",
+        )
+    if not verdict.sparse_tensors:
+        return ["no constant has the 30 % zeros from which the converter encodes sparsely: stored densely"]
+    notes = [f"{verdict.sparse_tensors} constants stored sparsely"]
+    if verdict.blocks:
+        notes.append(f"{verdict.blocks} of them in blocks that x86 computes sparsely")
+    if verdict.switched:
+        notes.append("1x1 convolutions run sparse on ARM64 and in WebAssembly")
+    if dense_size is not None and len(content) > dense_size:
+        notes.append("larger than the dense file: too few zeros")
+    return notes
+
+
+def _run_and_compare(subject: _Subject, key: str, traced: Traced, path: Path) -> _Comparison:
+    """The comparison over all samples in batches, after a few samples one by one have passed too."""
+    whole = subject.count if traced.batch is None else subject.count // traced.batch * traced.batch
+    runs = {traced.batch or _CHUNK: whole}
+    if traced.batch is None:
+        runs = {1: min(4, whole)} | runs
+    outputs = _run_apart(path, {spec.name: v for spec, v in zip(subject.specs, subject.inputs, strict=True)}, runs)
+    found = None
+    for chunk, count in runs.items():
+        answers = [outputs[f"{chunk}/{name}"] for name in traced.outputs]
+        what = f"the first {count} samples one by one" if chunk == 1 else f"the samples in batches of {chunk}"
+        found = subject.compare(key, [np.asarray(values, np.float32) for values in answers], what)
+    if found is None:
+        raise _Unfit("failed", f"it takes batches of {traced.batch}, there are {subject.count} samples")
+    return found
+
+
+def _run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
+    """What `probe.run` returns for each (chunk, count) of `runs`, from a process of its own.
+
+    Raises:
+        _Unfit: The file does not load, does not run, crashes or hangs.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
+        np.savez(source, allow_pickle=False, **inputs)
+        command = [sys.executable, "-P", probe.__file__, str(path), str(source), str(target)]
+        command += [f"{chunk}:{count}" for chunk, count in runs.items()]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise _Unfit("failed", f"it converts, but does not finish within {_SECONDS} s") from None
+        if done.returncode < 0:
+            cause = signal.Signals(-done.returncode).name
+            raise _Unfit("failed", f"it converts, but crashes the LiteRT interpreter ({cause})")
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise _Unfit("failed", f"it converts, but does not run: {lines[-1] if lines else 'no message'}")
+        with np.load(target) as stored:
+            return {name: stored[name] for name in stored.files}
+
+
+def _ship(key: str, path: Path, target: Path, note: str, found: _Comparison) -> ExportRow:
+    """Renames a checked file into place; its row."""
+    size, compressed = path.stat().st_size, _gzip_size(path)
+    os.replace(path, target)
+    return ExportRow(
+        key, target.name, size, compressed, "ok", note, found.max_error, found.agreement, found.accuracy
+    )
+
+
+def _gzip_size(path: Path) -> int:
+    """Bytes that `gzip -9` makes of a file."""
+    compressor, size = zlib.compressobj(9, zlib.DEFLATED, 31), 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            size += len(compressor.compress(block))
+    return size + len(compressor.flush())
+
+
+@contextlib.contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A path beside `target` to write to; whatever is left there afterwards is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_training_state(model: keras.Model) -> Iterator[None]:
+    """Hides the optimizer while the model is saved: its slots are no part of a delivery and triple the size."""
+    state = vars(model)
+    hidden = {name: state[name] for name in ("optimizer", "compiled") if name in state}
+    state.pop("optimizer", None)
+    state["compiled"] = False
+    try:
+        yield
+    finally:
+        state.pop("compiled", None)
+        state.update(hidden)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

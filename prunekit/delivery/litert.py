@@ -1,0 +1,202 @@
+"""Keras model -> LiteRT bytes. The model is traced once; every format is converted from that one function."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+
+class ConversionError(RuntimeError):
+    """The model cannot be converted; the message is the converter's own, shortened."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A model as one TensorFlow function, ready to be converted.
+
+    Attributes:
+        outputs: Names of the outputs, in the order of the flattened structure that the model returns.
+        batch: The fixed batch size, None where any batch size goes.
+    """
+
+    function: Any
+    holder: Any
+    outputs: tuple[str, ...]
+    batch: int | None
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a model: its name in the file, its shape (batch first, None = any length) and dtype."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
+    """Every input, in the order of `keras.tree.flatten(samples)`: the model's own description, else that of `samples`.
+
+    Args:
+        model: A built Keras model.
+        samples: Array, or list, tuple or dict of arrays, as the model takes them; samples along axis 0.
+
+    Raises:
+        ValueError: `samples` has another number of arrays than the model has inputs.
+    """
+    arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
+    keys = sorted(samples) if isinstance(samples, dict) else []
+    known = getattr(model, "inputs", None)
+    if not known:  # a subclassed model
+        names = _names(keys, len(arrays), "input")
+        kinds = {"f": model.input_dtype, "i": "int32", "u": "int32"}
+        return [
+            InputSpec(name, (None, *array.shape[1:]), kinds.get(array.dtype.kind, array.dtype.name))
+            for name, array in zip(names, arrays, strict=True)
+        ]
+    if len(known) != len(arrays):
+        raise ValueError(
+            f"`samples` must hold an array for each of the model's {len(known)} inputs. Received: {len(arrays)} arrays."
+        )
+    by_name = {tensor.name: tensor for tensor in known}
+    if keys and all(key in by_name for key in keys):
+        known = [by_name[key] for key in keys]  # a dict goes by names, whatever the order of the model's inputs
+    names = _names([tensor.name for tensor in known], len(known), "input")
+    return [
+        InputSpec(name, tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
+        for name, tensor in zip(names, known, strict=True)
+    ]
+
+
+def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec]) -> Traced:
+    """The model as one TensorFlow function with named inputs and outputs.
+
+    Args:
+        model: A built Keras model on the TensorFlow backend.
+        structure: Anything nested as the model's inputs are.
+        specs: The inputs, flattened, from `input_specs`.
+
+    Raises:
+        ConversionError: The model cannot be traced.
+    """
+    import tensorflow as tf
+
+    out_names: list[str] = []
+
+    def serve(*flat: Any) -> dict[str, Any]:
+        outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(structure, list(flat)), training=False))
+        known = getattr(model, "output_names", None)
+        out_names[:] = _names(known if len(outputs) > 1 else None, len(outputs), "output")
+        return {name: tf.identity(tensor, name=name) for name, tensor in zip(out_names, outputs, strict=True)}
+
+    tensors = [tf.TensorSpec(spec.shape, spec.dtype, name=spec.name) for spec in specs]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function = tf.function(serve, autograph=False).get_concrete_function(*tensors)
+    except Exception as error:
+        raise ConversionError(f"the model cannot be traced: {_shorten(str(error))}") from error
+    holder = tf.Module()
+    # The converter freezes the variables it finds here. Given the Keras model instead, it finds none and writes NaN.
+    holder.variables_of_model = list(function.graph.variables)
+    return Traced(function, holder, tuple(out_names), specs[0].shape[0])
+
+
+def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -> bytes:
+    """A LiteRT file's bytes.
+
+    Args:
+        traced: From `trace`.
+        weights: "float32", "float16" or "int8" (stored as int8, computed with activations quantized on the fly).
+        sparse: True encodes constants with at least 30 % zeros sparsely.
+
+    Raises:
+        ConversionError: The converter gave up.
+    """
+    import tensorflow as tf
+
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.function], traced.holder)
+    optimizations = [tf.lite.Optimize.DEFAULT] if weights != "float32" else []
+    converter.optimizations = optimizations + ([tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else [])
+    if weights == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    try:
+        with _silence():
+            return converter.convert()
+    except Exception as error:
+        raise ConversionError(_shorten(str(error))) from error
+
+
+def trace_and_convert(model: keras.Model, structure: Any, specs: Sequence[InputSpec]) -> tuple[Traced, bytes]:
+    """A traced model with its float32 file; the batch size is fixed at 1 where the converter cannot leave it open.
+
+    Recurrent layers are such a case: their tensor lists need a known batch size.
+
+    Raises:
+        ConversionError: Neither way converts.
+    """
+    traced = trace(model, structure, specs)
+    try:
+        return traced, convert(traced)
+    except ConversionError:
+        if traced.batch is not None:
+            raise
+    fixed = trace(model, structure, [replace(spec, shape=(1, *spec.shape[1:])) for spec in specs])
+    return fixed, convert(fixed)
+
+
+def _names(known: Sequence[str] | None, count: int, fallback: str) -> list[str]:
+    names = [re.sub(r"\W", "_", name) for name in known or ()]
+    # Names that Keras made up carry a running number, so two exports of one model would differ.
+    if len(set(names)) == count and not any(name.startswith("keras_tensor") for name in names):
+        return names
+    return [fallback] if count == 1 else [f"{fallback}_{index}" for index in range(count)]
+
+
+def _shorten(message: str, limit: int = 300) -> str:
+    """The part of a converter's message that a person can use: its pages of source locations are dropped."""
+    lines = [re.sub(r"\s+", " ", line).strip() for line in re.split(r"\n|\\n", message)]
+    telling = [line for line in lines if re.search(r"error:|ops?:|not supported|failed", line, re.IGNORECASE)]
+    text = re.sub(r"^.*?error: ", "", next(iter(telling or [line for line in lines if line]), "no message"))
+    text = re.sub(r"(callsite|fused|loc)\(.*", "", text)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps the converter's log lines off the terminal; what Python code raises is unaffected.
+
+    The C++ side writes straight to file descriptor 2, so that is what has to point elsewhere, for as long as one
+    conversion takes.
+    """
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
+    levels = [logger.level for logger in loggers]
+    with tempfile.TemporaryFile() as sink, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(AttributeError, ValueError):
+            sys.stderr.flush()
+        saved = None
+        with contextlib.suppress(OSError):  # a program without a standard error stream
+            saved = os.dup(2)
+            os.dup2(sink.fileno(), 2)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+            if saved is not None:
+                os.dup2(saved, 2)
+                os.close(saved)

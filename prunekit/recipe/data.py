@@ -1,0 +1,321 @@
+"""The data of a run: built-in sets, idx, npz and npy files, a factory; limited, scaled and split, always the same way."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prunekit.recipe.factories import call_factory
+from prunekit.recipe.idx import read_idx
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.schema import DataSource
+
+# Where Debian's package dataset-fashion-mnist puts its files.
+DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
+FASHION_FILES = {
+    "train_inputs": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_inputs": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
+PARTS = tuple(FASHION_FILES)
+_DIGITS_TEST = 360
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What a run trains on, validates on after each epoch, and measures its accuracy on.
+
+    Attributes:
+        name: For people, such as "digits".
+        train: (inputs, labels); inputs of shape (examples, ...).
+        validation: The same, held out of the training part; the test part where nothing is held out.
+        test: The same.
+    """
+
+    name: str
+    train: tuple[np.ndarray, np.ndarray]
+    validation: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all arrays: their types, shapes and bytes, as they reach the model."""
+        total = hashlib.sha256()
+        for array in (*self.train, *self.validation, *self.test):
+            total.update(array_digest(array).encode())
+        return total.hexdigest()
+
+
+def array_digest(array: np.ndarray) -> str:
+    """SHA-256 over type, shape and bytes of an array."""
+    total = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def check_files(source: DataSource) -> None:
+    """Raises where a file that the data come from is not there; reads none of them.
+
+    Raises:
+        RecipeError: A file is missing.
+    """
+    if source.builtin == "fashion-mnist":
+        fashion_files(source.path)
+    elif source.npz is not None:
+        _existing(source.npz)
+    else:
+        files = source.idx or source.npy
+        for part in PARTS if files else ():
+            _existing(getattr(files, part))
+
+
+def load_data(source: DataSource, seed: int) -> Data:
+    """The data that a recipe names.
+
+    Args:
+        source: Which, and how much of them.
+        seed: Of the recipe: chooses the examples that `limit` keeps and those held out for validation.
+
+    Raises:
+        RecipeError: Files that are missing or damaged, arrays that do not belong together.
+    """
+    name, read = _reader(source)
+    arrays = _checked(name, read())
+    scale = source.scale
+    if scale is None and source.factory is None and arrays["train_inputs"].dtype == np.uint8:
+        scale = 255.0
+    random = np.random.default_rng(seed)
+    train = _limited((arrays["train_inputs"], arrays["train_labels"]), source.limit, random)
+    test = _scaled(_limited((arrays["test_inputs"], arrays["test_labels"]), source.limit, random), scale)
+    train, held_out = _split(train, source.validation_split, random)
+    validation = test if held_out is None else _scaled(held_out, scale)
+    return Data(name=name, train=_scaled(train, scale), validation=validation, test=test)
+
+
+def given_data(pairs: Any) -> Data:
+    """Data given in Python, ((train inputs, labels), (test inputs, labels)), used as they are, in full: no limit, no scale, validated on the test part.
+
+    Raises:
+        RecipeError: They have another structure, or arrays that do not belong together.
+    """
+    arrays = _checked("the given data", _from_pairs(pairs, "`data`"))
+    train = _scaled((arrays["train_inputs"], arrays["train_labels"]), None)
+    test = _scaled((arrays["test_inputs"], arrays["test_labels"]), None)
+    return Data(name="given in Python", train=train, validation=test, test=test)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
+    if source.builtin == "digits":
+        return "digits", _digits
+    if source.builtin is not None:
+        return source.builtin, lambda: _with_channel(_read_files(fashion_files(source.path), read_idx))
+    if source.idx is not None:
+        return "idx files", lambda: _with_channel(_read_files(_paths(source.idx), read_idx))
+    if source.npy is not None:
+        return "npy files", lambda: _read_files(_paths(source.npy), _read_npy)
+    if source.npz is not None:
+        return Path(source.npz).name, lambda: _read_npz(source)
+    factory = str(source.factory)
+    return factory, lambda: _from_pairs(call_factory(factory, source.arguments, "data"), f"the factory {factory!r}")
+
+
+def _digits() -> Arrays:
+    """1,797 images of 8x8 from the UCI repository, as scikit-learn ships them: inputs in [0, 1], 1,437 + 360."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RecipeError(
+            "the digits come with scikit-learn, which is not installed: pip install 'prunekit[examples]'."
+        ) from error
+    digits = load_digits()
+    inputs = (digits.images[..., np.newaxis] / 16.0).astype("float32")
+    labels = digits.target.astype("int64")
+    # In the file's order the last images are by other writers than the first. One split for everybody, whatever the
+    # recipe's seed, so that accuracies compare.
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, test = order[:-_DIGITS_TEST], order[-_DIGITS_TEST:]
+    return dict(zip(PARTS, (inputs[train], labels[train], inputs[test], labels[test]), strict=True))
+
+
+def fashion_files(folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
+    """The four idx files of Fashion-MNIST, raw or gzip; nothing is ever downloaded.
+
+    Args:
+        folder: Where to look; None looks where Debian's package and Keras' own cache put them.
+
+    Raises:
+        RecipeError: They are not there; the message says how to get them.
+    """
+    keras_home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    folders = [Path(folder)] if folder is not None else [DEBIAN_FASHION, keras_home / "datasets" / "fashion-mnist"]
+    for candidate in folders:
+        found = {
+            part: path
+            for part, stem in FASHION_FILES.items()
+            for path in (candidate / stem, candidate / f"{stem}.gz")
+            if path.is_file()
+        }
+        if len(found) == len(FASHION_FILES):
+            return found
+    raise RecipeError(
+        f"the files of Fashion-MNIST ({', '.join(FASHION_FILES.values())}, raw or .gz) are not in "
+        f"{' or '.join(map(str, folders))}. Install Debian's package dataset-fashion-mnist, or have Keras download "
+        "them (30 MB) with keras.datasets.fashion_mnist.load_data(), or name their folder: data: {builtin: "
+        "fashion-mnist, path: FOLDER}."
+    )
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    if not os.path.isfile(path):
+        raise RecipeError(f"the data file {os.fspath(path)} does not exist.")
+    return Path(path)
+
+
+def _paths(files: Any) -> dict[str, Path]:
+    return {part: _existing(getattr(files, part)) for part in PARTS}
+
+
+def _read_files(paths: dict[str, Path], read: Callable[[Path], np.ndarray]) -> Arrays:
+    return {part: read(path) for part, path in paths.items()}
+
+
+def _with_channel(arrays: Arrays) -> Arrays:
+    """Images of idx files, (examples, rows, columns), with the channel axis that convolutions expect."""
+    for part in ("train_inputs", "test_inputs"):
+        if arrays[part].ndim == 3:
+            arrays[part] = arrays[part][..., np.newaxis]
+    return arrays
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    try:
+        # Never pickled objects: to unpickle is to run code.
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise RecipeError(f"{path} is not a whole npy file of plain numbers: {_first_line(error)}.") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise RecipeError(f"{path} is an npz file, not an npy file: give it as data: {{npz: ...}}.")
+    return array
+
+
+def _read_npz(source: DataSource) -> Arrays:
+    path = _existing(str(source.npz))
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            names = {part: getattr(source.arrays, part) for part in PARTS}
+            for part, name in names.items():
+                if name not in archive.files:
+                    raise RecipeError(
+                        f"{path} has no array {name!r} for {part}; it has {', '.join(map(repr, archive.files))}. "
+                        f"Name them: data: {{npz: ..., arrays: {{{part}: ...}}}}."
+                    )
+            return {part: archive[name] for part, name in names.items()}
+    except RecipeError:
+        raise
+    except (ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise RecipeError(f"{path} is not a whole npz file of plain numbers: {_first_line(error)}.") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _from_pairs(pairs: Any, owner: str) -> Arrays:
+    try:
+        (train_inputs, train_labels), (test_inputs, test_labels) = pairs
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"{owner} gives ((train inputs, train labels), (test inputs, test labels)). Received: {_outline(pairs)}."
+        ) from error
+    values = (train_inputs, train_labels, test_inputs, test_labels)
+    for part, value in zip(PARTS, values, strict=True):
+        if isinstance(value, dict | tuple | list):
+            raise RecipeError(
+                f"{part} of {owner} is one array: recipes train models with one input and one output. "
+                f"Received: {_outline(value)}."
+            )
+    return {part: np.asarray(value) for part, value in zip(PARTS, values, strict=True)}
+
+
+def _outline(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if isinstance(value, dict | tuple | list) else kind
+
+
+# ---- checking and preparing ------------------------------------------------------------------------------------------
+
+
+def _checked(name: str, arrays: Arrays) -> Arrays:
+    for inputs, labels in (PARTS[:2], PARTS[2:]):
+        _check(name, inputs, arrays[inputs])
+        _check(name, labels, arrays[labels])
+        if len(arrays[inputs]) != len(arrays[labels]):
+            raise RecipeError(
+                f"{name}: {inputs} and {labels} hold as many examples. "
+                f"Received: {len(arrays[inputs]):,} and {len(arrays[labels]):,}."
+            )
+    if arrays["train_inputs"].shape[1:] != arrays["test_inputs"].shape[1:]:
+        raise RecipeError(
+            f"{name}: inputs of the training and the test part have one shape. "
+            f"Received: {arrays['train_inputs'].shape[1:]} and {arrays['test_inputs'].shape[1:]}."
+        )
+    return arrays
+
+
+def _check(name: str, part: str, array: np.ndarray) -> None:
+    if array.dtype.kind not in "biuf":
+        raise RecipeError(f"{name}: {part} are numbers. Received: an array of type {array.dtype}.")
+    if array.ndim == 0 or array.size == 0:
+        raise RecipeError(f"{name}: {part} hold at least one example. Received: an array of shape {array.shape}.")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise RecipeError(f"{name}: {part} are finite. Received: NaN or infinity among them.")
+
+
+def _limited(
+    pair: tuple[np.ndarray, np.ndarray], limit: int | None, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair
+    if limit is None or limit >= len(labels):
+        return pair
+    # Chosen at random, since files may be sorted by class, and kept in their order.
+    chosen = np.sort(random.permutation(len(labels))[:limit])
+    return inputs[chosen], labels[chosen]
+
+
+def _split(
+    pair: tuple[np.ndarray, np.ndarray], fraction: float, random: np.random.Generator
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
+    if fraction == 0.0:
+        return pair, None
+    inputs, labels = pair
+    held_out = round(fraction * len(labels))
+    if not 0 < held_out < len(labels):
+        raise RecipeError(
+            f"validation_split leaves examples on both sides. Received: {fraction:g} of {len(labels):,} examples."
+        )
+    order = random.permutation(len(labels))
+    train, validation = np.sort(order[:-held_out]), np.sort(order[-held_out:])
+    return (inputs[train], labels[train]), (inputs[validation], labels[validation])
+
+
+def _scaled(pair: tuple[np.ndarray, np.ndarray], scale: float | None) -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair
+    if scale is not None:
+        inputs = np.divide(inputs, np.float32(scale), dtype="float32")
+    elif inputs.dtype.kind in "fb":
+        inputs = inputs.astype("float32", copy=False)
+    return np.ascontiguousarray(inputs), np.ascontiguousarray(labels)

@@ -1,0 +1,58 @@
+"""Calls the Python functions that a recipe names; whoever calls this has asked `require_trust` before."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from prunekit.recipe.loader import RecipeError
+
+
+def call_factory(reference: str, arguments: Mapping[str, Any], what: str) -> Any:
+    """What the function returns; an exception inside it comes through with its own traceback.
+
+    Args:
+        reference: "package.module:function"; the working directory is searched first, as `python -m` does.
+        arguments: Keyword arguments of the function.
+        what: "model" or "data", for errors.
+
+    Raises:
+        RecipeError: There is no such module or function, or it does not take the arguments.
+    """
+    module_name, _, path = reference.partition(":")
+    function: Any = _imported(module_name, what)
+    for part in path.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        raise RecipeError(
+            f"the {what} factory is a function inside its module. Received: {reference!r}, and {module_name!r} has no "
+            f"function {path!r}."
+        )
+    try:
+        return function(**dict(arguments))
+    except TypeError as error:
+        # Raised by the call itself: one level of traceback. Anything deeper is the function's own affair.
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            raise RecipeError(f"the {what} factory {reference!r} does not take these arguments: {error}.") from error
+        raise
+
+
+def _imported(module_name: str, what: str) -> Any:
+    directory = os.getcwd()
+    missing = directory not in sys.path
+    if missing:
+        sys.path.insert(0, directory)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that the user's own one misses is an error inside it, not a wrong name in the recipe.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise RecipeError(
+            f"the {what} factory's module {module_name!r} was not found, neither among the installed packages nor in "
+            f"{directory}."
+        ) from error
+    finally:
+        if missing and directory in sys.path:
+            sys.path.remove(directory)

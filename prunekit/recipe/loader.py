@@ -1,0 +1,317 @@
+"""Recipe file, mapping or built-in name -> Recipe, with each error at its file, line and column.
+
+Nothing here imports Keras: `prunekit check` answers at once.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+
+from prunekit.recipe import fields
+from prunekit.recipe.fields import nearest, shown
+from prunekit.recipe.schema import VERSION, Recipe
+from prunekit.recipe.text import LARGEST_FILE, Document, Path, Position, RecipeError, read_text
+from prunekit.sparsity.schedules import SCHEDULES
+
+__all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "require_trust"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_REFERENCE = re.compile(rf"\$({_NAME.pattern})", re.ASCII)
+# `$$` is a dollar sign; a lone `$` stays where no name follows it, as at the end of a regular expression.
+_DOLLARS = re.compile(r"\$\$|\$(?=[A-Za-z_{])", re.ASCII)
+_DEEPEST = 40
+
+
+def load_recipe(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Recipe,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    data_given: bool = False,
+) -> Recipe:
+    """The recipe, checked as a whole, variables replaced, file paths absolute.
+
+    Args:
+        source: A file, the name of a built-in recipe, the same as a mapping, or a Recipe (returned as it is).
+        overrides: Values for declared variables.
+        data_given: The data come from elsewhere, so that a step may train although the recipe names none.
+
+    Raises:
+        RecipeError: The first mistake, in one line: file, line, column, what was expected, what came.
+    """
+    if isinstance(source, Recipe):
+        if overrides:
+            raise RecipeError(
+                "a Recipe has its variables replaced already: pass overrides together with a file or a mapping."
+            )
+        return source
+    if isinstance(source, Mapping):
+        return _recipe(Document(_copied(source)), overrides or {}, {"base": os.getcwd(), "need_data": not data_given})
+    path = find_recipe(source)
+    document = read_text(_read(path), str(source))
+    context = {"base": str(path.resolve().parent), "need_data": not data_given}
+    if isinstance(document.data, dict) and "name" not in document.data and _is_name(path.stem):
+        document.data["name"] = path.stem.replace("$", "$$")
+    return _recipe(document, overrides or {}, context)
+
+
+def find_recipe(source: str | os.PathLike[str]) -> FilePath:
+    """The file that `source` names: a path, or the name of a built-in recipe.
+
+    Raises:
+        RecipeError: There is neither.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"A recipe is a path, a mapping or a Recipe. Received: {source!r}.")
+    text = os.fspath(source)
+    if not text or "\0" in text:
+        raise RecipeError(f"expected the path of a recipe. Received: {shown(text)}.")
+    path = FilePath(text)
+    builtin = builtin_recipes()
+    try:
+        if path.is_file() or (text not in builtin and path.exists() and not path.is_dir()):
+            return path
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}.", text) from None
+    if text in builtin:
+        return builtin[text]
+    what = "a folder, not a recipe" if is_folder else "no such file, and no built-in recipe of that name"
+    raise RecipeError(f"{what}.{nearest(text, builtin)}", text)
+
+
+def builtin_recipes() -> dict[str, FilePath]:
+    """The recipes that come with prunekit, by name, in alphabetical order."""
+    package = FilePath(__file__).resolve().parent.parent
+    # In a wheel they lie inside the package, in a source checkout beside it.
+    folders = [package / "recipes"]
+    if (package.parent / "pyproject.toml").is_file():
+        folders.append(package.parent / "recipes")
+    found = {path.stem: path for folder in reversed(folders) for path in folder.glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as YAML with every default written out; reading it gives an equal recipe."""
+    data = recipe.model_dump(mode="json", exclude_none=True)
+    return yaml.dump(_doubled_dollars(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def require_trust(recipe: Recipe, trust: bool, model_given: bool = False, data_given: bool = False) -> None:
+    """Refuses to import Python code that a recipe names, unless the caller trusts it.
+
+    Args:
+        recipe: The recipe.
+        trust: The caller's word.
+        model_given: The model comes from elsewhere, so that the recipe's is not built.
+        data_given: The same for the data.
+
+    Raises:
+        RecipeError: What would be imported, and how to allow it.
+    """
+    given = {"model": model_given, "data": data_given}
+    factories = [text for text in recipe.factories() if not given[text.partition(":")[0]]]
+    if factories and not trust:
+        raise RecipeError(
+            f"recipe {recipe.name!r} imports and runs Python code ({', '.join(factories)}). Read that code, and "
+            "allow it with --trust (trust=True) if you trust it."
+        )
+
+
+def _read(path: FilePath) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}.", str(path)) from None
+
+
+def _is_name(text: str) -> bool:
+    return bool(re.fullmatch(fields.NAME, text, re.ASCII))
+
+
+def _recipe(document: Document, overrides: Mapping[str, Any], context: dict[str, Any]) -> Recipe:
+    _check_version(document)
+    data, origins = _Variables(document, overrides).replaced()
+    try:
+        return Recipe.model_validate(data, context=context)
+    except ValidationError as error:
+        _fail_with(replace(document, data=data), error, origins)
+
+
+def _check_version(document: Document) -> None:
+    """Looks at the version before anything else: another version's keys are no mistakes."""
+    data = document.data
+    if not isinstance(data, Mapping):
+        document.fail(f"expected a recipe: a mapping with version, model, data and steps. Received: {shown(data)}.")
+    if "version" not in data:
+        document.fail(f"'version' is missing: add 'version: {VERSION}' at the top.")
+    version = data["version"]
+    if type(version) is not int or version != VERSION:
+        document.fail(f"this prunekit reads recipes of version {VERSION}. Received: {shown(version)}.", ("version",))
+
+
+class _Variables:
+    """Replaces `$name` scalars by the values of declared variables, and remembers where it did."""
+
+    def __init__(self, document: Document, overrides: Mapping[str, Any]):
+        self.document = document
+        self.used: set[str] = set()
+        self.origins: dict[Path, str] = {}
+        self.overridden = set(overrides)
+        self.values: dict[str, Any] = {}
+        self._declare(overrides)
+
+    def replaced(self) -> tuple[dict[str, Any], dict[Path, str]]:
+        """The recipe's values, and by its path the variable behind each replaced one."""
+        data = {
+            key: value if key == "variables" else self._replace(value, (key,))
+            for key, value in self.document.data.items()
+        }
+        for name in self.overridden - self.used:
+            self.document.fail(f"variable {name!r} is set, but nothing uses ${name}.", ("variables", name), key=True)
+        if self.values:
+            data["variables"] = self.values
+        return data, self.origins
+
+    def _declare(self, overrides: Mapping[str, Any]) -> None:
+        declared = self.document.data.get("variables", {})
+        if not isinstance(declared, Mapping):
+            self.document.fail(f"expected a mapping of names and values. Received: {shown(declared)}.", ("variables",))
+        for name in overrides:
+            if name not in declared:
+                self.document.fail(
+                    f"variable {shown(name)} is set, but not declared under 'variables'.{nearest(str(name), declared)}",
+                    ("variables",),
+                )
+        for name, value in declared.items():
+            path = ("variables", name)
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                self.document.fail(
+                    f"expected a name of letters, digits and '_'. Received: {shown(name)}.", path, key=True
+                )
+            value = overrides[name] if name in overrides else self._replace(value, path)
+            if value is not None and type(value) not in (bool, int, float, str):
+                self.document.fail(f"expected text, a number, true or false. Received: {shown(value)}.", path)
+            self.values[name] = value
+
+    def _replace(self, value: Any, path: Path) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._replace(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._replace(item, (*path, i)) for i, item in enumerate(value)]
+        if not isinstance(value, str) or "$" not in value:
+            return value
+        reference = _REFERENCE.fullmatch(value)
+        if reference is None:
+            return _DOLLARS.sub(lambda match: self._dollar(match[0], path), value)
+        name = reference[1]
+        if name not in self.values:
+            later = " It is declared further down." if name in (self.document.data.get("variables") or {}) else ""
+            self.document.fail(f"unknown variable ${name}.{later or nearest(name, self.values)}", path)
+        self.used.add(name)
+        self.origins[path] = name
+        return self.values[name]
+
+    def _dollar(self, text: str, path: Path) -> str:
+        if text == "$":
+            self.document.fail("$name stands for a whole value, not a part of one. Write $$ for a dollar sign.", path)
+        return "$"
+
+
+def _copied(value: Any, path: Path = ()) -> Any:
+    """The mapping a caller passed, rebuilt from dicts and lists: later changes of it do not reach the recipe."""
+    if len(path) > _DEEPEST:
+        raise RecipeError(f"expected at most {_DEEPEST} levels.")
+    if isinstance(value, Mapping):
+        return {key: _copied(item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item, (*path, i)) for i, item in enumerate(value)]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _doubled_dollars(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _doubled_dollars(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_doubled_dollars(item) for item in value]
+    return value.replace("$", "$$") if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _fail_with(document: Document, error: ValidationError, origins: dict[Path, str]) -> NoReturn:
+    """Raises the RecipeError of the first mistake; a misspelt key comes before what follows from it."""
+    mistakes = []
+    for details in error.errors(include_url=False):
+        kind, context = details["type"], details.get("ctx", {})
+        path = _document_path(document.data, (*details["loc"], *context.get("at", ())))
+        if kind == "union_tag_invalid":
+            path = (*path, "type")
+        key = kind == "unknown_key" or details["loc"][-1:] == ("[key]",)
+        place = document.position(path, key) or Position(0, 0)
+        mistakes.append((kind != "unknown_key", place, path, key, _message(details)))
+    _, _, path, key, message = min(mistakes, key=lambda mistake: mistake[:2])
+    origin = next((origins[path[:i]] for i in range(len(path), 0, -1) if path[:i] in origins), None)
+    document.fail(message if origin is None else f"{message} (The value of ${origin}.)", path, key)
+
+
+def _document_path(data: Any, location: Iterable[Any]) -> Path:
+    """The part of a pydantic location that the document has: no union tags, no fields that are missing."""
+    path: list[str | int] = []
+    for part in location:
+        if (isinstance(data, Mapping) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and 0 <= part < len(data)
+        ):
+            data = data[part]
+            path.append(part)
+    return tuple(path)
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "mapping_type": "a mapping",
+}
+
+
+def _message(details: Any) -> str:
+    kind, received, context = details["type"], details["input"], details.get("ctx", {})
+    if "message" in context:
+        return context["message"]
+    if kind == "missing":
+        return f"{details['loc'][-1]!r} is missing."
+    if kind == "union_tag_not_found":
+        return f"'type' is missing.{nearest('', SCHEDULES)}"
+    if kind == "union_tag_invalid":
+        return f"unknown type {shown(context['tag'])}.{nearest(str(context['tag']), _quoted(context['expected_tags']))}"
+    if kind == "literal_error":
+        valid = _quoted(context["expected"])
+        return f"unknown value {shown(received)}.{nearest(str(received), valid)}"
+    if kind in _EXPECTED:
+        quotes = " Put it in quotes." if kind == "string_type" and type(received) in (int, float, bool) else ""
+        return f"expected {_EXPECTED[kind]}. Received: {shown(received)}.{quotes}"
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}. Received: {shown(received)}."
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)

@@ -1,0 +1,372 @@
+"""What a recipe may say, as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
+
+Everything that can be known from the text alone is refused here; `loader` says where in the file it stands.
+"""
+
+import re
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from prunekit.recipe.fields import (
+    Count,
+    Epochs,
+    Fraction,
+    Listed,
+    Name,
+    Positive,
+    Settings,
+    Sparsity,
+    Text,
+    WeightPatterns,
+    refusal,
+    shown,
+)
+from prunekit.recipe.sources import Compile, DataSource, ModelSource
+from prunekit.recipe.timing import Duration, ScheduleSettings
+
+VERSION: Literal[1] = 1
+ExportFormat: TypeAlias = Literal[
+    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
+]
+
+
+class Train(Settings):
+    """Training for a number of epochs; zeros that earlier steps made hold in it."""
+
+    example: ClassVar[str] = "{epochs: 10}"
+    epochs: Epochs
+    learning_rate: Positive | None = None
+
+
+class ParsedPattern(NamedTuple):
+    """A pattern's kind (unstructured, channel, nm, block) and its numbers: (n, m) or (inputs, outputs)."""
+
+    kind: str
+    numbers: tuple[int, ...] = ()
+
+
+_PATTERNS = "unstructured, channel, N:M such as 2:4 (2 of every 4 kept), block:INPUTSxOUTPUTS such as block:4x1"
+_NUMBERED = re.compile(r"(?P<block>block:)?(?P<first>[0-9]{1,6})(?P<between>[:x])(?P<second>[0-9]{1,6})", re.ASCII)
+
+
+def parse_pattern(text: str) -> ParsedPattern:
+    """The parts of a pattern's shorthand.
+
+    Raises:
+        ValueError: `text` is no pattern.
+
+    >>> parse_pattern("block:4x1")
+    ParsedPattern(kind='block', numbers=(4, 1))
+    """
+    if text in ("unstructured", "channel"):
+        return ParsedPattern(text)
+    match = _NUMBERED.fullmatch(text)
+    if match is None or (match["block"] is None) != (match["between"] == ":"):
+        raise ValueError(f"unknown pattern {shown(text)}. Valid here: {_PATTERNS}.")
+    numbers = (int(match["first"]), int(match["second"]))
+    if match["block"] is None and not 0 < numbers[0] < numbers[1]:
+        raise ValueError(f"N:M keeps n of every m weights, so it needs 0 < n < m. Received: {shown(text)}.")
+    if min(numbers) < 1:
+        raise ValueError(f"a block has at least one input and one output. Received: {shown(text)}.")
+    return ParsedPattern("nm" if match["block"] is None else "block", numbers)
+
+
+def _pattern(value: str) -> str:
+    try:
+        parse_pattern(value)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+    return value
+
+
+class Prune(Settings):
+    """Gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
+
+    example: ClassVar[str] = "{sparsity: 0.5}"
+    epochs: Epochs | None = None
+    schedule: ScheduleSettings | None = None
+    sparsity: Sparsity | None = None
+    learning_rate: Positive | None = None
+    criterion: Literal["magnitude", "l1", "l2", "random"] = "magnitude"
+    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
+    pooling: Literal["average", "max"] | None = None
+    allocation: Literal["uniform", "global", "erk"] = "uniform"
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_kind()
+        self._check_moments()
+        self._check_pattern()
+        return self
+
+    def _check_kind(self) -> None:
+        self.exactly_one("schedule", "sparsity")
+        if self.schedule is not None and self.epochs is None:
+            raise refusal("a schedule needs the step's own 'epochs': add epochs, or prune at once with 'sparsity'.")
+        if self.sparsity is not None and self.epochs is not None:
+            raise refusal(
+                "'sparsity' prunes at once, without training. To train as well, leave out 'epochs' and add a finetune "
+                f"step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
+                "epochs",
+            )
+        if self.epochs is None:
+            self.only_with("epochs", "learning_rate")
+
+    def _check_moments(self) -> None:
+        if self.schedule is None:
+            return
+        for path, moment in self.schedule.moments().items():
+            if moment.after(Duration(epochs=float(self.epochs or 0))):
+                raise refusal(
+                    f"the step trains for {self.epochs} epochs, and this comes after {moment}.", "schedule", *path
+                )
+
+    def _check_pattern(self) -> None:
+        kind, numbers = parse_pattern(self.pattern)
+        if self.pooling is not None and kind != "block":
+            raise refusal(f"'pooling' goes with a block pattern. Received: pattern {self.pattern!r}.", "pooling")
+        if kind != "nm":
+            return
+        n, m = numbers
+        if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
+            raise refusal(
+                f"{self.pattern} keeps {n} of every {m} weights, so its final sparsity is {1 - n / m:.6g}. "
+                f"Received: {self.final_sparsity:g}.",
+                *self.final_at(),
+            )
+        if self.allocation == "erk":
+            raise refusal(
+                f"erk gives each weight its own sparsity, and {self.pattern} has one: write allocation: uniform.",
+                "allocation" if "allocation" in self.model_fields_set else "pattern",
+            )
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether the step prunes at once, without training."""
+        return self.schedule is None
+
+    @property
+    def final_sparsity(self) -> float:
+        """The sparsity that the step ends with."""
+        return self.schedule.final_sparsity if self.schedule is not None else self.sparsity or 0.0
+
+    def final_at(self) -> tuple[str | int, ...]:
+        """The path of the final sparsity inside the step."""
+        return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
+
+
+class Export(Settings):
+    """Writes the model as it is at this point, in each format, under one name."""
+
+    example: ClassVar[str] = "{formats: [keras, litert]}"
+    formats: Annotated[tuple[ExportFormat, ...], Listed, Field(min_length=1)]
+    name: Name = "model"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for i, name in enumerate(self.formats):
+            if name in self.formats[:i]:
+                raise refusal(f"format {name!r} stands here twice.", "formats", i)
+        return self
+
+
+class Minimum(Settings):
+    """At least `min`, a fraction."""
+
+    example: ClassVar[str] = "{min: 0.96}"
+    min: Fraction
+
+
+class Maximum(Settings):
+    """At most `max`, a fraction."""
+
+    example: ClassVar[str] = "{max: 0.01}"
+    max: Fraction
+
+
+class Range(Settings):
+    """Between `min` and `max`, fractions; either may be left out."""
+
+    example: ClassVar[str] = "{min: 0.9}"
+    min: Fraction | None = None
+    max: Fraction | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
+
+
+class ByteBound(Settings):
+    """At most `max` bytes as written, at most `gzip_max` bytes compressed with gzip."""
+
+    example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
+    max: Count | None = None
+    gzip_max: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        return self.at_least_one("max", "gzip_max")
+
+
+class Expect(Settings):
+    """Bounds that make the run fail.
+
+    Attributes:
+        accuracy: Of the model as it is at this point.
+        accuracy_drop: Against the accuracy just before the first prune step.
+        sparsity: Over the weights that the prune steps so far have as targets.
+        bytes: Of an exported format, by its name.
+    """
+
+    example: ClassVar[str] = "{accuracy: {min: 0.96}, bytes: {litert: {max: 100000}}}"
+    accuracy: Minimum | None = None
+    accuracy_drop: Maximum | None = None
+    sparsity: Range | None = None
+    bytes: dict[ExportFormat, ByteBound] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.bytes is not None and not self.bytes:
+            raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
+        return self.at_least_one("accuracy", "accuracy_drop", "sparsity", "bytes")
+
+
+STEPS = ("train", "prune", "finetune", "export", "expect")
+
+
+class Step(Settings):
+    """One step: exactly one of the fields."""
+
+    example: ClassVar[str] = "train: {epochs: 10}"
+    train: Train | None = None
+    prune: Prune | None = None
+    finetune: Train | None = None
+    export: Export | None = None
+    expect: Expect | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        return self.exactly_one(*STEPS)
+
+    @property
+    def kind(self) -> str:
+        """train, prune, finetune, export or expect."""
+        return self.given(*STEPS)[0]
+
+    @property
+    def settings(self) -> Train | Prune | Export | Expect:
+        """What the step says."""
+        return getattr(self, self.kind)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step runs the optimizer."""
+        return (
+            self.train is not None or self.finetune is not None or (self.prune is not None and not self.prune.one_shot)
+        )
+
+    @property
+    def measures_accuracy(self) -> bool:
+        """Whether the step compares an accuracy with a bound."""
+        return self.expect is not None and bool(self.expect.given("accuracy", "accuracy_drop"))
+
+
+Variable: TypeAlias = str | int | float | bool | None
+
+
+class Recipe(Settings):
+    """A whole recipe: model, data and ordered steps, with every default filled in."""
+
+    example: ClassVar[str] = "{version: 1, model: ..., steps: [...]}"
+    version: Literal[1] = VERSION
+    name: Name = "recipe"
+    description: Text = ""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    variables: dict[str, Variable] = {}
+    model: ModelSource | None = None
+    data: DataSource | None = None
+    compile: Compile | None = None
+    steps: Annotated[tuple[Step, ...], Listed, Field(min_length=1, max_length=1_000)]
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Self:
+        self._check_training(need_data=bool((info.context or {}).get("need_data")))
+        self._check_pruning()
+        self._check_exports()
+        return self
+
+    def _check_training(self, need_data: bool) -> None:
+        for i, step in enumerate(self.steps):
+            if step.trains and self.compile is None:
+                raise refusal(
+                    "this step trains, and the recipe has no 'compile': add for example "
+                    "compile: {optimizer: adam, loss: sparse_categorical_crossentropy}.",
+                    *("steps", i, step.kind),
+                )
+        i_needs = self.needs_data()
+        if need_data and self.data is None and i_needs is not None:
+            kind = self.steps[i_needs].kind
+            what = "measures accuracy" if kind == "expect" else "trains"
+            raise refusal(
+                f"this step {what}, and the recipe has no 'data': add for example data: {{builtin: digits}}.",
+                *("steps", i_needs, kind),
+            )
+
+    def _check_pruning(self) -> None:
+        before: dict[tuple[tuple[str, ...], tuple[str, ...]], Prune] = {}
+        pruned = False
+        for i, step in enumerate(self.steps):
+            if step.prune is not None:
+                pruned, prune = True, step.prune
+                # Other targets may well have another sparsity; which they are, only the model tells.
+                earlier = before.setdefault((prune.include, prune.exclude), prune)
+                if prune.final_sparsity < earlier.final_sparsity:
+                    raise refusal(
+                        "pruned weights do not come back: an earlier step already prunes the same weights to "
+                        f"{earlier.final_sparsity:g}. Received: {prune.final_sparsity:g}.",
+                        *("steps", i, "prune", *prune.final_at()),
+                    )
+                before[prune.include, prune.exclude] = prune
+            elif step.expect is not None and not pruned:
+                for name in step.expect.given("accuracy_drop", "sparsity"):
+                    raise refusal(f"{name!r} can be measured only after a prune step.", "steps", i, "expect", name)
+
+    def _check_exports(self) -> None:
+        exported: dict[str, int] = {}
+        names: set[str] = set()
+        for i, step in enumerate(self.steps):
+            if step.export is not None:
+                if step.export.name in names:
+                    raise refusal(
+                        f"an earlier export step already writes files named {step.export.name!r}: "
+                        "give this one a 'name' of its own.",
+                        *("steps", i, "export", "name"),
+                    )
+                names.add(step.export.name)
+                exported.update(dict.fromkeys(step.export.formats, i))
+            elif step.expect is not None:
+                for name in step.expect.bytes or {}:
+                    if name not in exported:
+                        already = (
+                            f"exported so far: {', '.join(exported)}" if exported else "no export step comes before"
+                        )
+                        raise refusal(
+                            f"{name!r} has no size to check: it is not exported before this step ({already}).",
+                            *("steps", i, "expect", "bytes", name),
+                        )
+
+    def needs_data(self) -> int | None:
+        """The index of the first step that cannot do without data, or None."""
+        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy)
+        return next(needing, None)
+
+    def factories(self) -> tuple[str, ...]:
+        """The Python functions that running the recipe would import and call, such as 'model: my.models:build'."""
+        sources = {"model": self.model, "data": self.data}
+        return tuple(f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory)

@@ -1,0 +1,202 @@
+"""Where a recipe's model and data come from, and how the model is compiled."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from prunekit.recipe.fields import (
+    Arguments,
+    Count,
+    Factory,
+    FilePath,
+    Listed,
+    Positive,
+    Settings,
+    Sparsity,
+    Text,
+    one_of,
+    refusal,
+    shown,
+)
+
+# Name in a recipe -> class in keras.optimizers; keras.optimizers.get knows neither all of them nor by one spelling.
+OPTIMIZERS = {
+    "adadelta": "Adadelta",
+    "adafactor": "Adafactor",
+    "adagrad": "Adagrad",
+    "adam": "Adam",
+    "adamax": "Adamax",
+    "adamw": "AdamW",
+    "ftrl": "Ftrl",
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "muon": "Muon",
+    "nadam": "Nadam",
+    "rmsprop": "RMSprop",
+    "schedule_free_adamw": "ScheduleFreeAdamW",
+    "sgd": "SGD",
+}
+# Losses that can take unnormalised outputs -> class in keras.losses.
+LOGIT_LOSSES = {
+    "binary_crossentropy": "BinaryCrossentropy",
+    "binary_focal_crossentropy": "BinaryFocalCrossentropy",
+    "categorical_crossentropy": "CategoricalCrossentropy",
+    "categorical_focal_crossentropy": "CategoricalFocalCrossentropy",
+    "sparse_categorical_crossentropy": "SparseCategoricalCrossentropy",
+}
+LOSSES = (
+    *LOGIT_LOSSES,
+    "categorical_hinge",
+    "cosine_similarity",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mae",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "mse",
+    "poisson",
+    "squared_hinge",
+)
+METRICS = (
+    "accuracy",
+    "auc",
+    "binary_accuracy",
+    "categorical_accuracy",
+    "cosine_similarity",
+    "mae",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "mse",
+    "precision",
+    "recall",
+    "root_mean_squared_error",
+    "sparse_categorical_accuracy",
+    "sparse_top_k_categorical_accuracy",
+    "top_k_categorical_accuracy",
+)
+
+
+class ModelSource(Settings):
+    """Where the model comes from: a `.keras` file, a built-in one, or a Python function."""
+
+    example: ClassVar[str] = "{builtin: digits-cnn}"
+    file: FilePath | None = None
+    builtin: Literal["digits-cnn", "fashion-mlp", "fashion-cnn"] | None = None
+    factory: Factory | None = None
+    arguments: Arguments = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.exactly_one("file", "builtin", "factory")
+        self.only_with("factory", "arguments")
+        if self.file is not None and not self.file.endswith(".keras"):
+            raise refusal(f"only .keras files are read (in safe mode). Received: {shown(self.file)}.", "file")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """file, builtin or factory."""
+        return self.given("file", "builtin", "factory")[0]
+
+
+class ArrayFiles(Settings):
+    """Four files, of idx or npy arrays."""
+
+    example: ClassVar[str] = "{train_inputs: ..., train_labels: ..., test_inputs: ..., test_labels: ...}"
+    train_inputs: FilePath
+    train_labels: FilePath
+    test_inputs: FilePath
+    test_labels: FilePath
+
+
+class NpzNames(Settings):
+    """The names of the arrays inside an npz file."""
+
+    example: ClassVar[str] = "{train_inputs: x_train, train_labels: y_train}"
+    train_inputs: Text = "x_train"
+    train_labels: Text = "y_train"
+    test_inputs: Text = "x_test"
+    test_labels: Text = "y_test"
+
+
+class DataSource(Settings):
+    """Where the data come from, and how much of them is used.
+
+    Attributes:
+        path: Folder of the idx files of the built-in data set "fashion-mnist".
+        validation_split: Fraction of the training data held out for validation; 0 validates on the test data.
+        limit: At most so many examples of the training data, and of the test data.
+        scale: Inputs are divided by it. None: 255 for uint8 inputs, 1 for others.
+    """
+
+    example: ClassVar[str] = "{builtin: digits}"
+    builtin: Literal["digits", "fashion-mnist"] | None = None
+    path: FilePath | None = None
+    idx: ArrayFiles | None = None
+    npz: FilePath | None = None
+    arrays: NpzNames = NpzNames()
+    npy: ArrayFiles | None = None
+    factory: Factory | None = None
+    arguments: Arguments = {}
+    validation_split: Sparsity = 0.0
+    limit: Count | None = None
+    scale: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.exactly_one("builtin", "idx", "npz", "npy", "factory")
+        self.only_with("factory", "arguments")
+        self.only_with("npz", "arrays")
+        self.only_with("builtin", "path")
+        if self.builtin == "digits" and self.path is not None:
+            raise refusal("the digits come with scikit-learn, not from a folder: leave out 'path'.", "path")
+        if self.scale is not None and (self.builtin or self.factory):
+            raise refusal("built-in data and a factory's data come scaled: leave out 'scale'.", "scale")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """builtin, idx, npz, npy or factory."""
+        return self.given("builtin", "idx", "npz", "npy", "factory")[0]
+
+
+class Optimizer(Settings):
+    """A Keras optimizer; `arguments` are the other keyword arguments of its class."""
+
+    example: ClassVar[str] = "{name: adam, learning_rate: 0.001}"
+    name: Annotated[str, one_of("optimizer", OPTIMIZERS)] = "adam"
+    learning_rate: Positive | None = None
+    arguments: Arguments = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "learning_rate" in self.arguments:
+            raise refusal("'learning_rate' stands beside 'name', not inside 'arguments'.", "arguments", "learning_rate")
+        return self
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Compile(Settings):
+    """How the model is compiled for training."""
+
+    example: ClassVar[str] = "{optimizer: adam, loss: sparse_categorical_crossentropy}"
+    optimizer: Annotated[Optimizer, BeforeValidator(_named)] = Optimizer()
+    loss: Annotated[str, one_of("loss", LOSSES)] = "sparse_categorical_crossentropy"
+    from_logits: bool = False
+    metrics: Annotated[tuple[Annotated[str, one_of("metric", METRICS)], ...], Listed] = ("accuracy",)
+    batch_size: Annotated[int, Field(ge=1, le=2**31 - 1)] = 32
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.from_logits and self.loss not in LOGIT_LOSSES:
+            raise refusal(
+                f"{self.loss!r} has no from_logits; only these have: {', '.join(LOGIT_LOSSES)}.", "from_logits"
+            )
+        return self

@@ -1,0 +1,274 @@
+"""Text of a recipe file -> plain values, and where each of them stands. Safe YAML 1.2 (core schema) and nothing more.
+
+PyYAML scans and composes; the values are made here. YAML 1.1's readings are traps in a recipe: there 2:4 is the number
+124, 1e-3 is text, and `no` is false.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import yaml
+
+from prunekit.recipe.fields import shown
+
+LARGEST_FILE = 256 * 1024
+MOST_VALUES = 10_000
+MOST_ALIASES = 64
+DEEPEST = 40
+LONGEST_NUMBER = 100
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+class RecipeError(ValueError):
+    """A mistake in a recipe or in how it is used; its text is one line, with file, line and column where known."""
+
+    def __init__(self, message: str, source: str | None = None, line: int | None = None, column: int | None = None):
+        """One line of `message`, found in the file `source` at `line` and `column`, which count from 1."""
+        self.message, self.source, self.line, self.column = _one_line(message), source, line, column
+        where = ":".join(
+            str(part) for part in (_one_line(source) if source else None, line, column) if part is not None
+        )
+        super().__init__(f"{where}: {self.message}" if where else self.message)
+
+
+class Position(NamedTuple):
+    """A place in the text, counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain values, and the position of each by its path; no positions where the values came from Python."""
+
+    data: Any
+    source: str | None = None
+    values: dict[Path, Position] = field(default_factory=dict)
+    keys: dict[Path, Position] = field(default_factory=dict)
+
+    def fail(self, message: str, path: Path = (), key: bool = False) -> NoReturn:
+        """Raises a RecipeError for the value (or its key) at `path`, or the nearest enclosing one that is known."""
+        place = self.position(path, key)
+        name = path_text(path[:-1] if key else path)
+        raise RecipeError(f"{name}: {message}" if name else message, self.source, *(place or ()))
+
+    def position(self, path: Path, key: bool = False) -> Position | None:
+        """Where the value (or its key) at `path` stands."""
+        if key and path in self.keys:
+            return self.keys[path]
+        while path and path not in self.values:
+            path = path[:-1]
+        return self.values.get(path)
+
+
+def path_text(path: Path) -> str:
+    """The path as a reader writes it: steps[1].prune.schedule."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def read_text(raw: bytes, source: str) -> Document:
+    """The one YAML document in `raw`.
+
+    Args:
+        raw: The bytes of the file, UTF-8.
+        source: The file's name, for errors.
+
+    Raises:
+        RecipeError: Not UTF-8, not YAML, too large, or a YAML feature that a recipe does not use.
+    """
+    if len(raw) > LARGEST_FILE:
+        raise RecipeError(
+            f"expected a recipe of at most {LARGEST_FILE // 1024} KiB; this file is larger.", source, 1, 1
+        )
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line_start = raw.rfind(b"\n", 0, error.start) + 1
+        column = len(raw[line_start : error.start].decode("utf-8", "replace")) + 1
+        raise RecipeError(
+            f"expected UTF-8 text. Received: byte 0x{raw[error.start]:02x}.",
+            *(source, raw.count(b"\n", 0, error.start) + 1, column),
+        ) from None
+    return _Values(source).document(_compose(text, source))
+
+
+def read_value(text: str) -> str | int | float | bool | None:
+    """One value as a recipe would read it, such as the right side of --set final=0.9.
+
+    Raises:
+        RecipeError: Not a single value.
+    """
+    if text[:1] in ("'", '"'):
+        value = read_text(text.encode("utf-8", "surrogateescape"), "--set").data
+        if isinstance(value, dict | list):
+            raise RecipeError(f"expected one value. Received: {shown(text)}.")
+        return value
+    tag = _Composer("").resolve(yaml.ScalarNode, text, (True, False))
+    return _Values("--set").scalar(yaml.ScalarNode(tag, text), ())
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks, control characters and lone surrogates, so that any terminal can print it."""
+    characters = (
+        " " if c.isspace() else "\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c
+        for c in text
+    )
+    return " ".join("".join(characters).split())
+
+
+class _Composer(yaml.SafeLoader):
+    """Composes nodes within limits; the tags that it gives plain scalars are those of YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.depth = self.count = self.aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        self.count += 1
+        if self.count > MOST_VALUES:
+            self._refuse(f"expected at most {MOST_VALUES} values in a recipe.", event)
+        if self.depth > DEEPEST:
+            self._refuse(f"expected at most {DEEPEST} levels.", event)
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > MOST_ALIASES:
+                self._refuse(f"expected at most {MOST_ALIASES} aliases (*name) in a recipe.", event)
+        elif getattr(event, "tag", None) is not None:
+            self._refuse(f"a recipe uses no YAML tags. Received: {shown(event.tag)}.", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refuse(self, message: str, event: Any) -> NoReturn:
+        raise yaml.MarkedYAMLError(problem=message, problem_mark=event.start_mark)
+
+
+_KINDS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN",
+        list("-+.0123456789"),
+    ),
+}
+_TAG = "tag:yaml.org,2002:"
+for _kind, (_pattern, _first) in _KINDS.items():
+    _Composer.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})\Z", re.ASCII), _first)
+
+
+def _compose(text: str, source: str) -> yaml.Node | None:
+    composer: _Composer | None = None
+    try:
+        composer = _Composer(text)
+        return composer.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        hint = " (indent with spaces)" if "'\\t'" in (error.problem or "") else ""
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise RecipeError(f"{error.problem or error.context or 'not YAML'}{hint}", source, *place) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise RecipeError(
+            f"character U+{ord(text[error.position]):04X} is not allowed.", source, line, column
+        ) from None
+    except (ValueError, OverflowError):
+        # PyYAML leaves some escapes ("\Uffffffff") and directives (%YAML 1.<5000 digits>) to chr() and int().
+        mark = composer.get_mark() if composer else None
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise RecipeError("an escape or number that stands for nothing.", source, *place) from None
+    finally:
+        if composer is not None:
+            composer.dispose()
+
+
+class _Values:
+    """Turns nodes into plain values and notes where each stands."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.values: dict[Path, Position] = {}
+        self.keys: dict[Path, Position] = {}
+        self.count = 0
+        self.open: list[yaml.Node] = []
+
+    def document(self, node: yaml.Node | None) -> Document:
+        data = None if node is None else self.value(node, ())
+        self.values.setdefault((), Position(1, 1))
+        return Document(data, self.source, self.values, self.keys)
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self.values[path] = self._position(node)
+        self.count += 1
+        if self.count > MOST_VALUES:
+            self._fail(f"expected at most {MOST_VALUES} values in a recipe, with aliases written out.", node)
+        if any(node is parent for parent in self.open):
+            self._fail("an alias (*name) inside of what it stands for.", node)
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node, path)
+        self.open.append(node)
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        else:
+            value = dict(self._items(node, path))
+        self.open.pop()
+        return value
+
+    def scalar(self, node: yaml.ScalarNode, path: Path) -> str | int | float | bool | None:
+        text, kind = node.value, node.tag.removeprefix(_TAG)
+        if kind == "str":
+            return self._text(text, node)
+        if kind in ("int", "float") and len(text) > LONGEST_NUMBER:
+            self._fail(f"expected a number of at most {LONGEST_NUMBER} characters.", node)
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind == "int":
+            base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+            return int(text, base)
+        number = math.inf if text.lower().endswith(("inf", "nan")) else float(text)
+        if not math.isfinite(number):
+            self._fail(f"expected a finite number. Received: {text}.", node)
+        return number
+
+    def _items(self, node: yaml.Node, path: Path) -> Iterator[tuple[str, Any]]:
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
+                self._fail("expected a key that is a name. Put it in quotes if it is meant as text.", key_node)
+            key = self._text(key_node.value, key_node)
+            if key == "<<":
+                self._fail("a recipe uses no merge keys (<<): write the keys out.", key_node)
+            if (*path, key) in self.keys:
+                first = self.keys[*path, key]
+                self._fail(f"key {shown(key)} stands here twice; the first is in line {first.line}.", key_node)
+            self.keys[*path, key] = self._position(key_node)
+            yield key, self.value(value_node, (*path, key))
+
+    def _text(self, text: str, node: yaml.Node) -> str:
+        for character in text:
+            if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
+                self._fail(f"character U+{ord(character):04X} is not allowed in a recipe.", node)
+        return text
+
+    def _position(self, node: yaml.Node) -> Position:
+        mark = node.start_mark
+        return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
+
+    def _fail(self, message: str, node: yaml.Node) -> NoReturn:
+        raise RecipeError(message, self.source, *self._position(node))

@@ -1,0 +1,224 @@
+"""Every allocation goes through the same battery; ERK's formula and its clamping come after it."""
+
+import dataclasses
+import math
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from prunekit.sparsity.allocation import ALLOCATIONS, ERK, Allocation, Global, Uniform, get_allocation
+from prunekit.sparsity.selection import pruned_count
+
+# Each model: (shape, input axes, output axes) per weight.
+DENSE = [((784, 300), (0,), (1,)), ((300, 100), (0,), (1,)), ((100, 10), (0,), (1,))]
+CONVOLUTION = [
+    ((3, 3, 3, 16), (2,), (3,)),
+    ((3, 3, 16, 16), (2,), (3,)),
+    ((1, 1, 16, 32), (2,), (3,)),
+    ((3, 3, 32, 64), (2,), (3,)),
+    ((64, 10), (0,), (1,)),
+]
+MODELS = {
+    "dense": DENSE,
+    "convolution": CONVOLUTION,
+    "tiny beside large": [((2, 2), (0,), (1,)), ((1, 1), (0,), (1,)), ((400, 400), (0,), (1,))],
+    "twins": [((7, 5), (0,), (1,))] * 4,
+    "one": [((6, 7), (0,), (1,))],
+    "ranks 1 to 5": [
+        ((9,), (), ()),
+        ((5, 3), (0,), (1,)),
+        ((3, 4, 6), (1,), (2,)),
+        ((8, 2, 4), (0,), (1, 2)),
+        ((3, 3, 2, 2, 4), (3,), (4,)),
+        ((3, 3, 5, 2), (3,), (2,)),
+    ],
+    "none": [],
+}
+SPARSITIES = [0.0, 1e-4, 0.1, 1 / 3, 0.5, 0.75, 0.8, 0.9]
+NOT_JOINT = [Uniform(), ERK()]
+FAMILY = [*NOT_JOINT, Global()]
+
+
+def allot(allocation: Allocation, sparsity: float, model) -> list[float]:
+    shapes, in_axes, out_axes = zip(*model, strict=True) if model else ((), (), ())
+    return allocation.sparsities(sparsity, shapes, in_axes, out_axes)
+
+
+def sizes(model) -> list[int]:
+    return [math.prod(shape) for shape, _, _ in model]
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS)
+def model(request):
+    return request.param
+
+
+def test_every_allocation_of_the_module_is_in_the_family_and_the_table():
+    assert {type(allocation) for allocation in FAMILY} == set(Allocation.__subclasses__())
+    assert set(ALLOCATIONS.values()) == set(Allocation.__subclasses__())
+
+
+@pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+def test_every_weight_gets_a_sparsity_and_the_overall_one_is_met(allocation, sparsity, model):
+    result = allot(allocation, sparsity, model)
+    assert len(result) == len(model)
+    assert all(type(value) is float and 0.0 <= value < 1.0 for value in result)
+    pruned = sum(pruned_count(value, n) for value, n in zip(result, sizes(model), strict=True))
+    if isinstance(allocation, ERK):
+        assert pruned == pruned_count(sparsity, sum(sizes(model)))
+    else:
+        assert abs(pruned - sparsity * sum(sizes(model))) <= 0.5 * len(model)
+
+
+@pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
+def test_no_weight_gets_anything_back_when_the_sparsity_rises(allocation, model):
+    before = [0] * len(model)
+    for step in range(500):
+        result = allot(allocation, 0.9 * step / 500, model)
+        pruned = [pruned_count(value, n) for value, n in zip(result, sizes(model), strict=True)]
+        assert all(later >= earlier for later, earlier in zip(pruned, before, strict=True))
+        before = pruned
+
+
+@pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 80.0, float("nan"), float("inf")])
+def test_a_sparsity_outside_zero_to_one_is_refused(allocation, sparsity):
+    with pytest.raises(ValueError, match=r"fraction removed, in \[0, 1\). Received: sparsity="):
+        allot(allocation, sparsity, DENSE)
+
+
+@pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
+def test_lists_of_different_lengths_and_empty_weights_are_refused(allocation):
+    with pytest.raises(ValueError, match="Received: 2 shapes, 1 input axes, 2 output axes"):
+        allocation.sparsities(0.5, [(2, 2), (2, 2)], [(0,)], [(1,), (1,)])
+    with pytest.raises(ValueError, match=r"without entries .* Received: shape \(0, 4\)"):
+        allocation.sparsities(0.5, [(0, 4)], [(0,)], [(1,)])
+
+
+@pytest.mark.parametrize("allocation", FAMILY, ids=repr)
+def test_an_allocation_is_frozen_hashable_comparable_picklable_and_has_a_source(allocation):
+    assert allocation == dataclasses.replace(allocation) == pickle.loads(pickle.dumps(allocation))
+    assert len({allocation, type(allocation)()}) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        allocation.joint = True
+    assert "Source:" in allocation.__doc__
+
+
+def test_allocations_of_different_types_are_not_equal():
+    assert len(set(FAMILY)) == 3
+
+
+# One by one ----------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_gives_every_weight_the_same():
+    assert allot(Uniform(), 0.7, DENSE) == [0.7, 0.7, 0.7]
+
+
+def test_only_the_global_allocation_is_joint_and_it_has_no_sparsity_per_weight():
+    assert [allocation.joint for allocation in FAMILY] == [False, False, True]
+    with pytest.raises(ValueError, match="importances of all weights at once. Received: sparsity=0.5 for 3 weights"):
+        allot(Global(), 0.5, DENSE)
+
+
+def erk_densities(sparsity: float, model) -> list[Fraction]:
+    """min(1, e * sum / product) with exact fractions; the weights at 1 are found by trying every set of them."""
+    products = [math.prod(shape) for shape, _, _ in model]
+    sums = []
+    for shape, in_axes, out_axes in model:
+        window = sum(length for axis, length in enumerate(shape) if axis not in (*in_axes, *out_axes))
+        sums.append(window + sum(math.prod(shape[axis] for axis in axes) for axes in (in_axes, out_axes) if axes))
+    budget = sum(products) - pruned_count(sparsity, sum(products))
+    for choice in range(2 ** len(model)):
+        full = [bool(choice >> i & 1) for i in range(len(model))]
+        left = budget - sum(n for n, at_one in zip(products, full, strict=True) if at_one)
+        shared = sum(s for s, at_one in zip(sums, full, strict=True) if not at_one)
+        if all(full):
+            return [Fraction(1)] * len(model)
+        e = Fraction(left, shared)
+        raw = [e * s / n for s, n in zip(sums, products, strict=True)]
+        if e >= 0 and all(
+            (density >= 1) if at_one else (density <= 1) for density, at_one in zip(raw, full, strict=True)
+        ):
+            return [min(density, Fraction(1)) for density in raw]
+    raise AssertionError("no set of full weights meets the budget")
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.25, 0.5, 0.8, 0.9])
+def test_erk_is_the_formula_up_to_whole_counts(sparsity, model):
+    if not model:
+        return
+    result, expected = allot(ERK(), sparsity, model), erk_densities(sparsity, model)
+    for value, density, n in zip(result, expected, sizes(model), strict=True):
+        # Off by one where rounded counts, or the one entry that every weight keeps, had to be made up for.
+        assert abs((1 - value) * n - density * n) <= 1.0 + 1e-6
+
+
+def test_erk_density_is_proportional_to_sum_over_product_where_nothing_is_clamped():
+    shapes = [shape for shape, _, _ in CONVOLUTION]
+    density = 1 - np.array(allot(ERK(), 0.95, CONVOLUTION))
+    raw = np.array([sum(shape) / math.prod(shape) for shape in shapes])
+    rounding = 1 / np.array(sizes(CONVOLUTION)) / raw
+    ratio = density / raw
+    assert np.all(np.abs(ratio - np.median(ratio)) <= 2 * rounding + 1e-9)
+    assert np.all(density < 1)
+
+
+def test_erk_clamps_small_weights_at_one_and_lets_the_others_make_up_for_it():
+    small, single, large = allot(ERK(), 0.5, MODELS["tiny beside large"])
+    assert (small, single) == (0.0, 0.0)
+    assert pruned_count(large, 160_000) == pruned_count(0.5, 160_005)
+
+
+def test_erk_treats_equal_weights_equally_up_to_one_count():
+    result = allot(ERK(), 0.9, MODELS["twins"])
+    counts = [pruned_count(value, 35) for value in result]
+    assert sum(counts) == 126
+    assert sorted(counts, reverse=False) == [31, 31, 32, 32]
+
+
+def test_erk_flattens_the_axes_of_an_attention_kernel():
+    flat, heads = ((64, 32), (0,), (1,)), ((64, 4, 8), (0,), (1, 2))
+    other = ((200, 200), (0,), (1,))
+    assert allot(ERK(), 0.8, [flat, other]) == allot(ERK(), 0.8, [heads, other])
+    assert allot(ERK(), 0.8, [((64, 4, 8), (-3,), (-2, -1)), other]) == allot(ERK(), 0.8, [heads, other])
+
+
+def test_erk_keeps_one_entry_of_every_weight_and_refuses_a_sparsity_that_leaves_fewer():
+    model = [((10, 10), (0,), (1,))] * 3
+    assert [pruned_count(value, 100) for value in allot(ERK(), 0.99, model)] == [99, 99, 99]
+    with pytest.raises(ValueError, match=r"at least one entry .* sparsity=0.995 for 3 weights with 300 .* leaves 2"):
+        allot(ERK(), 0.995, model)
+
+
+def test_erk_is_quick_on_a_model_of_many_weights():
+    rng = np.random.default_rng(0)
+    model = [((int(a), int(b)), (0,), (1,)) for a, b in rng.integers(1, 700, size=(300, 2))]
+    for sparsity in (0.3, 0.9, 0.999):
+        result = allot(ERK(), sparsity, model)
+        pruned = sum(pruned_count(value, n) for value, n in zip(result, sizes(model), strict=True))
+        assert pruned == pruned_count(sparsity, sum(sizes(model)))
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "expected"), [("uniform", Uniform()), ("global", Global()), ("erk", ERK())])
+def test_a_name_stands_for_its_allocation_and_an_allocation_stays_what_it_is(name, expected):
+    assert get_allocation(name) == expected
+    assert get_allocation(expected) is expected
+
+
+@pytest.mark.parametrize("name", ["", "ERK", "lamp"])
+def test_an_unknown_name_is_refused_with_the_valid_ones(name):
+    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: uniform, global, erk'):
+        get_allocation(name)
+
+
+@pytest.mark.parametrize("allocation", [None, 0.5, ERK, ["erk"]], ids=repr)
+def test_something_that_is_no_allocation_is_refused(allocation):
+    with pytest.raises(TypeError, match="An allocation is one of uniform, global, erk.* Received: "):
+        get_allocation(allocation)

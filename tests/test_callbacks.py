@@ -1,0 +1,100 @@
+"""PruningCallback: the plain story; tests/test_enforcement.py attacks it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.training.callbacks import PruningCallback
+from prunekit.training.pruner import Pruner
+
+
+@pytest.fixture
+def compiled(perceptron):
+    perceptron.compile(
+        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    return perceptron
+
+
+def test_fit_ends_exactly_at_the_final_sparsity_and_logs_it(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 13, frequency=5))
+    history = compiled.fit(*samples, batch_size=16, epochs=3, verbose=0, callbacks=[pruning])
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.9 * 128)
+    assert (compiled.layers[1].kernel.numpy() == 0).sum() == round(0.9 * 64)
+    assert history.history["sparsity"] == sorted(history.history["sparsity"])
+    assert history.history["sparsity"][-1] == pytest.approx((115 + 58) / 192)
+    assert [event.step for event in pruning.report.events] == [0, 5, 10, 13]
+    assert pruning.report.targets == ("hidden/kernel", "logits/kernel")
+    assert pruning.report.notes == ()
+
+
+def test_fit_and_a_tape_loop_end_in_the_same_bytes(samples):
+    x, y = samples[0][:64], samples[1][:64]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    schedule = PolynomialDecay(0.0, 0.8, 1, 7, frequency=2)
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+        return model
+
+    fitted = build()
+    fitted.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[PruningCallback(schedule)])
+
+    looped = build()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, looped(x, training=True))
+        looped.optimizer.apply(tape.gradient(value, looped.trainable_variables), looped.trainable_variables)
+
+    with Pruner(looped, schedule) as pruner:
+        for i in list(range(0, 64, 16)) * 2:
+            step(x[i : i + 16], y[i : i + 16])
+            pruner.step()
+    for one, other in zip(fitted.get_weights(), looped.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_figures(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 1000, frequency=5))
+    with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 1000, but training") as caught:
+        compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
+    texts = [str(one.message) for one in caught]
+    assert ["has only 10 steps" in texts[0], "ended after 10 steps" in texts[1]] == [True, True]
+    assert pruning.report.notes == tuple(texts)
+
+
+def test_the_report_before_fit_says_so():
+    with pytest.raises(RuntimeError, match="no report before `fit`"):
+        _ = PruningCallback(ConstantSparsity(0.5)).report
+
+
+def test_a_second_fit_goes_on_with_the_schedule(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=1))
+    with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 10"):
+        compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
+    halfway = pruning.pruner.sparsity
+    assert 0.6 < halfway < 0.8
+    compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
+    assert [event.step for event in pruning.report.events] == [*range(0, 11)]
+
+
+def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compiled, samples):
+    compiled.fit(*samples, batch_size=16, epochs=4, verbose=0)
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=5))
+    compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
+    assert [(event.step, event.asked) for event in pruning.report.events][0] == (0, 0.0)
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
+
+
+def test_bad_options_are_refused_at_construction():
+    with pytest.raises(TypeError, match="needs a schedule"):
+        PruningCallback(0.5)
+    with pytest.raises(TypeError, match="frequency"):
+        PruningCallback(ConstantSparsity(0.5), frequency=3)

@@ -1,0 +1,32 @@
+"""Every Python block of the README and the docs runs, in order, one namespace per page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__page__"}
+    for block in CODE[page]:
+        before = page.read_text()[: page.read_text().index(block)].count("\n")
+        # Padded, so that a traceback shows the line of the page.
+        exec(compile("\n" * before + block, str(page), "exec"), namespace)
+    assert namespace.keys() > {"__name__"}
+
+
+def test_the_readme_has_its_examples():
+    assert len(CODE[ROOT / "README.md"]) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_inside_the_repository_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"

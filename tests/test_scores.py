@@ -1,0 +1,216 @@
+"""Every criterion goes through the same battery; what only one of them promises comes after it."""
+
+import dataclasses
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Random, get_criterion
+
+
+def smallest_first(weight):
+    return -ops.abs(weight)
+
+
+FAMILY = [Magnitude(), L2(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)]
+WEIGHTS = {
+    "rank 1": np.array([0.5, -0.25, 0.0, -0.0, 3.0, -3.0, 1e-30], "float32"),
+    "single": np.array([[-2.0]], "float32"),
+    "ragged": np.random.default_rng(0).normal(size=(5, 7)).astype("float32"),
+    "convolution": np.random.default_rng(1).normal(size=(3, 1, 2, 5)).astype("float32"),
+    "rank 5": np.random.default_rng(2).normal(size=(2, 1, 3, 2, 2)).astype("float64"),
+    "half": np.array([[300.0, -1e-4, 6e-8], [1e-3, -65504.0, 0.0]], "float16"),
+    "empty": np.zeros((0, 4), "float32"),
+}
+
+
+@pytest.fixture(params=FAMILY, ids=repr)
+def criterion(request) -> Criterion:
+    return request.param
+
+
+@pytest.fixture(params=WEIGHTS.values(), ids=WEIGHTS)
+def weight(request) -> np.ndarray:
+    return request.param
+
+
+def scores(criterion, weight, **arguments) -> np.ndarray:
+    return ops.convert_to_numpy(criterion(ops.convert_to_tensor(weight), **arguments))
+
+
+def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
+    assert {type(criterion) for criterion in FAMILY} == set(Criterion.__subclasses__())
+    assert set(CRITERIA.values()) == set(Criterion.__subclasses__()) - {Custom}
+
+
+def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(criterion, weight):
+    importance = scores(criterion, weight)
+    assert importance.shape == weight.shape
+    assert importance.dtype in (np.float32, weight.dtype)
+    assert np.isfinite(importance).all()
+
+
+def test_an_importance_is_the_same_eagerly_in_a_graph_and_under_xla(criterion, weight):
+    eager = scores(criterion, weight, seed_offset=3)
+    for jit_compile in (False, True):
+        compiled = tf.function(lambda w: criterion(w, seed_offset=3), jit_compile=jit_compile)
+        np.testing.assert_array_equal(compiled(tf.constant(weight)).numpy(), eager)
+
+
+def test_a_criterion_takes_a_keras_variable(criterion):
+    variable = keras.Variable(WEIGHTS["ragged"])
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(criterion(variable, statistics=None)), scores(criterion, WEIGHTS["ragged"])
+    )
+
+
+def test_a_criterion_needs_no_statistics_is_frozen_hashable_comparable_and_picklable(criterion):
+    assert criterion.needs == frozenset()
+    assert criterion == dataclasses.replace(criterion) == pickle.loads(pickle.dumps(criterion))
+    assert hash(criterion) == hash(dataclasses.replace(criterion))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        criterion.seed = 3
+
+
+def test_the_abstract_criterion_cannot_be_made():
+    with pytest.raises(TypeError, match="abstract"):
+        Criterion()
+
+
+# One by one ----------------------------------------------------------------------------------------------------------
+
+
+def test_magnitude_is_the_absolute_value_in_the_weights_own_type(weight):
+    importance = scores(Magnitude(), weight)
+    np.testing.assert_array_equal(importance, np.abs(weight))
+    assert importance.dtype == weight.dtype
+    assert not np.signbit(importance).any()
+
+
+def test_l2_squares_in_at_least_32_bits(weight):
+    wide = weight.astype("float64" if weight.dtype == np.float64 else "float32")
+    np.testing.assert_array_equal(scores(L2(), weight), wide**2)
+
+
+def test_magnitude_and_l2_show_nan_rather_than_hide_it():
+    weight = np.array([1.0, np.nan, -np.inf], "float32")
+    for criterion in (Magnitude(), L2()):
+        np.testing.assert_array_equal(np.isnan(scores(criterion, weight)), [False, True, False])
+
+
+def hashed(seed: int, offset: int, size: int) -> list[float]:
+    """The scores of `Random`, one position at a time, in Python's unbounded integers."""
+
+    def mixed(x):
+        x ^= x >> 16
+        x = x * 0x85EBCA6B % 2**32
+        x ^= x >> 13
+        x = x * 0xC2B2AE35 % 2**32
+        return x ^ (x >> 16)
+
+    first, second = (int(key) for key in np.random.SeedSequence((seed, offset)).generate_state(2))
+    return [(mixed(mixed((i + first) % 2**32) ^ second) >> 8) / 2**24 for i in range(size)]
+
+
+@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (0, 1), (1, 0), (2**40, 7)])
+def test_random_scores_are_the_hash_of_the_position(seed, offset):
+    np.testing.assert_array_equal(scores(Random(seed), np.zeros((41,)), seed_offset=offset), hashed(seed, offset, 41))
+
+
+def test_random_scores_repeat_whatever_the_weight_and_differ_by_seed_and_offset():
+    zeros, ones = np.zeros((9, 11), "float32"), np.ones((9, 11), "float16")
+    np.testing.assert_array_equal(scores(Random(1), zeros), scores(Random(1), ones))
+    drawn = [scores(Random(seed), zeros, seed_offset=offset) for seed in range(4) for offset in range(4)]
+    assert len({draw.tobytes() for draw in drawn}) == 16
+
+
+def test_random_scores_are_uniform_and_independent_of_one_another():
+    size = 200_000
+    drawn = np.stack(
+        [scores(Random(seed), np.zeros(size), seed_offset=offset) for seed in (0, 1) for offset in (0, 1)]
+    ).astype("float64")
+    assert drawn.min() >= 0.0 and drawn.max() < 1.0
+    for draw in drawn:
+        counts = np.histogram(draw, bins=64, range=(0, 1))[0]
+        # Chi-squared with 63 degrees of freedom exceeds 130 once in a million draws; the seeds are fixed.
+        assert ((counts - size / 64) ** 2 / (size / 64)).sum() < 130
+        assert abs(np.corrcoef(draw[1:], draw[:-1])[0, 1]) < 0.01
+        assert np.unique(draw).size > 0.99 * size
+    assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 0.01
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None])
+def test_a_seed_that_is_no_int_is_refused(seed):
+    with pytest.raises(TypeError, match="seed must be an int. Received: seed="):
+        Random(seed)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="seed must not be negative. Received: seed=-1"):
+        Random(-1)
+
+
+def test_a_custom_function_is_called_with_the_weight():
+    np.testing.assert_array_equal(scores(Custom(smallest_first), np.array([1.0, -2.0])), [-1.0, -2.0])
+
+
+def test_a_custom_function_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"so shape \(2, 3\). Received: shape \(2,\) from row_sums"):
+
+        def row_sums(weight):
+            return ops.sum(weight, axis=1)
+
+        Custom(row_sums)(ops.ones((2, 3)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_a_custom_function_that_returns_no_floats_is_refused_with_the_remedy(dtype):
+    with pytest.raises(TypeError, match=f"Received: {dtype} from .*keras.ops.cast"):
+        Custom(lambda weight: ops.cast(weight > 0, dtype))(ops.ones((2, 3)))
+
+
+@pytest.mark.parametrize("function", [None, 3, "magnitude", Magnitude], ids=repr)
+def test_a_custom_criterion_of_something_else_than_a_function_is_refused(function):
+    with pytest.raises(TypeError, match="criterion function takes a weight .* Received: "):
+        Custom(function)
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("magnitude", Magnitude()), ("l1", Magnitude()), ("l2", L2()), ("random", Random(0))]
+)
+def test_a_name_stands_for_its_criterion(name, expected):
+    assert get_criterion(name) == expected
+
+
+def test_a_criterion_stays_what_it_is_and_a_function_becomes_custom(criterion):
+    assert get_criterion(criterion) is criterion
+    assert get_criterion(smallest_first) == Custom(smallest_first)
+
+
+@pytest.mark.parametrize("name", ["", "weight", "Magnitude", "magnitud", "wanda"])
+def test_an_unknown_name_is_refused_with_the_valid_ones(name):
+    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: magnitude, l1, l2, random'):
+        get_criterion(name)
+
+
+def test_a_near_miss_is_named():
+    with pytest.raises(ValueError, match='Did you mean "magnitude"'):
+        get_criterion("Magnitud")
+
+
+def test_a_class_instead_of_a_criterion_is_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"not its class. Received: Magnitude. Pass Magnitude\(\)"):
+        get_criterion(Magnitude)
+
+
+@pytest.mark.parametrize("criterion", [None, 3, 0.5, int, ["magnitude"]], ids=repr)
+def test_something_that_is_no_criterion_is_refused(criterion):
+    with pytest.raises(TypeError, match="A criterion is one of magnitude.* Received: "):
+        get_criterion(criterion)
