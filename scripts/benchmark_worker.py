@@ -104,6 +104,18 @@ class Library:
             model.compile(getattr(self.keras.optimizers, kind)(**arguments), loss)
 
             class Timer(self.keras.callbacks.Callback):
+                def on_train_begin(self, logs=None):
+                    # The end of the history's event is the end of all callbacks' work. After it Keras frees the
+                    # iterator over the data, which takes anything from nothing to seconds, pruned or not.
+                    history = self.model.history
+                    former = history.on_train_end
+
+                    def on_train_end(logs=None):
+                        former(logs)
+                        contestant.ended()
+
+                    history.on_train_end = on_train_end
+
                 def on_train_batch_end(self, batch, logs=None):
                     contestant.step_done(updates())
 
@@ -146,7 +158,7 @@ class Contestant(threading.Thread):
         self.fit = fit
         self.per_turn = per_turn
         self.steps: list[tuple[int, float, bool]] = []  # (round, seconds, a mask update was part of it)
-        self.seconds = 0.0  # from the call of fit to its return
+        self.seconds = 0.0  # from the call of fit to the last callback's end
         self.finished = False
         self.error: BaseException | None = None
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
@@ -168,7 +180,6 @@ class Contestant(threading.Thread):
         self._go.acquire()
         try:
             self.fit(self)
-            self.seconds += time.perf_counter() - self._began
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             self.error = error
         self.finished = True
@@ -177,6 +188,10 @@ class Contestant(threading.Thread):
     def built(self) -> None:
         """Called when the model is there and `fit` begins."""
         self._began = time.perf_counter()
+
+    def ended(self) -> None:
+        """Called when the last callback has seen the end of `fit`."""
+        self.seconds += time.perf_counter() - self._began
 
     def step_done(self, updates: int) -> None:
         """Called by the last callback after each batch; gives the turn away when this round's steps are done."""

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "prunekit"
 ORDER = {
     "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
     "anatomy": ["layers", "targets", "cost", "inspection"],
-    "training": ["core", "masking", "pruner", "callbacks"],
+    "training": ["core", "masking", "choice", "pruner", "callbacks"],
     "delivery": [],
     "recipe": [],
 }

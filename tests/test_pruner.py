@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
+from prunekit.training.choice import PruningOptions
 from prunekit.training.masking import LeakError
-from prunekit.training.pruner import Pruner, PruningOptions, prune
+from prunekit.training.pruner import Pruner, prune
 
 
 def tape_step(model, optimizer, loss):

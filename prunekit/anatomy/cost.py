@@ -211,16 +211,30 @@ def _one_pass(found: Trace, function: Callable[..., Any], args: tuple, kwargs: d
     return inner
 
 
+def _declared_inputs(model: Any) -> Any:
+    # Functional models keep the structure (dict, list) of their inputs; `inputs` is that structure, flattened.
+    return getattr(model, "_inputs_struct", getattr(model, "inputs", None))
+
+
+def fixed_batch(model: Any) -> int | None:
+    """The batch size that the model's own inputs prescribe; None where any will do."""
+    return next((tensor.shape[0] for tensor in _tensors(_declared_inputs(model)) if tensor.shape[0] is not None), None)
+
+
 def _symbolic_inputs(model: Any, batch_size: int, inputs: Any) -> tuple[tuple, dict, int]:
     """(args, kwargs, times): tensors without values to call the model on, and how many such calls the batch is."""
     if inputs is None:
-        # Functional models keep the structure (dict, list) of their inputs; `inputs` is that structure, flattened.
-        declared = getattr(model, "_inputs_struct", getattr(model, "inputs", None))
+        declared = _declared_inputs(model)
         if declared is None:
             return _inputs_from_build(model, batch_size)
         structure = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
-        fixed = {tensor.shape[0] for tensor in _tensors(structure)} - {None}
-        if len(fixed) == 1 and batch_size % (one := fixed.pop()) == 0:
+        one = fixed_batch(model)
+        if one is not None:
+            if batch_size % one:
+                raise ValueError(
+                    f"The model {model.name!r} takes batches of {one}; its cost is counted in multiples of that. "
+                    f"Received: batch_size={batch_size}."
+                )
             return (_with_batch(model, structure, one),), {}, batch_size // one
         inputs = structure
     return (_with_batch(model, inputs, batch_size),), {}, 1
@@ -307,9 +321,11 @@ def checked_trace(model: Any, batch_size: int, inputs: Any) -> Trace:
     try:
         return trace(model, prepared)
     except Exception as error:
+        # Keras puts a paragraph about overriding methods before what went wrong.
+        cause = str(error).split("Error encountered:\n\n")[-1].strip()
         raise ValueError(
             f"The model {model.name!r} could not be followed on tensors without values. Received: "
-            f"{type(error).__name__}: {error} Pass an example of its inputs as `inputs`, or describe the layer that "
+            f"{type(error).__name__}: {cause}. Pass an example of its inputs as `inputs`, or describe the layer that "
             "fails with `compute_output_shape`."
         ) from error
 
@@ -338,7 +354,7 @@ def _row(path: str, layers: list[Any], own: list[Weight], found: Trace, *, known
         sparse += uses * int(np.count_nonzero(nonzero_mask(weight.variable))) if uses else 0
         backward += uses * size * (2 if weight.variable.trainable else 1)
     return LayerCost(
-        layer=path,
+        layer=path or layers[0].name,
         type=type(layers[0]).__name__,
         parameters=sum(weight.size for weight in own),
         macs=forward if known else None,

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.cost import Trace, checked_trace, nonzero_mask
+from prunekit.anatomy.cost import Trace, checked_trace, fixed_batch, nonzero_mask
 from prunekit.anatomy.targets import Skipped, Weight, check_built, weights_in
 from prunekit.sparsity.patterns import detect
 
@@ -197,11 +197,12 @@ def inspect(model: Any) -> Report:
     check_built(model)
     notes: list[str] = []
     try:
-        found = checked_trace(model, 1, None)
+        batch = fixed_batch(model) or 1
+        found = checked_trace(model, batch, None)
     except ValueError as error:
-        found = Trace()
+        batch, found = 1, Trace()
         notes.append(f"MACs are not known. {error}")
-    rows = tuple(_row(weight, found) for weight in weights_in(model))
+    rows = tuple(_row(weight, found, batch) for weight in weights_in(model))
     if not notes:
         notes += _what_is_not_counted(model, found)
     return Report(model.name, rows, notes=tuple(notes))
@@ -217,10 +218,10 @@ def _what_is_not_counted(model: Any, found: Trace) -> list[str]:
     return [f"MACs are not known, and left out of the totals, for: {layers}."] if silent else []
 
 
-def _row(weight: Weight, found: Trace) -> WeightRow:
+def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
     kept = nonzero_mask(weight.variable)
     nonzeros = int(np.count_nonzero(kept))
-    uses = 0 if id(weight.layer) in found.unknown else found.uses.get(id(weight.variable), 0)
+    uses = 0 if id(weight.layer) in found.unknown else found.uses.get(id(weight.variable), 0) // batch
     return WeightRow(
         name=weight.name,
         layer=weight.layer_path,

@@ -33,6 +33,7 @@ _DELEGATED = _UNARY | frozenset(
 )
 _FLOATS = {0: np.float32, 1: np.float16}
 _SAME = 0
+_THERE = "wrong numbers on ARM64 and in WebAssembly, though x86 is right:"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _wrong_blocks(file: _File, nodes: list[_Node]) -> str | None:
             source = file.tensors[file.origin.get(node.weights, node.weights)]
             if source.sparsity is not None and source.type == 1 and len(source.sparsity.blockMap):
                 return (
-                    f"the Dense kernel of {node.name!r} becomes float16 blocks of 1x4, for which LiteRT gives NaN or "
+                    f"the Dense kernel of {node.name!r} becomes float16 blocks of 1x4, with which LiteRT gives NaN or "
                     "crashes"
                 )
             if source.sparsity is not None and source.type not in _FLOATS:
@@ -332,7 +333,7 @@ def _wrong_exit(file: _File, nodes: list[_Node], first: set[int]) -> str | None:
         if not any(reads) or node.leaves:
             continue
         if not all(reads):
-            return f"{node.kind} {node.name!r} reads one channels-first and one channels-last tensor"
+            return f"{_THERE} {node.kind} {node.name!r} reads one channels-first and one channels-last tensor"
         if len(file.shape(node.outputs[0])) != 4:
             continue  # vectors have no layout to mistake
         if not all(t in first for t in node.outputs):

@@ -53,7 +53,7 @@ def load_recipe(
     if isinstance(source, Mapping):
         return _recipe(Document(_copied(source)), overrides or {}, {"base": os.getcwd(), "need_data": not data_given})
     path = find_recipe(source)
-    document = read_text(_read(path), str(source))
+    document = read_text(_read(path), str(path))
     context = {"base": str(path.resolve().parent), "need_data": not data_given}
     if isinstance(document.data, dict) and "name" not in document.data and _is_name(path.stem):
         document.data["name"] = path.stem.replace("$", "$$")

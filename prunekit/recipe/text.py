@@ -29,10 +29,8 @@ class RecipeError(ValueError):
 
     def __init__(self, message: str, source: str | None = None, line: int | None = None, column: int | None = None):
         """One line of `message`, found in the file `source` at `line` and `column`, which count from 1."""
-        self.message, self.source, self.line, self.column = _one_line(message), source, line, column
-        where = ":".join(
-            str(part) for part in (_one_line(source) if source else None, line, column) if part is not None
-        )
+        self.message, self.source, self.line, self.column = one_line(message), source, line, column
+        where = ":".join(str(part) for part in (one_line(source) if source else None, line, column) if part is not None)
         super().__init__(f"{where}: {self.message}" if where else self.message)
 
 
@@ -117,7 +115,7 @@ def read_value(text: str) -> str | int | float | bool | None:
     return _Values("--set").scalar(yaml.ScalarNode(tag, text), ())
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """The text without line breaks, control characters and lone surrogates, so that any terminal can print it."""
     characters = (
         " " if c.isspace() else "\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c

@@ -156,7 +156,7 @@ def _dealt(kept: int, sizes: Sequence[int], sums: Sequence[int]) -> list[int]:
         return min(free, default=(math.inf, -1))
 
     def last_taken() -> tuple[float, int]:
-        return max(taken_at(i, count) for i, count in enumerate(counts))
+        return max((taken_at(i, count) for i, count in enumerate(counts)), default=(0.0, -1))
 
     # Rounding, and the first one that each has for nothing, leave the total off by at most one per weight.
     while (missing := kept - sum(counts)) > 0:

@@ -114,12 +114,15 @@ class Block(Pattern):
         """Average or maximum of each block, shape (positions, blocks of inputs, blocks of outputs)."""
         layout = _Layout(importance.shape, in_axes, out_axes)
         matrix = layout.matrix(importance)
-        highest = self._reduce(ops.max, self._padded(matrix, layout, -_INFINITY), layout)
         if self.pooling == "max":
-            return highest
-        total = self._reduce(ops.sum, self._padded(_live(matrix), layout, 0.0), layout)
-        average = total / ops.convert_to_tensor(self._sizes(layout), dtype=total.dtype)
-        return _gone_where(highest, average)
+            highest = self._reduce(ops.max, self._padded(matrix, layout, -_INFINITY), layout)
+            # XLA's maximum forgets a NaN.
+            unknown = self._reduce(ops.any, self._padded(ops.isnan(matrix), layout, False), layout)
+            return _where(unknown, math.nan, highest)
+        gone = self._reduce(ops.all, self._padded(ops.equal(matrix, -_INFINITY), layout, True), layout)
+        total = self._reduce(ops.sum, self._padded(_live(matrix), layout, 0), layout)
+        # Multiplied, because graph optimisation turns the division by a constant into that, and then rounds otherwise.
+        return _where(gone, -_INFINITY, total * ops.convert_to_tensor(1.0 / self._sizes(layout), dtype=total.dtype))
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """Every weight of a kept block."""
@@ -133,7 +136,7 @@ class Block(Pattern):
     def _grid(self, layout: "_Layout") -> tuple[int, int, int]:
         return layout.positions, -(-layout.inputs // self.inputs), -(-layout.outputs // self.outputs)
 
-    def _padded(self, matrix, layout: "_Layout", value: float):
+    def _padded(self, matrix, layout: "_Layout", value: float | bool):
         _, rows, columns = self._grid(layout)
         missing = rows * self.inputs - layout.inputs, columns * self.outputs - layout.outputs
         return (
@@ -220,7 +223,7 @@ class NM(Pattern):
         spared = layout.tensor(self._spared_by_rank(groups) if self.m <= 16 else self._spared_by_sort(groups))
         # NaN must stay visible to whoever counts it.
         spared = ops.logical_and(spared, ops.logical_not(ops.isnan(importance)))
-        return ops.where(spared, ops.cast(_INFINITY, importance.dtype), importance)
+        return _where(spared, _INFINITY, importance)
 
     def _spared_by_rank(self, groups):
         """Rank inside each group from its m (m - 1) / 2 comparisons, each over all groups at once.
@@ -270,8 +273,8 @@ class Channel(Pattern):
         """Mean importance per output unit, shape (channels,)."""
         layout = _Layout(importance.shape, in_axes, out_axes)
         matrix = ops.reshape(layout.matrix(importance), (layout.positions * layout.inputs, layout.outputs))
-        mean = ops.sum(_live(matrix), axis=0) / (layout.positions * layout.inputs)
-        return _gone_where(ops.max(matrix, axis=0), mean)
+        mean = ops.sum(_live(matrix), axis=0) * (1.0 / (layout.positions * layout.inputs))
+        return _where(ops.all(ops.equal(matrix, -_INFINITY), axis=0), -_INFINITY, mean)
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """Every weight of a kept output unit."""
@@ -397,9 +400,9 @@ def _live(importance):
     return ops.where(ops.equal(importance, -_INFINITY), ops.zeros_like(importance), importance)
 
 
-def _gone_where(highest, average):
-    """-inf where the highest importance of a unit is, else the average."""
-    return ops.where(ops.equal(highest, -_INFINITY), ops.cast(-_INFINITY, average.dtype), average)
+def _where(mask, value: float, otherwise):
+    """`value` where the mask is True, in the type of `otherwise`."""
+    return ops.where(mask, ops.cast(value, otherwise.dtype), otherwise)
 
 
 def _whole(name: str, value: Any) -> int:

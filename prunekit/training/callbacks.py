@@ -12,7 +12,8 @@ from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.training import core
-from prunekit.training.pruner import Pruner, PruningOptions
+from prunekit.training.choice import PruningOptions
+from prunekit.training.pruner import Pruner
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -53,24 +54,28 @@ class PruningCallback(keras.callbacks.Callback):
         self.options = PruningOptions(
             criterion=criterion, pattern=pattern, allocation=allocation, include=include, exclude=exclude, **options
         )
-        self.pruner: Pruner | None = None
         self.notes: list[str] = []
-        self._function: core.ScopedTrainFunction | None = None
+        self._pruner: Pruner | None = None
         self._begun = False
+
+    @property
+    def pruner(self) -> Pruner:
+        """The pruner of the model that `fit` trains or trained: masks, events, audit."""
+        if self._pruner is None:
+            raise RuntimeError("There is no pruner and no report before `fit` has run with this callback.")
+        return self._pruner
 
     @property
     def report(self) -> Report:
         """What the last `fit` did; made when it is asked for."""
-        if self.pruner is None:
-            raise RuntimeError("There is no report before `fit` has run with this callback.")
         return self.pruner.report(notes=self.notes)
 
     # Called before any callback's on_train_begin: where the optimizer stands here is where this fit begins, whatever
     # BackupAndRestore restores after it.
     def set_model(self, model) -> None:
         super().set_model(model)
-        if self.pruner is None or self.pruner.model is not model:
-            self.pruner = Pruner.detached(model, self.schedule, self.options)
+        if self._pruner is None or self._pruner.model is not model:
+            self._pruner = Pruner.detached(model, self.schedule, self.options)
         else:
             self.pruner.rejoin()
 
@@ -103,7 +108,6 @@ class PruningCallback(keras.callbacks.Callback):
 
     def _end(self) -> None:
         self._announce(self.pruner.settle())
-        self._function = None
 
     def _planned_steps(self) -> int | None:
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")

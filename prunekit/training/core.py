@@ -1,4 +1,4 @@
-"""The one place that knows the backend: compiling pure functions, optimizers inside models, a model's train function."""
+"""The one place that knows the backend, where optimizers hide in models, and how `fit` runs its train function."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
 
 
 def parts_of(optimizer) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that hold slots and do updates: those inside a LossScaleOptimizer or a MultiOptimizer, or itself."""
+    """The optimizers that do the updates: those inside a LossScaleOptimizer or a MultiOptimizer, or itself."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return parts_of(optimizer.inner_optimizer)
     inner = getattr(optimizer, "optimizers", None)

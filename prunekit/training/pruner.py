@@ -1,9 +1,8 @@
 """Pruner: schedule -> importance -> masks -> store, after each optimizer update, in any loop."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import numpy as np
@@ -11,65 +10,11 @@ from keras import ops
 
 from prunekit.anatomy.inspection import Event, Report, inspect
 from prunekit.anatomy.targets import Target, find_targets
-from prunekit.sparsity.allocation import Allocation, get_allocation
-from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.schedules import OneShot, Schedule
-from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.selection import count_nan, keep_largest, pruned_count
+from prunekit.sparsity.scores import get_criterion
 from prunekit.training import core
-from prunekit.training.masking import LeakError, MaskStore, leaking
-
-
-class Options(TypedDict, total=False):
-    """Keyword options that the callback, the pruner and `prune` share; `PruningOptions` holds their meaning."""
-
-    criterion: str | Criterion | Callable[..., Any]
-    pattern: str | Pattern
-    allocation: str | Allocation
-    include: Sequence[str]
-    exclude: Sequence[str]
-    keep_zeros: bool
-    origin: int | None
-
-
-@dataclass(frozen=True)
-class PruningOptions:
-    """What is pruned and how; strings are shorthands and become the objects they stand for.
-
-    Args:
-        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "random", a `Criterion`, or a function
-            weight -> importance of the same shape, higher = keep.
-        pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
-        allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
-        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
-        exclude: The same, left out; stronger than `include`.
-        keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
-            nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
-            interrupted goes on with the masks it had.
-        origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
-    """
-
-    criterion: Criterion | str | Callable[..., Any] = "magnitude"
-    pattern: Pattern | str = "unstructured"
-    allocation: Allocation | str = "uniform"
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    keep_zeros: bool = True
-    origin: int | None = None
-
-    def __post_init__(self):
-        object.__setattr__(self, "criterion", get_criterion(self.criterion))
-        object.__setattr__(self, "pattern", get_pattern(self.pattern))
-        object.__setattr__(self, "allocation", get_allocation(self.allocation))
-        for name in ("include", "exclude"):
-            patterns = getattr(self, name)
-            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-            object.__setattr__(self, name, patterns)
-        if isinstance(self.pattern, NM) and self.allocation.joint:
-            raise ValueError(
-                f"{self.pattern} removes the same fraction of every weight, so it cannot be combined with the "
-                f'allocation {self.allocation}. Pass allocation="uniform", or pattern="unstructured".'
-            )
+from prunekit.training.choice import MaskChooser, Options, PruningOptions
+from prunekit.training.masking import LeakError, MaskStore
 
 
 class Pruner:
@@ -119,8 +64,7 @@ class Pruner:
         self.optimizers = _as_list(optimizer) if optimizer is not None else core.optimizers_of(model)
         found, self.skipped = find_targets(model, options.include, options.exclude)
         self.targets: tuple[Target, ...] = tuple(found)
-        for target, fraction in zip(self.targets, self._fractions(schedule.final_sparsity), strict=True):
-            options.pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
+        self._chooser = MaskChooser(self.targets, options, schedule.final_sparsity)
         self.store = MaskStore(self.targets, model)
         self.events: list[Event] = []
         self._calls = 0
@@ -129,10 +73,6 @@ class Pruner:
         self._seen_updates = 0
         self._last_update = -1
         self._finished = False
-        # One maker per layout: its functions are traced once per shape.
-        makers: dict[Any, _MaskMaker] = {}
-        layouts = [(target.shape, target.in_axes, target.out_axes) for target in self.targets]
-        self._makers = [makers.setdefault(layout, _MaskMaker(options.pattern, *layout)) for layout in layouts]
         self._kept = np.array([target.size for target in self.targets])
         self._size = int(self._kept.sum())
 
@@ -250,6 +190,10 @@ class Pruner:
         """Fraction of the targets' entries that are pruned now."""
         return 1.0 - int(self._kept.sum()) / self._size
 
+    def fractions(self, sparsity: float) -> list[float]:
+        """The sparsity of each target, in their order, where all of them together have `sparsity`."""
+        return self._chooser.fractions(sparsity)
+
     @property
     def step_count(self) -> int:
         """Optimizer updates since the origin."""
@@ -275,12 +219,6 @@ class Pruner:
             return self._calls
         return int(self.optimizers[0].iterations.numpy())
 
-    def _fractions(self, sparsity: float) -> list[float]:
-        if self.options.allocation.joint:
-            return [sparsity] * len(self.targets)
-        axes = [target.in_axes for target in self.targets], [target.out_axes for target in self.targets]
-        return self.options.allocation.sparsities(sparsity, [target.shape for target in self.targets], *axes)
-
     def _check_loop(self) -> None:
         updates = self.store.updates
         if updates == self._seen_updates:
@@ -305,54 +243,15 @@ class Pruner:
         return self._update_masks(step, self.schedule(step))
 
     def _update_masks(self, step: int, sparsity: float) -> bool:
-        chosen = self._joint_masks(sparsity) if self.options.allocation.joint else self._masks_one_by_one(sparsity)
-        nans, leaks, kept = (np.array([int(n) for n in column]) for column in zip(*chosen.figures, strict=True))
-        self._refuse_nan(nans)
-        self._refuse_leaks(leaks)
-        changed = bool(np.any(kept != self._kept))
+        choice = self._chooser.choose(sparsity, [self.store.mask(i) for i in range(len(self.targets))])
+        self._refuse_nan(choice.nans)
+        self._refuse_leaks(choice.leaks)
+        changed = bool(np.any(choice.kept != self._kept))
         if changed:
-            self.store.replace(chosen.masks, self.optimizers)
-            self._kept = kept
-        self.events.append(Event(step=step, asked=sparsity, reached=1.0 - int(kept.sum()) / self._size))
+            self.store.replace(choice.masks, self.optimizers)
+            self._kept = choice.kept
+        self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return changed
-
-    def _masks_one_by_one(self, sparsity: float) -> "_Chosen":
-        masks, figures = [], []
-        for i, (target, fraction) in enumerate(zip(self.targets, self._fractions(sparsity), strict=True)):
-            maker = self._makers[i]
-            weight, mask = ops.convert_to_tensor(target.variable), self.store.mask(i)
-            mask, *figure = maker.choose(
-                weight, self._importance(i, weight), mask, np.int32(pruned_count(fraction, maker.units))
-            )
-            masks.append(mask)
-            figures.append(figure)
-        return _Chosen(masks, figures)
-
-    def _joint_masks(self, sparsity: float) -> "_Chosen":
-        """One selection over the units of all targets: what is removed is the least important anywhere."""
-        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
-        masks = [self.store.mask(i) for i in range(len(self.targets))]
-        pooled = [
-            maker.pool(self._importance(i, weight), mask)
-            for i, (maker, weight, mask) in enumerate(zip(self._makers, weights, masks, strict=True))
-        ]
-        units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
-        kept = _choose_units(units, np.int32(pruned_count(sparsity, int(units.shape[0]))))
-        parts = ops.split(kept, np.cumsum([maker.units for maker in self._makers])[:-1].tolist())
-        rows = [
-            maker.finish(weight, part, mask, ops.reshape(chosen, part.shape))
-            for maker, weight, part, mask, chosen in zip(self._makers, weights, pooled, masks, parts, strict=True)
-        ]
-        return _Chosen([row[0] for row in rows], [row[1:] for row in rows])
-
-    def _importance(self, index: int, weight):
-        importance = ops.convert_to_tensor(self.options.criterion(weight, seed_offset=index))
-        if tuple(importance.shape) != self.targets[index].shape:
-            raise ValueError(
-                f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "
-                f"{self.targets[index].name} of shape {self.targets[index].shape}."
-            )
-        return importance
 
     def _refuse_nan(self, nans) -> None:
         if nans.any():
@@ -372,43 +271,6 @@ class Pruner:
                 "without passing through the optimizer: assign weights before the optimizer update, or call "
                 "pruner.enforce() after writing them. The masks were re-imposed."
             )
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """New masks, and per target (NaN importances, leaks, kept entries) as scalar tensors."""
-
-    masks: list[Any]
-    figures: list[Any]
-
-
-class _MaskMaker:
-    """The compiled functions that make a mask for weights of one shape and layout."""
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-
-        def pool(importance, mask):
-            # What is pruned already ranks lowest, so that it is chosen again and masks only ever shrink.
-            lowest = ops.cast(-float("inf"), importance.dtype)
-            return pattern.pool(ops.where(mask, importance, lowest), in_axes, out_axes)
-
-        def finish(weight, pooled, mask, chosen):
-            new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
-            leaks = ops.sum(ops.cast(leaking(mask, weight), "int32"))
-            return new, count_nan(pooled), leaks, ops.sum(ops.cast(new, "int32"))
-
-        def choose(weight, importance, mask, pruned):
-            pooled = pool(importance, mask)
-            return finish(weight, pooled, mask, _choose_units(pooled, pruned))
-
-        self.pool, self.finish, self.choose = (core.compiled(f) for f in (pool, finish, choose))
-
-
-def _choose_units(units, pruned):
-    """Mask of the units that stay: `pruned` of them go, or all that are gone already where those are more."""
-    gone = ops.sum(ops.cast(ops.equal(units, -float("inf")), "int32"))
-    return keep_largest(units, int(np.prod(units.shape)) - ops.maximum(gone, ops.cast(pruned, "int32")))
 
 
 def _as_list(optimizer) -> list[Any]:
@@ -435,8 +297,9 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         ValueError: As `Pruner`, or data given to a criterion that uses none.
     """
     settings = PruningOptions(**options)
-    if data is not None and not settings.criterion.needs:
-        raise ValueError(f"The criterion {settings.criterion} looks at weights only. Received: data. Leave `data` out.")
+    criterion = get_criterion(settings.criterion)
+    if data is not None and not criterion.needs:
+        raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
     before = inspect(model)
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings)
     pruner.begin()

@@ -1,0 +1,94 @@
+"""Does an exported file answer as the Keras model does? Runs it apart from this process and compares."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from prunekit.delivery import probe
+
+_SECONDS = 900  # for one file to run all samples
+
+
+class Unfit(Exception):
+    """A file that must not be shipped: the row's status, the reason, and how far off it was if it ran."""
+
+    def __init__(self, status: str, reason: str, found: Comparison | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.found = status, found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a file's outputs are from the Keras model's.
+
+    Attributes:
+        max_error: Largest absolute error of any output, as a fraction of that output's range over the samples.
+        mean_error: The same for the root of the mean squared error.
+        agreement: Fraction of samples with the same most likely class; None where the first output is no classifier.
+        accuracy: Fraction of samples whose most likely class is the label; None without labels.
+    """
+
+    max_error: float
+    mean_error: float
+    agreement: float | None
+    accuracy: float | None
+
+
+def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> Comparison:
+    """Compares outputs, each (samples, ...), with those of the Keras model.
+
+    Raises:
+        Unfit: The shapes differ.
+    """
+    shapes = [values.shape for values in answers], [values.shape for values in reference]
+    if shapes[0] != shapes[1]:
+        raise Unfit("failed", f"its outputs have shapes {shapes[0]}, those of the Keras model {shapes[1]}")
+    largest, mean = [], []
+    for expected, measured in zip(reference, answers, strict=True):
+        # A constant output has no range: then its size is the scale, and 1 for all zeros.
+        scale = float(np.ptp(expected)) or float(np.abs(expected).max(initial=0.0)) or 1.0
+        error = np.abs(measured.astype(np.float64) - expected) / scale
+        error = np.where(np.isfinite(measured), error, np.inf)
+        largest.append(float(error.max(initial=0.0)))
+        mean.append(float(np.sqrt(np.mean(error**2))))
+    first, agreement, accuracy = reference[0], None, None
+    if first.ndim == 2 and first.shape[1] > 1:
+        classes = answers[0].argmax(-1)
+        agreement = float((classes == first.argmax(-1)).mean())
+        accuracy = None if labels is None else float((classes == labels[: len(classes)]).mean())
+    return Comparison(max(largest), max(mean), agreement, accuracy)
+
+
+def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
+    """A LiteRT file's outputs as "CHUNK/name" for each CHUNK: COUNT of `runs`, computed in a process of its own.
+
+    Raises:
+        Unfit: The file does not load, does not run, crashes or hangs.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
+        np.savez(source, allow_pickle=False, **inputs)
+        # By path and with -P, so that nothing of prunekit (and no TensorFlow) is imported there.
+        command = [sys.executable, "-P", probe.__file__, str(path), str(source), str(target)]
+        command += [f"{chunk}:{count}" for chunk, count in runs.items()]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise Unfit("failed", f"it converts, but does not finish within {_SECONDS} s") from None
+        if done.returncode < 0:
+            cause = signal.Signals(-done.returncode).name
+            raise Unfit("failed", f"it converts, but crashes the LiteRT interpreter ({cause})")
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise Unfit("failed", f"it converts, but does not run: {lines[-1] if lines else 'no message'}")
+        with np.load(target) as stored:
+            return {name: stored[name] for name in stored.files}

@@ -1,0 +1,332 @@
+"""Runs the steps of a prepared recipe, one after the other, and keeps what the report tells about them."""
+
+import contextlib
+import dataclasses
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.inspection import Event, Report, inspect
+from prunekit.anatomy.targets import Skipped
+from prunekit.delivery.export import ExportRow, export
+from prunekit.recipe.data import batches
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.models import weight_arrays
+from prunekit.recipe.plan import describe
+from prunekit.recipe.preparation import (
+    Prepared,
+    Pruning,
+    accuracy_metric,
+    export_samples,
+    first_line,
+    loss_from,
+    optimizer_from,
+)
+from prunekit.recipe.progress import EpochProgress, Listener, Progress
+from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
+from prunekit.sparsity.schedules import OneShot
+from prunekit.training.callbacks import PruningCallback
+from prunekit.training.pruner import Pruner
+
+_EVALUATION_BATCH = 256
+
+
+@dataclass
+class Record:
+    """What happened, as the steps add to it.
+
+    Attributes:
+        before: The model just before the first prune step, or at the start where there is none.
+        weights_before: Its weights then, by name.
+        accuracy_before: Its accuracy then, None where it is not measured.
+        accuracy: Its accuracy after the last step that changed weights.
+        pruning_since: Optimizer updates behind the first prune step; events and curve count from there.
+        targets: Names of the weights that were pruned.
+        skipped: The weights that no prune step took, and why.
+        expectations: What was expected and measured.
+    """
+
+    before: Report
+    weights_before: dict[str, np.ndarray]
+    accuracy_before: float | None = None
+    accuracy: float | None = None
+    pruning_since: int | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    skipped: dict[str, Skipped] = field(default_factory=dict)
+    exports: list[ExportRow] = field(default_factory=list)
+    expectations: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """The expectations that were not met."""
+        return [row for row in self.expectations if not row["met"]]
+
+
+class Execution:
+    """One run of a recipe's steps on its model.
+
+    Args:
+        prepared: What to run.
+        exports: Folder that export steps write into.
+        listener: Told how far the run is.
+    """
+
+    def __init__(self, prepared: Prepared, exports: Path, listener: Listener | None = None):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.record = Record(before=inspect(self.model), weights_before=weight_arrays(self.model))
+        self._exports = exports
+        self._listener = listener
+        self._accuracy = accuracy_metric(prepared.compile)
+        self._updates = 0
+        # Masks of all prune steps so far, by the weight's name, True = kept. Not "what is zero now": a weight that is
+        # zero throughout would not be told from one that has not learned yet.
+        self._masks: dict[str, np.ndarray] = {}
+
+    def run(self) -> Record:
+        """Runs all steps, or those up to the first expectation that is not met.
+
+        Raises:
+            RecipeError: The compile settings do not fit the model; no weight has moved then.
+        """
+        self._compile()
+        steps = self.prepared.recipe.steps
+        for index, step in enumerate(steps):
+            self._run_step(index, step)
+            if self.record.failures:
+                break
+        self._tell(Progress(len(steps), len(steps), steps[-1].kind, 1.0, "done", finished=True))
+        return self.record
+
+    def _run_step(self, index: int, step: Step) -> None:
+        self._at = (index, step)
+        self._report_progress(0.0, describe(step))
+        # Each step draws from numbers of its own, so that another export before it changes nothing in it.
+        keras.utils.set_random_seed(self._seed)
+        started = time.monotonic()
+        row: dict[str, Any] = {"kind": step.kind, "name": describe(step), "seconds": 0.0, "history": {}}
+        if step.prune is not None:
+            row["history"] = self._prune(step.prune, self.prepared.pruning[index])
+        elif isinstance(step.settings, Train):
+            row["history"] = self._train(step.settings)
+        elif step.export is not None:
+            self._export(step.export)
+        elif step.expect is not None:
+            self._expect(step.expect)
+        if step.trains or step.prune is not None:
+            self.record.accuracy = self._evaluate()
+        row["accuracy"] = self.record.accuracy
+        row["seconds"] = round(time.monotonic() - started, 3)
+        self.record.steps.append(row)
+        self._report_progress(1.0, self._result_of(step))
+
+    @property
+    def _seed(self) -> int:
+        return (self.prepared.recipe.seed + 1 + self._at[0]) % 2**32
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        settings, data = self.prepared.compile, self.prepared.data
+        if settings is None or data is None:
+            return
+        optimizer = optimizer_from(settings)
+        self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        self.model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
+        try:
+            self.model.evaluate(data.train[0][:2], data.train[1][:2], verbose=0)
+        except (ValueError, TypeError) as error:
+            raise RecipeError(
+                f"compile: loss and metrics do not fit the outputs of {self.model.name!r}: {first_line(error)}."
+            ) from error
+        self.record.accuracy_before = self.record.accuracy = self._evaluate()
+
+    def _fit(
+        self, epochs: int, learning_rate: float | None, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> dict[str, list[float]]:
+        data, settings = self.prepared.data, self.prepared.compile
+        if data is None or settings is None:
+            raise RecipeError("a step that trains needs data and compile settings.")
+        self.model.optimizer.learning_rate = self._learning_rate if learning_rate is None else learning_rate
+        progress = EpochProgress(self._report_progress, self._accuracy)
+        history = self.model.fit(
+            batches(data.train, settings.batch_size, self._seed),
+            epochs=epochs,
+            validation_data=data.validation,
+            validation_batch_size=_EVALUATION_BATCH,
+            callbacks=[*callbacks, progress],
+            verbose=0,
+        ).history
+        found = {name: [float(value) for value in values] for name, values in history.items()}
+        self._add_to_curve(found.get(f"val_{self._accuracy}", []))
+        self._updates += epochs * (self.prepared.steps_per_epoch or 0)
+        return found
+
+    def _add_to_curve(self, accuracies: Sequence[float]) -> None:
+        if self.record.pruning_since is None:
+            return
+        start = self._updates - self.record.pruning_since
+        for epoch, accuracy in enumerate(accuracies, start=1):
+            self.record.curve.append((start + epoch * (self.prepared.steps_per_epoch or 0), accuracy))
+
+    def _train(self, settings: Train) -> dict[str, list[float]]:
+        with self._held():
+            return self._fit(settings.epochs, settings.learning_rate, [])
+
+    def _prune(self, settings: Prune, pruning: Pruning) -> dict[str, list[float]]:
+        if self.record.pruning_since is None:
+            self._remember_before()
+        start = self._updates - (self.record.pruning_since or 0)
+        if settings.one_shot or settings.epochs is None:
+            with self._held(), Pruner(self.model, pruning.schedule, **pruning.options) as pruner:
+                history: dict[str, list[float]] = {}
+        else:
+            callback = PruningCallback(pruning.schedule, **pruning.options)
+            with self._held(), self._noted():
+                history = self._fit(settings.epochs, settings.learning_rate, [callback])
+            if callback.pruner is None:
+                raise RuntimeError("PruningCallback did not take part in fit.")
+            pruner = callback.pruner
+        self.record.events += [dataclasses.replace(event, step=event.step + start) for event in pruner.events]
+        self._take_over(pruner)
+        return history
+
+    def _remember_before(self) -> None:
+        self.record.before = inspect(self.model)
+        self.record.weights_before = weight_arrays(self.model)
+        self.record.accuracy_before = self.record.accuracy
+        self.record.pruning_since = self._updates
+        if self.record.accuracy is not None:
+            self.record.curve.append((0, self.record.accuracy))
+
+    def _take_over(self, pruner: Pruner) -> None:
+        for name, mask in pruner.masks.items():
+            self._masks[name] = np.logical_and(mask, self._masks.get(name, True))
+        self.record.targets += [name for name in pruner.masks if name not in self.record.targets]
+        self.record.skipped |= {item.name: item for item in pruner.skipped}
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Inside, every update keeps what earlier prune steps removed at zero, whatever else prunes there."""
+        if not self._masks:
+            yield
+            return
+        include = [name for name in self._masks]
+        with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=_literal(include)) as pruner:
+            pruner.store.replace([self._masks[target.name] for target in pruner.targets], pruner.optimizers)
+            yield
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Warnings of prunekit's own become notes of the report."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield
+        for warning in caught:
+            text = str(warning.message)
+            if issubclass(warning.category, UserWarning) and text not in self.record.notes:
+                self.record.notes.append(text)
+
+    def _evaluate(self) -> float | None:
+        data = self.prepared.data
+        if data is None or self._accuracy is None:
+            return None
+        results = self.model.evaluate(*data.test, batch_size=_EVALUATION_BATCH, verbose=0, return_dict=True)
+        return float(results[self._accuracy])
+
+    # ---- exporting and expecting -------------------------------------------------------------------------------------
+
+    def _export(self, settings: Export) -> None:
+        samples, labels = export_samples(self.model, self.prepared.data, self.prepared.recipe.seed)
+        for number, name in enumerate(settings.formats):
+            self._report_progress(number / len(settings.formats), f"exporting {name}")
+            self.record.exports += export(
+                self.model, self._exports, [name], samples, labels=labels, name=settings.name
+            )
+
+    def _expect(self, settings: Expect) -> None:
+        record = self.record
+        if settings.accuracy is not None:
+            self._expected("accuracy", record.accuracy, minimum=settings.accuracy.min)
+        if settings.accuracy_drop is not None:
+            drop = None
+            if record.accuracy is not None and record.accuracy_before is not None:
+                drop = record.accuracy_before - record.accuracy
+            self._expected("accuracy drop", drop, maximum=settings.accuracy_drop.max)
+        if settings.sparsity is not None:
+            measured, slack = self._sparsity()
+            bounds = settings.sparsity
+            self._expected("sparsity", measured, minimum=bounds.min, maximum=bounds.max, slack=slack)
+        for name, size in (settings.bytes or {}).items():
+            row = next(row for row in reversed(record.exports) if row.format == name)
+            self._expected(f"bytes of {name}", row.bytes, maximum=size.max)
+            self._expected(f"bytes of {name} with gzip", row.gzip_bytes, maximum=size.gzip_max)
+
+    def _sparsity(self) -> tuple[float, float]:
+        """Sparsity over all targets so far, and what the rounding of counts may take from it: half a weight each."""
+        now = dataclasses.replace(inspect(self.model), targets=tuple(self.record.targets))
+        size = sum(row.size for row in now.weights if row.name in now.targets)
+        return now.target_sparsity, 0.5 * len(now.targets) / size if size else 0.0
+
+    def _expected(
+        self,
+        what: str,
+        measured: float | None,
+        *,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        slack: float = 0.0,
+    ) -> None:
+        for bound, value, met in (
+            ("min", minimum, measured is not None and minimum is not None and measured + slack >= minimum),
+            ("max", maximum, measured is not None and maximum is not None and measured - slack <= maximum),
+        ):
+            if value is not None:
+                self.record.expectations.append({"what": what, "bound": {bound: value}, "measured": measured, "met": met})
+
+    # ---- progress ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, progress: Progress) -> None:
+        if self._listener is not None:
+            self._listener(progress)
+
+    def _report_progress(self, fraction: float, text: str, epoch: int | None = None) -> None:
+        index, step = self._at
+        self._tell(Progress(index + 1, len(self.prepared.recipe.steps), step.kind, fraction, text, epoch))
+
+    def _result_of(self, step: Step) -> str:
+        if step.expect is not None:
+            return "; ".join(map(failure_text, self.record.failures)) or "all met"
+        if step.export is not None:
+            refused = [row for row in self.record.exports[-len(step.export.formats) :] if row.status != "ok"]
+            return ", ".join(f"{row.format} {row.status}" for row in refused) or "all formats written and checked"
+        parts = [] if self.record.accuracy is None else [f"accuracy {self.record.accuracy:.4f}"]
+        if self.record.targets:
+            parts.append(f"sparsity {self._sparsity()[0]:.4f}")
+        return ", ".join(parts) or describe(step)
+
+
+def failure_text(row: dict[str, Any]) -> str:
+    """An expectation that was not met, in words: "accuracy 0.912 is below the expected 0.96"."""
+    (kind, bound), measured = next(iter(row["bound"].items())), row["measured"]
+    side = "below" if kind == "min" else "above"
+    if measured is None:
+        return f"{row['what']} was not measured, expected at {'least' if kind == 'min' else 'most'} {bound:,}"
+    shown = f"{measured:,}" if isinstance(measured, int) else f"{measured:.4f}"
+    wanted = f"{bound:,}" if isinstance(measured, int) else f"{bound:g}"
+    return f"{row['what']} {shown} is {side} the expected {wanted}"
+
+
+def _literal(names: Sequence[str]) -> list[str]:
+    """The names as glob patterns that match themselves only."""
+    return ["".join(f"[{character}]" if character in "*?[" else character for character in name) for name in names]

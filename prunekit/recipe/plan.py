@@ -1,0 +1,164 @@
+"""What a recipe would do with a model and data, resolved; no weight moves."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prunekit.anatomy.targets import Skipped
+from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
+from prunekit.recipe.schema import Expect, Prune, Step
+from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.patterns import get_pattern
+from prunekit.sparsity.selection import pruned_count
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """One weight that a prune step prunes: its final sparsity and how many of its entries that is."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    sparsity: float
+    pruned: int
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step of a recipe, resolved.
+
+    Attributes:
+        kind: train, prune, finetune, export or expect.
+        text: What it does, in one line.
+        epochs: Of training, where it trains.
+        updates: Optimizer updates in the step.
+        pruning: (update since the start of the step, sparsity asked for) for every mask update.
+        targets: The weights that it prunes.
+        skipped: The others, and why.
+    """
+
+    kind: str
+    text: str
+    epochs: int | None = None
+    updates: int | None = None
+    pruning: tuple[tuple[int, float], ...] = ()
+    targets: tuple[PlannedTarget, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole recipe, resolved for its model and data."""
+
+    name: str
+    model: str
+    parameters: int
+    steps_per_epoch: int | None
+    steps: tuple[PlannedStep, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return asdict(self)
+
+
+def plan(
+    recipe: Any,
+    model: Any = None,
+    data: Any = None,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    trust: bool = False,
+) -> Plan:
+    """What `compress` would do with the same arguments.
+
+    Raises:
+        RecipeError: The run would be refused.
+    """
+    prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
+    steps = tuple(_planned(prepared, index, step) for index, step in enumerate(prepared.recipe.steps))
+    notes = []
+    if any(step.prune is not None and step.prune.allocation == "global" for step in prepared.recipe.steps):
+        notes.append(
+            "allocation global prunes the least important weights of the whole model: how many fall on each weight "
+            "follows from their values, and the counts above stand for an even share."
+        )
+    return Plan(
+        name=prepared.recipe.name,
+        model=prepared.model.name,
+        parameters=prepared.model.count_params(),
+        steps_per_epoch=prepared.steps_per_epoch,
+        steps=steps,
+        notes=tuple(notes),
+    )
+
+
+def describe(step: Step) -> str:
+    """What a step does, in one line."""
+    settings = step.settings
+    if isinstance(settings, Prune):
+        return _describe_prune(settings)
+    if isinstance(settings, Expect):
+        return _describe_expect(settings)
+    if step.export is not None:
+        return f"export {', '.join(step.export.formats)}"
+    rate = getattr(settings, "learning_rate", None)
+    epochs = getattr(settings, "epochs", 0)
+    return f"{step.kind} for {_epochs(epochs)}" + (f", learning rate {rate:g}" if rate is not None else "")
+
+
+def _epochs(count: int | None) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
+def _describe_prune(prune: Prune) -> str:
+    what = f"prune to {prune.final_sparsity:g} ({prune.pattern}, {prune.criterion}, {prune.allocation})"
+    if prune.schedule is None:
+        return f"{what} at once"
+    rate = f", learning rate {prune.learning_rate:g}" if prune.learning_rate is not None else ""
+    return f"{what} over {_epochs(prune.epochs)}, {prune.schedule.type}{rate}"
+
+
+def _describe_expect(expect: Expect) -> str:
+    parts = []
+    if expect.accuracy is not None:
+        parts.append(f"accuracy at least {expect.accuracy.min:g}")
+    if expect.accuracy_drop is not None:
+        parts.append(f"accuracy drop at most {expect.accuracy_drop.max:g}")
+    if expect.sparsity is not None:
+        bounds = {"at least": expect.sparsity.min, "at most": expect.sparsity.max}
+        parts += [f"sparsity {word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+    for name, bound in (expect.bytes or {}).items():
+        sizes = {"": bound.max, " with gzip": bound.gzip_max}
+        parts += [f"{name} at most {size:,} bytes{how}" for how, size in sizes.items() if size is not None]
+    return f"expect {', '.join(parts)}"
+
+
+def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
+    epochs = getattr(step.settings, "epochs", None)
+    updates = epochs * prepared.steps_per_epoch if epochs and prepared.steps_per_epoch else None
+    pruning = prepared.pruning.get(index)
+    if pruning is None:
+        return PlannedStep(step.kind, describe(step), epochs, updates)
+    asked = tuple((at, pruning.schedule(at)) for at in pruning.schedule.update_steps(updates or 0))
+    return PlannedStep(step.kind, describe(step), epochs, updates, asked, _targets(pruning), pruning.skipped)
+
+
+def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
+    pattern = get_pattern(pruning.options["pattern"])
+    even = get_allocation(pruning.options["allocation"]).joint
+    rows = []
+    for target, fraction in zip(pruning.targets, pruning.fractions, strict=True):
+        units = pattern.units(target.shape, target.in_axes, target.out_axes)
+        # Units may be blocks or channels; ragged ones at an edge are smaller than the others.
+        pruned = pruned_count(fraction, target.size if even else units)
+        rows.append(
+            PlannedTarget(
+                name=target.name,
+                shape=target.shape,
+                size=target.size,
+                sparsity=fraction,
+                pruned=pruned if even else round(pruned * target.size / units),
+            )
+        )
+    return tuple(rows)

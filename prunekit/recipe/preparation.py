@@ -1,0 +1,329 @@
+"""Everything that can be refused is refused here, and everything that a run needs is resolved, before a weight moves."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.targets import Skipped, Target
+from prunekit.recipe import data as data_module
+from prunekit.recipe.data import Data
+from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
+from prunekit.recipe.models import build_model, check_model_file
+from prunekit.recipe.schema import Prune, Recipe, parse_pattern
+from prunekit.recipe.sources import LOGIT_LOSSES, OPTIMIZERS, Compile, ModelSource
+from prunekit.sparsity.patterns import Block
+from prunekit.sparsity.schedules import OneShot, Schedule
+from prunekit.sparsity.scores import Random
+from prunekit.training.pruner import Options, Pruner, PruningOptions
+
+_SAMPLES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Pruning:
+    """A prune step, resolved for one model and one set of data.
+
+    Attributes:
+        schedule: In optimizer updates since the start of the step.
+        options: What `PruningCallback` and `Pruner` take.
+        targets: The weights that it prunes.
+        skipped: The others, and why.
+        fractions: Final sparsity of each target; with a joint allocation, the one of all together.
+    """
+
+    schedule: Schedule
+    options: Options
+    targets: tuple[Target, ...]
+    skipped: tuple[Skipped, ...]
+    fractions: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run that can start.
+
+    Attributes:
+        recipe: With the model that is really used.
+        model: Built; with the weights it starts from.
+        data: None where no step needs data and none are given.
+        compile: How the model is trained and measured; None without data.
+        steps_per_epoch: Optimizer updates in an epoch; None without data.
+        pruning: By index of the step.
+        given: Which of "model" and "data" came as Python objects, and are not in the recipe.
+    """
+
+    recipe: Recipe
+    model: keras.Model
+    data: Data | None
+    compile: Compile | None
+    steps_per_epoch: int | None
+    pruning: Mapping[int, Pruning]
+    given: tuple[str, ...]
+
+
+def settled_recipe(
+    recipe: Any, model: Any = None, data: Any = None, overrides: Mapping[str, object] | None = None
+) -> Recipe:
+    """The recipe as it is run, with a model file given beside it written into it; nothing is read or imported yet.
+
+    Raises:
+        RecipeError: The recipe is wrong, or names no model or no data where none are given.
+        TypeError: `model` is neither a Keras model nor a path.
+    """
+    found = load_recipe(recipe, overrides, data_given=data is not None)
+    if isinstance(model, str | os.PathLike):
+        check_model_file(model)
+        found = found.model_copy(update={"model": ModelSource(file=os.path.abspath(model))})
+    elif model is not None and not isinstance(model, keras.Model):
+        raise TypeError(f"`model` is a Keras 3 model or the path of a .keras file. Received: {type(model)!r}.")
+    if model is None and found.model is None:
+        raise RecipeError("this recipe names no model: give one with --model (or model=...).")
+    index = found.needs_data()
+    if index is not None and data is None and found.data is None:
+        raise RecipeError(
+            f"steps[{index}].{found.steps[index].kind} needs data, and the recipe names none: add for example "
+            "data: {builtin: digits}, or pass data=((x_train, y_train), (x_test, y_test))."
+        )
+    return found
+
+
+def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
+    """Builds model and data and resolves every step; weights of a model that is built already stay as they are.
+
+    Args:
+        recipe: As `settled_recipe` returned it.
+        model: What the caller gave, which wins over the recipe's.
+        data: The same.
+        trust: The recipe's Python factories may be imported.
+
+    Raises:
+        RecipeError: Anything that would make the run fail later and can be known now.
+    """
+    given_model = model if isinstance(model, keras.Model) else None
+    if given_model is None and recipe.model is not None and recipe.model.file is not None:
+        check_model_file(recipe.model.file)
+    if data is None and recipe.data is not None:
+        data_module.check_files(recipe.data)
+    require_trust(recipe, trust, model_given=model is not None, data_given=data is not None)
+    found = _data(recipe, data)
+    if given_model is None and recipe.model is not None:
+        given_model = build_model(recipe.model, recipe.seed)
+    settings = (recipe.compile or Compile()) if found is not None else recipe.compile
+    _check_optimizer(settings)
+    if found is not None and settings is not None:
+        _check_fit(given_model, found, settings, recipe.seed)
+    elif not given_model.built:
+        raise RecipeError(
+            f"the model {given_model.name!r} is not built, and there are no data to build it with: give it a "
+            "keras.Input, or call it once."
+        )
+    steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
+    _check_steps(recipe, given_model, found, settings)
+    return Prepared(
+        recipe=recipe,
+        model=given_model,
+        data=found,
+        compile=settings,
+        steps_per_epoch=steps_per_epoch,
+        pruning=_all_pruning(recipe, given_model, steps_per_epoch),
+        given=tuple(
+            name for name, value in {"model": isinstance(model, keras.Model), "data": data is not None}.items() if value
+        ),
+    )
+
+
+def _data(recipe: Recipe, given: Any) -> Data | None:
+    if given is not None:
+        return data_module.given_data(given)
+    return data_module.load_data(recipe.data, recipe.seed) if recipe.data is not None else None
+
+
+# ---- model, data and compile settings --------------------------------------------------------------------------------
+
+
+def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
+    """The Keras optimizer that the recipe describes.
+
+    Raises:
+        RecipeError: This Keras has no such optimizer, or it does not take the arguments.
+    """
+    kind = getattr(keras.optimizers, OPTIMIZERS[settings.optimizer.name], None)
+    if kind is None:
+        raise RecipeError(
+            f"compile.optimizer: Keras {keras.__version__} has no {OPTIMIZERS[settings.optimizer.name]}."
+        )
+    arguments = dict(settings.optimizer.arguments)
+    if settings.optimizer.learning_rate is not None:
+        arguments["learning_rate"] = settings.optimizer.learning_rate
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"compile.optimizer: {kind.__name__} refuses its arguments: {first_line(error)}.") from error
+
+
+def loss_from(settings: Compile) -> Any:
+    """The Keras loss that the recipe names."""
+    if settings.from_logits:
+        return getattr(keras.losses, LOGIT_LOSSES[settings.loss])(from_logits=True)
+    return keras.losses.get(settings.loss)
+
+
+def accuracy_metric(settings: Compile | None) -> str | None:
+    """The metric that "accuracy" means in expectations and in the report; None where there is none."""
+    return next((name for name in settings.metrics if name.endswith("accuracy")), None) if settings else None
+
+
+def first_line(error: BaseException) -> str:
+    """The part of an error's text that fits into one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _check_optimizer(settings: Compile | None) -> None:
+    if settings is not None:
+        optimizer_from(settings)
+
+
+def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> None:
+    """Model, data and loss belong together; builds a model that waits for its first batch."""
+    inputs, labels = data.train
+    if not model.built:
+        keras.utils.set_random_seed(seed)
+    try:
+        outputs = model(inputs[:2], training=False)
+    except Exception as error:
+        # Any exception: each backend has its own kinds, and each means that the inputs do not fit.
+        raise RecipeError(
+            f"the model {model.name!r} does not take the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
+            f"{inputs.dtype}: {_reason(error)}."
+        ) from error
+    if not hasattr(outputs, "shape"):
+        raise RecipeError(
+            f"recipes train models with one output. Received: {model.name!r}, which returns a {type(outputs).__name__}."
+        )
+    given, made = labels.shape[1:], tuple(outputs.shape)[1:]
+    if settings.loss == "sparse_categorical_crossentropy":
+        _check_classes(model, data, given, made)
+    elif given != made and not (made == (1,) and given == ()):
+        hint = " For class numbers, write loss: sparse_categorical_crossentropy." if labels.dtype.kind in "iu" else ""
+        raise RecipeError(
+            f"with loss {settings.loss}, labels have the shape of the outputs of {model.name!r}, {made}. "
+            f"Received: labels of shape {given} from {data.name}.{hint}"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    # Keras puts "Exception encountered when calling X.", a blank line and a bold escape before the reason.
+    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Exception encountered")]
+    return (lines or [type(error).__name__])[0].rstrip(".")
+
+
+def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made: tuple[int, ...]) -> None:
+    if given not in (made[:-1], (*made[:-1], 1)) or not made:
+        raise RecipeError(
+            f"with loss sparse_categorical_crossentropy, labels are class numbers of shape {made[:-1]}, one for each "
+            f"output of {model.name!r} (shape {made}). Received: labels of shape {given} from {data.name}. "
+            "For one-hot labels, write loss: categorical_crossentropy."
+        )
+    for part, (_, labels) in {"training": data.train, "validation": data.validation, "test": data.test}.items():
+        if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
+            raise RecipeError(f"class numbers are whole. Received: fractions among the {part} labels of {data.name}.")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= made[-1]:
+            raise RecipeError(
+                f"the model {model.name!r} has {made[-1]} outputs, so labels are 0 to {made[-1] - 1}. Received: "
+                f"{part} labels from {low} to {high} from {data.name}."
+            )
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _check_steps(recipe: Recipe, model: keras.Model, data: Data | None, settings: Compile | None) -> None:
+    for index, step in enumerate(recipe.steps):
+        if step.measures_accuracy and accuracy_metric(settings) is None:
+            raise RecipeError(
+                f"steps[{index}].expect: accuracy is not measured: add it to compile: {{metrics: [accuracy]}}."
+            )
+        if step.export is not None:
+            try:
+                export_samples(model, data, recipe.seed)
+            except RecipeError as error:
+                raise RecipeError(f"steps[{index}].export: {error}") from error
+
+
+def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
+    """Inputs, and their labels, on which an exported file is compared with the model: of the test part, else random.
+
+    Raises:
+        RecipeError: There are no data, and the model does not say what its inputs are like.
+    """
+    if data is not None:
+        inputs, labels = data.test
+        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        whole = classes.dtype.kind in "iu" and classes.ndim == 1
+        return inputs[:_SAMPLES], classes[:_SAMPLES] if whole else None
+    random = np.random.default_rng(seed)
+
+    def sample(tensor: Any) -> np.ndarray:
+        if any(length is None for length in tensor.shape[1:]):
+            raise RecipeError(
+                f"without data, samples are drawn from the shape of the model's inputs, which leaves lengths open: "
+                f"{tuple(tensor.shape)}. Name data in the recipe."
+            )
+        shape = (8, *tensor.shape[1:])
+        kind = keras.backend.standardize_dtype(tensor.dtype)
+        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
+
+    try:
+        inputs = model.input
+    except AttributeError as error:
+        raise RecipeError(
+            f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
+            "it. Name data in the recipe."
+        ) from error
+    return keras.tree.map_structure(sample, inputs), None
+
+
+def _all_pruning(recipe: Recipe, model: keras.Model, steps_per_epoch: int | None) -> dict[int, Pruning]:
+    found = {}
+    for index, step in enumerate(recipe.steps):
+        if step.prune is not None:
+            try:
+                found[index] = _pruning(step.prune, model, steps_per_epoch, recipe.seed)
+            except (ValueError, TypeError) as error:
+                raise RecipeError(f"steps[{index}].prune: {error}") from error
+    return found
+
+
+def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed: int) -> Pruning:
+    if prune.schedule is None or prune.epochs is None or steps_per_epoch is None:
+        schedule: Schedule = OneShot(sparsity=prune.final_sparsity)
+    else:
+        # The callback counts from the start of its own fit, as the recipe does: no offset.
+        schedule = prune.schedule.resolve(steps_per_epoch)
+        steps = prune.epochs * steps_per_epoch
+        if schedule.landing_step > steps:
+            raise ValueError(
+                f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.landing_step:,}, and the step "
+                f"trains for {prune.epochs} epochs of {steps_per_epoch:,} updates, {steps:,} in all. Train longer, or "
+                "let the schedule end earlier."
+            )
+    pattern: Any = prune.pattern
+    if prune.pooling is not None:
+        pattern = Block(*parse_pattern(prune.pattern).numbers, pooling=prune.pooling)
+    options: Options = {
+        "criterion": Random(seed=seed) if prune.criterion == "random" else prune.criterion,
+        "pattern": pattern,
+        "allocation": prune.allocation,
+        "include": prune.include,
+        "exclude": prune.exclude,
+    }
+    pruner = Pruner.detached(model, schedule, PruningOptions(**options))
+    fractions = tuple(pruner.fractions(schedule.final_sparsity))
+    return Pruning(schedule, options, pruner.targets, tuple(pruner.skipped), fractions)

@@ -1,0 +1,99 @@
+"""A recipe and a plan in words, for the terminal. Imports neither Keras nor, for a recipe alone, rich."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from prunekit.delivery.wording import clean, count, sparsity
+from prunekit.recipe.schema import Expect, Export, Prune, Recipe, Step, Train
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prunekit.recipe.runner import Plan
+
+
+def show_plan(plan: "Plan", console: "Console") -> None:
+    """Prints a plan: every step, its targets, and every mask update."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    def line(text: object) -> str:
+        return escape(clean(text))
+
+    per_epoch = f", {count(plan.steps_per_epoch)} steps per epoch" if plan.steps_per_epoch else ""
+    console.print(f"[bold]{line(plan.name)}[/]: {line(plan.model)}, {count(plan.parameters)} parameters{per_epoch}")
+    for i, step in enumerate(plan.steps, start=1):
+        console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
+        if step.targets:
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for heading in ("target", "shape", "weights", "sparsity", "pruned"):
+                table.add_column(heading, justify="left" if heading in ("target", "shape") else "right")
+            for target in step.targets:
+                shape = " x ".join(str(length) for length in target.shape)
+                cells = (shape, count(target.size), sparsity(target.sparsity), count(target.pruned))
+                table.add_row(line(target.name), *cells)
+            console.print(table)
+        if step.pruning:
+            updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)
+            console.print(f"   {len(step.pruning)} mask updates, at step (sparsity): {updates}")
+        for skipped in step.skipped:
+            console.print(f"   left out: {line(skipped.name)}: {line(skipped.reason)}")
+    for note in plan.notes:
+        console.print(f"note: {line(note)}")
+
+
+def source_text(recipe: Recipe, part: str) -> str | None:
+    """Where the model or the data (`part`) come from, or None where the recipe does not say."""
+    source = getattr(recipe, part)
+    if source is None:
+        return None
+    value = getattr(source, source.kind)
+    return clean(f"{source.kind} {value if isinstance(value, str) else 'files'}")
+
+
+def step_text(step: Step) -> str:
+    """One step as a line of text."""
+    texts: dict[str, Callable[[Any], str]] = {
+        "train": _train_text,
+        "finetune": _train_text,
+        "prune": _prune_text,
+        "export": _export_text,
+        "expect": _expect_text,
+    }
+    return clean(f"{step.kind}: {texts[step.kind](step.settings)}")
+
+
+def _train_text(train: Train) -> str:
+    rate = "" if train.learning_rate is None else f", learning rate {train.learning_rate:g}"
+    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}"
+
+
+def _prune_text(prune: Prune) -> str:
+    if prune.schedule is None:
+        parts = [f"to {prune.final_sparsity:g} at once"]
+    else:
+        moments = ", ".join(f"{path[-1]} {moment}" for path, moment in prune.schedule.moments().items())
+        parts = [f"{prune.epochs} epochs, {prune.schedule.type} to {prune.final_sparsity:g}, {moments}"]
+    if prune.learning_rate is not None:
+        parts.append(f"learning rate {prune.learning_rate:g}")
+    parts += [prune.criterion, prune.pattern, prune.allocation]
+    for name, patterns in (("include", prune.include), ("exclude", prune.exclude)):
+        if patterns:
+            parts.append(f"{name} {' '.join(patterns)}")
+    return ", ".join(parts)
+
+
+def _export_text(export: Export) -> str:
+    return f"{', '.join(export.formats)} as {export.name!r}"
+
+
+def _expect_text(expect: Expect) -> str:
+    bounds = expect.model_dump(exclude_none=True)
+    sizes = bounds.pop("bytes", {})
+    bounds |= {f"bytes of {name}": bound for name, bound in sizes.items()}
+    words = {"min": "at least", "max": "at most", "gzip_max": "compressed at most"}
+    return ", ".join(
+        f"{what.replace('_', ' ')} {' and '.join(f'{words[k]} {v:.15g}' for k, v in bound.items())}"
+        for what, bound in bounds.items()
+    )

@@ -1,0 +1,185 @@
+"""Which masks a sparsity means: importance -> pooled units -> exact selection -> masks, compiled once per shape."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.targets import Target
+from prunekit.sparsity.allocation import Allocation, get_allocation
+from prunekit.sparsity.patterns import NM, Pattern, get_pattern
+from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.sparsity.selection import count_nan, keep_largest, pruned_count
+from prunekit.training import core
+from prunekit.training.masking import leaking
+
+
+class Options(TypedDict, total=False):
+    """Keyword options that the callback, the pruner and `prune` share; `PruningOptions` holds their meaning."""
+
+    criterion: str | Criterion | Callable[..., Any]
+    pattern: str | Pattern
+    allocation: str | Allocation
+    include: Sequence[str]
+    exclude: Sequence[str]
+    keep_zeros: bool
+    origin: int | None
+
+
+@dataclass(frozen=True)
+class PruningOptions:
+    """What is pruned and how; strings are shorthands and become the objects they stand for.
+
+    Args:
+        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "random", a `Criterion`, or a function
+            weight -> importance of the same shape, higher = keep.
+        pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
+        allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
+        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
+        exclude: The same, left out; stronger than `include`.
+        keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
+            nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
+            interrupted goes on with the masks it had.
+        origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
+    """
+
+    criterion: Criterion | str | Callable[..., Any] = "magnitude"
+    pattern: Pattern | str = "unstructured"
+    allocation: Allocation | str = "uniform"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    keep_zeros: bool = True
+    origin: int | None = None
+
+    def __post_init__(self):
+        pattern, allocation = get_pattern(self.pattern), get_allocation(self.allocation)
+        object.__setattr__(self, "criterion", get_criterion(self.criterion))
+        object.__setattr__(self, "pattern", pattern)
+        object.__setattr__(self, "allocation", allocation)
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+            object.__setattr__(self, name, patterns)
+        if isinstance(pattern, NM) and allocation.joint:
+            raise ValueError(
+                f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
+                f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """New masks, one tensor per target, and three counts per target as arrays of shape (targets,)."""
+
+    masks: list[Any]
+    nans: np.ndarray
+    leaks: np.ndarray
+    kept: np.ndarray
+
+
+class MaskChooser:
+    """Chooses masks for targets; knows no schedule and changes nothing.
+
+    Args:
+        targets: What is pruned.
+        options: How.
+        final_sparsity: What the pattern must be able to reach.
+
+    Raises:
+        ValueError: The pattern does not fit a target or cannot reach the sparsity.
+    """
+
+    def __init__(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float):
+        self.targets = tuple(targets)
+        self.criterion = get_criterion(options.criterion)
+        self.allocation = get_allocation(options.allocation)
+        pattern = get_pattern(options.pattern)
+        for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
+            pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
+        # One maker per layout: its functions are traced once per shape.
+        makers: dict[Any, _MaskMaker] = {}
+        layouts = [(target.shape, target.in_axes, target.out_axes) for target in self.targets]
+        self._makers = [makers.setdefault(layout, _MaskMaker(pattern, *layout)) for layout in layouts]
+
+    def fractions(self, sparsity: float) -> list[float]:
+        """The sparsity of each target where all of them together have `sparsity`."""
+        if self.allocation.joint:
+            return [sparsity] * len(self.targets)
+        axes = [target.in_axes for target in self.targets], [target.out_axes for target in self.targets]
+        return self.allocation.sparsities(sparsity, [target.shape for target in self.targets], *axes)
+
+    def choose(self, sparsity: float, masks: Sequence[Any]) -> Choice:
+        """The masks for an overall sparsity, each inside the mask that its target has now.
+
+        Args:
+            sparsity: Fraction of the targets' weights that is removed, in [0, 1).
+            masks: One boolean tensor per target, True = kept.
+
+        Raises:
+            ValueError: The criterion returned another shape than the weight's.
+        """
+        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
+        importances = [self._importance(i, weight) for i, weight in enumerate(weights)]
+        choose = self._jointly if self.allocation.joint else self._one_by_one
+        rows = choose(sparsity, weights, importances, masks)
+        counts = (np.array([int(row[i]) for row in rows]) for i in (1, 2, 3))
+        return Choice([row[0] for row in rows], *counts)
+
+    def _one_by_one(self, sparsity, weights, importances, masks) -> list[Any]:
+        return [
+            maker.choose(weight, importance, mask, np.int32(pruned_count(fraction, maker.units)))
+            for maker, fraction, weight, importance, mask in zip(
+                self._makers, self.fractions(sparsity), weights, importances, masks, strict=True
+            )
+        ]
+
+    def _jointly(self, sparsity, weights, importances, masks) -> list[Any]:
+        """One selection over the units of all targets: what is removed is the least important anywhere."""
+        pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
+        units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
+        chosen = _choose_units(units, np.int32(pruned_count(sparsity, int(units.shape[0]))))
+        parts = ops.split(chosen, np.cumsum([maker.units for maker in self._makers])[:-1].tolist())
+        return [
+            maker.finish(weight, part, mask, ops.reshape(one, part.shape))
+            for maker, weight, part, mask, one in zip(self._makers, weights, pooled, masks, parts, strict=True)
+        ]
+
+    def _importance(self, index: int, weight):
+        importance = ops.convert_to_tensor(self.criterion(weight, seed_offset=index))
+        if tuple(importance.shape) != self.targets[index].shape:
+            raise ValueError(
+                f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "
+                f"{self.targets[index].name} of shape {self.targets[index].shape}."
+            )
+        return importance
+
+
+class _MaskMaker:
+    """The compiled functions that make a mask for weights of one shape and layout."""
+
+    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
+        self.units = pattern.units(shape, in_axes, out_axes)
+
+        def pool(importance, mask):
+            # What is pruned already ranks lowest, so that it is chosen again and masks only ever shrink.
+            lowest = ops.cast(-float("inf"), importance.dtype)
+            return pattern.pool(ops.where(mask, importance, lowest), in_axes, out_axes)
+
+        def finish(weight, pooled, mask, chosen):
+            new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
+            leaks = ops.sum(ops.cast(leaking(mask, weight), "int32"))
+            return new, count_nan(pooled), leaks, ops.sum(ops.cast(new, "int32"))
+
+        def choose(weight, importance, mask, pruned):
+            pooled = pool(importance, mask)
+            return finish(weight, pooled, mask, _choose_units(pooled, pruned))
+
+        self.pool, self.finish, self.choose = (core.compiled(f) for f in (pool, finish, choose))
+
+
+def _choose_units(units, pruned):
+    """Mask of the units that stay: `pruned` of them go, or all that are gone already where those are more."""
+    gone = ops.sum(ops.cast(ops.equal(units, -float("inf")), "int32"))
+    return keep_largest(units, int(np.prod(units.shape)) - ops.maximum(gone, ops.cast(pruned, "int32")))
