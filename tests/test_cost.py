@@ -269,6 +269,14 @@ def test_a_size_that_the_model_leaves_open_is_asked_for():
     assert rows(model, inputs=np.zeros((1, 5, 4))) == {"lstm": 5 * 4 * 77, "out": 5 * 14}
 
 
+def test_a_text_model_whose_first_layer_loses_the_batch_size_is_counted():
+    vectorization = L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=5)
+    model = keras.Sequential(
+        [keras.Input((), dtype="string"), vectorization, L.Embedding(4, 3), L.LSTM(2, name="r"), L.Dense(1, name="d")]
+    )
+    assert rows(model, batch_size=3) == {"r": 3 * 5 * 4 * (6 + 4), "d": 3 * 2}
+
+
 def test_a_fixed_batch_is_counted_as_often_as_it_fits():
     model = keras.Sequential([keras.Input(batch_shape=(4, 5, 3)), L.GRU(2, stateful=True, name="gru")])
     assert rows(model, batch_size=8) == {"gru": 8 * 5 * 3 * (6 + 4)}

@@ -97,6 +97,17 @@ def construct(cls):
     raise AssertionError(f"give {cls.__name__} a row in EXAMPLES")
 
 
+def try_to_build(layer):
+    """Builds a layer that should have no weights on whatever shape it takes."""
+    for shape in (IMAGE, SEQUENCE, (2, 4), [SEQUENCE, SEQUENCE], VIDEO[1:]):
+        try:
+            layer.build(shape)
+            break
+        except (TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
+            continue
+    return layer
+
+
 def built_dense():
     dense = L.Dense(3)
     dense.build((2, 4))
@@ -126,7 +137,7 @@ def test_the_table_knows_every_weight_of_every_layer_of_keras(name, cls):
         layer = build(make(), shape)
     else:
         assert not may_own_weights(cls), f"{name} may own weights: give it a row in EXAMPLES"
-        layer = construct(cls)
+        layer = try_to_build(construct(cls))
     owned = [(inner, *found) for inner in all_layers(layer) for found in weights_of(inner)]
     assert {id(variable) for _, variable, _, _ in owned} == {id(variable) for variable in layer.weights}
     unknown = [f"{type(inner).__name__}.{label}" for inner, _, label, spec in owned if spec.role == "unknown"]

@@ -95,16 +95,6 @@ class TestEverySchedule:
         assert late.begin_step == early.begin_step + 500
         assert late.landing_step == early.landing_step + 500
 
-    def test_its_defaults_are_those_of_the_class(self, kind):
-        required = {"constant": "target_sparsity", "one_shot": "sparsity", "multi_step": "sparsities"}
-        if kind == "multi_step":
-            pytest.skip("a multi-step schedule has no defaults in a recipe")
-        minimal = {"type": kind, required.get(kind, "final_sparsity"): 0.5}
-        if kind not in required:
-            minimal["end"] = {"steps": 1000}
-        resolved = load_recipe(recipe(prune(minimal))).steps[0].prune.schedule.resolve(1000)
-        assert resolved == schedules.SCHEDULES[kind](**{required.get(kind, "final_sparsity"): 0.5})
-
     def test_written_out_and_read_again_it_is_the_same(self, kind):
         loaded = load_recipe(recipe(prune(SCHEDULES[kind])))
         assert load_recipe(yaml.safe_load(dump_recipe(loaded))) == loaded
@@ -132,6 +122,22 @@ class TestEverySchedule:
         key = next(key for key in SCHEDULES[kind] if key != "type")
         with pytest.raises(RecipeError, match=f"unknown key '{key}s'. Did you mean '{key}'"):
             load_recipe(recipe(prune(SCHEDULES[kind] | {f"{key}s": 1})))
+
+
+@pytest.mark.parametrize(
+    ("kind", "minimal", "arguments"),
+    [
+        *(
+            (kind, {"final_sparsity": 0.5, "end": {"steps": 1000}}, {"final_sparsity": 0.5})
+            for kind in ("polynomial_decay", "linear", "cosine", "exponential")
+        ),
+        ("constant", {"target_sparsity": 0.5}, {"target_sparsity": 0.5}),
+        ("one_shot", {"sparsity": 0.5}, {"sparsity": 0.5}),
+    ],
+)
+def test_defaults_of_a_schedule_are_those_of_its_class(kind, minimal, arguments):
+    settings = load_recipe(recipe(prune({"type": kind, **minimal}))).steps[0].prune.schedule
+    assert settings.resolve(1000) == schedules.SCHEDULES[kind](**arguments)
 
 
 REFUSED = {
@@ -244,7 +250,10 @@ REFUSED = {
         "stands beside 'name'",
     ),
     "learning rate 0": (recipe({"train": {"epochs": 1, "learning_rate": 0}}), "greater than 0"),
-    "unknown loss": (recipe(compile={"loss": "sparse_crossentropy"}), "Did you mean 'sparse_categorical_crossentropy'"),
+    "unknown loss": (
+        recipe(compile={"loss": "sparse_categorical_crosentropy"}),
+        "Did you mean 'sparse_categorical_crossentropy'",
+    ),
     "logits for mse": (recipe(compile={"loss": "mse", "from_logits": True}), "'mse' has no from_logits"),
     "unknown metric": (recipe(compile={"metrics": ["acuracy"]}), r"metrics\[0\]: .*Did you mean 'accuracy'"),
     "seed below 0": (recipe(seed=-1), "seed: .*greater than or equal to 0"),

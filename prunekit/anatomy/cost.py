@@ -92,12 +92,14 @@ class Trace:
     """What one symbolic pass over a model showed.
 
     Attributes:
+        batch_size: Number of examples in the pass.
         uses: id of a variable -> multiply-accumulates that one element of it takes part in.
         products: id of a layer -> multiply-accumulates between activations.
         outputs: id of a layer -> shape of its first output.
         unknown: id of a layer -> why its multiply-accumulates are not known.
     """
 
+    batch_size: int = 1
     uses: dict[int, int] = field(default_factory=dict)
     products: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
@@ -105,14 +107,14 @@ class Trace:
 
     def add(self, layer: Any, inputs: list[Any], outputs: list[Any], times: int) -> Call:
         """Counts `times` calls of the layer on tensors like these."""
-        call = Call(tuple(map(_static, inputs)), tuple(map(_static, outputs)))
+        call = Call(tuple(map(self._static, inputs)), tuple(map(self._static, outputs)))
         counted = macs(layer, call)
         self.outputs.setdefault(id(layer), tuple(outputs[0].shape) if outputs else ())
         if counted is None:
             self.unknown[id(layer)] = f"prunekit has no formula for the multiply-accumulates of {type(layer).__name__}"
             return call
         uses, products = counted
-        dynamic = any(None in tuple(tensor.shape) for tensor in (*inputs, *outputs))
+        dynamic = any(None in tuple(tensor.shape)[1:] for tensor in (*inputs, *outputs))
         if dynamic and (products or any(uses.values())):
             self.unknown[id(layer)] = "the shapes that it is called on are not known before the model runs"
             return call
@@ -121,9 +123,12 @@ class Trace:
             self.uses[id(variable)] = self.uses.get(id(variable), 0) + times * uses.get(attribute, 0)
         return call
 
-
-def _static(tensor: Any) -> Shape:
-    return tuple(1 if length is None else int(length) for length in tensor.shape)
+    def _static(self, tensor: Any) -> Shape:
+        # Layers that work on strings lose the batch's size; elsewhere an open size leaves the count unknown.
+        return tuple(
+            int(length) if length is not None else (1 if axis else self.batch_size)
+            for axis, length in enumerate(tensor.shape)
+        )
 
 
 # ---------------------------------------------------------------- tracing
@@ -176,7 +181,8 @@ def _tensors(structure: Any) -> list[Any]:
 
 def trace(model: Any, prepared: tuple[tuple, dict, int]) -> Trace:
     """Runs the model once on tensors without values and counts every layer call, those of shared layers one by one."""
-    found = Trace()
+    shapes = [tuple(tensor.shape) for tensor in _tensors(prepared[:2])]
+    found = Trace(batch_size=shapes[0][0] if shapes and shapes[0] else 1)
     pending: list[tuple[Callable[..., Any], tuple, dict, int]] = [(model, *prepared)]
     while pending:
         pending.extend(_one_pass(found, *pending.pop()))

@@ -248,8 +248,6 @@ def _first_table() -> dict[type, Row]:
         ),
         _L.Embedding: Row({"embeddings": _EMBEDDING}),
         _cell(_L.ConvLSTM2D): Row(recurrent, _per_output_position),
-        # The states of a stateful RNN are variables of the RNN itself; its kernels are its cell's.
-        _L.RNN: Row({"states": _OTHER_STATE}),
         _L.BatchNormalization: Row(
             {"gamma": _NORM, "beta": _NORM}
             | dict.fromkeys(

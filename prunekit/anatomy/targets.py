@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -39,8 +39,8 @@ class Target:
         out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
     """
 
-    variable: Any
-    layer: Any
+    variable: Any = field(repr=False)
+    layer: Any = field(repr=False)
     name: str
     role: str
     in_axes: tuple[int, ...]

@@ -305,8 +305,8 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
     if verdict.wrong is not None:
         raise Unfit(
             "refused",
-            f"{verdict.wrong}. Ship the same zeros in the format without '-sparse' (gzip makes it small), or change that "
-            "part of the model",
+            f"{verdict.wrong}. Ship the same zeros in the format without '-sparse' (gzip makes it small), or change "
+            "that part of the model",
         )
     if not verdict.sparse_tensors:
         return ["no constant has the 30 % zeros from which the converter encodes sparsely: stored densely"]

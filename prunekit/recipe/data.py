@@ -1,4 +1,4 @@
-"""The data of a run: built-in sets, idx, npz and npy files, a factory; limited, scaled and split, always the same way."""
+"""The data of a run: built-in sets, idx, npz and npy files, a factory; limited, scaled and split by a seed."""
 
 import hashlib
 import os
@@ -101,7 +101,9 @@ def load_data(source: DataSource, seed: int) -> Data:
 
 
 def given_data(pairs: Any) -> Data:
-    """Data given in Python, ((train inputs, labels), (test inputs, labels)), used as they are, in full: no limit, no scale, validated on the test part.
+    """Data given in Python, ((train inputs, labels), (test inputs, labels)), used as they are.
+
+    In full: no limit, no scale, and the test part validates as well.
 
     Raises:
         RecipeError: They have another structure, or arrays that do not belong together.

@@ -135,4 +135,3 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         return True
     return True
-

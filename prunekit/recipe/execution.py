@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -79,13 +80,21 @@ class Execution:
         prepared: What to run.
         exports: Folder that export steps write into.
         listener: Told how far the run is.
+        only: Indices of the steps to run; all of them where it is None. A step runs as it does among all others.
     """
 
-    def __init__(self, prepared: Prepared, exports: Path, listener: Listener | None = None):
+    def __init__(
+        self,
+        prepared: Prepared,
+        exports: Path,
+        listener: Listener | None = None,
+        only: Sequence[int] | None = None,
+    ):
         self.prepared = prepared
         self.model = prepared.model
         self.record = Record(before=inspect(self.model), weights_before=weight_arrays(self.model))
         self._exports = exports
+        self._only = range(len(prepared.recipe.steps)) if only is None else only
         self._listener = listener
         self._accuracy = accuracy_metric(prepared.compile)
         self._updates = 0
@@ -101,8 +110,8 @@ class Execution:
         """
         self._compile()
         steps = self.prepared.recipe.steps
-        for index, step in enumerate(steps):
-            self._run_step(index, step)
+        for index in self._only:
+            self._run_step(index, steps[index])
             if self.record.failures:
                 break
         self._tell(Progress(len(steps), len(steps), steps[-1].kind, 1.0, "done", finished=True))
@@ -165,6 +174,7 @@ class Execution:
             validation_data=data.validation,
             validation_batch_size=_EVALUATION_BATCH,
             callbacks=[*callbacks, progress],
+            shuffle=False,
             verbose=0,
         ).history
         found = {name: [float(value) for value in values] for name, values in history.items()}
@@ -221,8 +231,9 @@ class Execution:
         if not self._masks:
             yield
             return
-        include = [name for name in self._masks]
-        with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=_literal(include)) as pruner:
+        # Regular expressions, because a name may hold characters that mean something in a glob.
+        include = [f"re:{re.escape(name)}" for name in self._masks]
+        with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=include) as pruner:
             pruner.store.replace([self._masks[target.name] for target in pruner.targets], pruner.optimizers)
             yield
 
@@ -250,9 +261,7 @@ class Execution:
         samples, labels = export_samples(self.model, self.prepared.data, self.prepared.recipe.seed)
         for number, name in enumerate(settings.formats):
             self._report_progress(number / len(settings.formats), f"exporting {name}")
-            self.record.exports += export(
-                self.model, self._exports, [name], samples, labels=labels, name=settings.name
-            )
+            self.record.exports += export(self.model, self._exports, [name], samples, labels=labels, name=settings.name)
 
     def _expect(self, settings: Expect) -> None:
         record = self.record
@@ -274,9 +283,10 @@ class Execution:
 
     def _sparsity(self) -> tuple[float, float]:
         """Sparsity over all targets so far, and what the rounding of counts may take from it: half a weight each."""
-        now = dataclasses.replace(inspect(self.model), targets=tuple(self.record.targets))
-        size = sum(row.size for row in now.weights if row.name in now.targets)
-        return now.target_sparsity, 0.5 * len(now.targets) / size if size else 0.0
+        weights = weight_arrays(self.model)
+        size = sum(weights[name].size for name in self.record.targets)
+        zeros = sum(weights[name].size - np.count_nonzero(weights[name]) for name in self.record.targets)
+        return (zeros / size, 0.5 * len(self.record.targets) / size) if size else (0.0, 0.0)
 
     def _expected(
         self,
@@ -292,7 +302,9 @@ class Execution:
             ("max", maximum, measured is not None and maximum is not None and measured - slack <= maximum),
         ):
             if value is not None:
-                self.record.expectations.append({"what": what, "bound": {bound: value}, "measured": measured, "met": met})
+                self.record.expectations.append(
+                    {"what": what, "bound": {bound: value}, "measured": measured, "met": met}
+                )
 
     # ---- progress ----------------------------------------------------------------------------------------------------
 
@@ -325,8 +337,3 @@ def failure_text(row: dict[str, Any]) -> str:
     shown = f"{measured:,}" if isinstance(measured, int) else f"{measured:.4f}"
     wanted = f"{bound:,}" if isinstance(measured, int) else f"{bound:g}"
     return f"{row['what']} {shown} is {side} the expected {wanted}"
-
-
-def _literal(names: Sequence[str]) -> list[str]:
-    """The names as glob patterns that match themselves only."""
-    return ["".join(f"[{character}]" if character in "*?[" else character for character in name) for name in names]

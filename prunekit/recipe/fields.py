@@ -51,10 +51,28 @@ def shown(value: object) -> str:
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """ " Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
-    words = list(valid)
-    close = difflib.get_close_matches(word[:100].lower(), words, n=1, cutoff=0.55)
+    words, word = list(valid), word[:100].lower()
+    # A slip of the finger first: difflib finds `adamax` nearer to `adma` than `adam` is.
+    slips = sorted((d, key) for key in words if (d := _slips(word, key)) <= min(2, len(key) // 2))
+    close = [slips[0][1]] if slips else difflib.get_close_matches(word, words, n=1, cutoff=0.55)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Valid here: {', '.join(words)}." if words else f"{hint} Nothing is valid here."
+
+
+def _slips(word: str, other: str) -> int:
+    """How many letters were left out, added, changed or swapped with their neighbour; 3 for many."""
+    if abs(len(word) - len(other)) > 2:
+        return 3
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(word, start=1):
+        before, last, row = row, before, [i]
+        for j, letter_of_other in enumerate(other, start=1):
+            changed = before[j - 1] + (letter != letter_of_other)
+            row.append(min(before[j] + 1, row[j - 1] + 1, changed))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == letter_of_other:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], 3)
 
 
 class Settings(BaseModel):

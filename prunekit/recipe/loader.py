@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from prunekit.recipe import fields
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.schema import VERSION, Recipe
-from prunekit.recipe.text import LARGEST_FILE, Document, Path, Position, RecipeError, read_text
+from prunekit.recipe.text import LARGEST_FILE, Document, Path, Position, RecipeError, add_kinds, read_text
 from prunekit.sparsity.schedules import SCHEDULES
 
 __all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "require_trust"]
@@ -248,6 +248,9 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+add_kinds(_Dumper)
 
 
 def _fail_with(document: Document, error: ValidationError, origins: dict[Path, str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Everything that can be refused is refused here, and everything that a run needs is resolved, before a weight moves."""
+"""Refuses what can be refused, and resolves what a run needs, before a weight moves."""
 
 import math
 import os
@@ -21,7 +21,8 @@ from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Random
 from prunekit.training.pruner import Options, Pruner, PruningOptions
 
-_SAMPLES = 64
+# Of the test part, on which exported files are compared with the model.
+_SAMPLES = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,37 +105,41 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
     Raises:
         RecipeError: Anything that would make the run fail later and can be known now.
     """
-    given_model = model if isinstance(model, keras.Model) else None
-    if given_model is None and recipe.model is not None and recipe.model.file is not None:
+    if not isinstance(model, keras.Model) and recipe.model is not None and recipe.model.file is not None:
         check_model_file(recipe.model.file)
     if data is None and recipe.data is not None:
         data_module.check_files(recipe.data)
     require_trust(recipe, trust, model_given=model is not None, data_given=data is not None)
     found = _data(recipe, data)
-    if given_model is None and recipe.model is not None:
-        given_model = build_model(recipe.model, recipe.seed)
+    built = _model(recipe, model)
     settings = (recipe.compile or Compile()) if found is not None else recipe.compile
     _check_optimizer(settings)
     if found is not None and settings is not None:
-        _check_fit(given_model, found, settings, recipe.seed)
-    elif not given_model.built:
+        _check_fit(built, found, settings, recipe.seed)
+    elif not built.built:
         raise RecipeError(
-            f"the model {given_model.name!r} is not built, and there are no data to build it with: give it a "
+            f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
             "keras.Input, or call it once."
         )
     steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
-    _check_steps(recipe, given_model, found, settings)
+    _check_steps(recipe, built, found, settings)
     return Prepared(
         recipe=recipe,
-        model=given_model,
+        model=built,
         data=found,
         compile=settings,
         steps_per_epoch=steps_per_epoch,
-        pruning=_all_pruning(recipe, given_model, steps_per_epoch),
-        given=tuple(
-            name for name, value in {"model": isinstance(model, keras.Model), "data": data is not None}.items() if value
-        ),
+        pruning=_all_pruning(recipe, built, steps_per_epoch),
+        given=tuple(name for name, is_given in (("model", built is model), ("data", data is not None)) if is_given),
     )
+
+
+def _model(recipe: Recipe, given: Any) -> keras.Model:
+    if isinstance(given, keras.Model):
+        return given
+    if recipe.model is None:
+        raise RecipeError("this recipe names no model: give one with --model (or model=...).")
+    return build_model(recipe.model, recipe.seed)
 
 
 def _data(recipe: Recipe, given: Any) -> Data | None:
@@ -154,9 +159,7 @@ def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
     """
     kind = getattr(keras.optimizers, OPTIMIZERS[settings.optimizer.name], None)
     if kind is None:
-        raise RecipeError(
-            f"compile.optimizer: Keras {keras.__version__} has no {OPTIMIZERS[settings.optimizer.name]}."
-        )
+        raise RecipeError(f"compile.optimizer: Keras {keras.__version__} has no {OPTIMIZERS[settings.optimizer.name]}.")
     arguments = dict(settings.optimizer.arguments)
     if settings.optimizer.learning_rate is not None:
         arguments["learning_rate"] = settings.optimizer.learning_rate
@@ -175,7 +178,8 @@ def loss_from(settings: Compile) -> Any:
 
 def accuracy_metric(settings: Compile | None) -> str | None:
     """The metric that "accuracy" means in expectations and in the report; None where there is none."""
-    return next((name for name in settings.metrics if name.endswith("accuracy")), None) if settings else None
+    named = [name for name in settings.metrics if name.endswith("accuracy") and "top_k" not in name] if settings else []
+    return "accuracy" if "accuracy" in named else next(iter(named), None)
 
 
 def first_line(error: BaseException) -> str:
@@ -316,7 +320,8 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
             )
     pattern: Any = prune.pattern
     if prune.pooling is not None:
-        pattern = Block(*parse_pattern(prune.pattern).numbers, pooling=prune.pooling)
+        inputs, outputs = parse_pattern(prune.pattern).numbers
+        pattern = Block(inputs, outputs, pooling=prune.pooling)
     options: Options = {
         "criterion": Random(seed=seed) if prune.criterion == "random" else prune.criterion,
         "pattern": pattern,

@@ -165,8 +165,15 @@ _KINDS = {
     ),
 }
 _TAG = "tag:yaml.org,2002:"
-for _kind, (_pattern, _first) in _KINDS.items():
-    _Composer.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})\Z", re.ASCII), _first)
+
+
+def add_kinds(resolver: Any) -> None:
+    """Lets a PyYAML loader or dumper know the plain scalars of YAML 1.2's core schema, beside those it knows."""
+    for kind, (pattern, first) in _KINDS.items():
+        resolver.add_implicit_resolver(_TAG + kind, re.compile(rf"^(?:{pattern})\Z", re.ASCII), first)
+
+
+add_kinds(_Composer)
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:

@@ -1,0 +1,469 @@
+"""Exports: only files that were seen to run and to agree are left on disk, and the reasons are told."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from sklearn.datasets import load_digits
+
+from prunekit.anatomy.inspection import inspect
+from prunekit.delivery import checking, litert, probe
+from prunekit.delivery import export as export_module
+from prunekit.delivery.export import FORMATS, export, runtime_advice
+from prunekit.delivery.xnnpack import Verdict, read_verdict
+
+FLOATS = [name for name in FORMATS if name != "litert-dynamic-int8"]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """All 1,797 digits as (samples, 8, 8, 1) in [0, 1], and their classes."""
+    data = load_digits()
+    return (data.images / 16).astype("float32")[..., None], data.target
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    """A small network with a Dense and a 1x1 kernel, trained for a second: architecture and weights."""
+    keras.utils.set_random_seed(1)
+    model = digits_network()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(digits[0][:1400], digits[1][:1400], epochs=6, verbose=0)
+    return model.get_weights()
+
+
+def digits_network():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.BatchNormalization(),
+            layers.Conv2D(16, 1, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def prune(model, sparsity, block=1):
+    """Sets the smallest weights of all kernels to zero, on Dense kernels in blocks of (block, 1)."""
+    for variable in model.trainable_variables:
+        weight = variable.numpy()
+        if weight.ndim < 2 or not sparsity:
+            continue
+        height = block if weight.ndim == 2 else 1
+        rows = np.abs(weight).reshape(-1, height, weight.shape[-1]).mean(1)
+        order = np.argsort(rows, axis=None, kind="stable")[: round(sparsity * rows.size)]
+        rows.flat[order] = 0
+        variable.assign(np.where(np.repeat(rows != 0, height, 0).reshape(weight.shape), weight, 0))
+    return model
+
+
+def mobile_network(middle, sparsity=0.9, stem=True, head="dense"):
+    """A network in the shape that XNNPACK runs sparse, with something in its middle."""
+    inputs = x = keras.Input((16, 16, 3))
+    x = layers.ZeroPadding2D(1)(x) if stem else x
+    x = layers.Conv2D(16, 3, strides=2, padding="valid" if stem else "same", activation="relu")(x)
+    x = middle(layers.Conv2D(32, 1, activation="relu")(x))
+    x = layers.Conv2D(32, 1, activation="relu")(x)
+    outputs = {
+        "dense": lambda: layers.Dense(5)(layers.GlobalAveragePooling2D()(x)),
+        "convolution": lambda: layers.Flatten()(layers.Conv2D(5, 1)(layers.GlobalAveragePooling2D(keepdims=True)(x))),
+        "flatten": lambda: layers.Dense(5)(layers.Flatten()(x)),
+        "two outputs": lambda: [layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), layers.Conv2D(2, 1)(x)],
+    }[head]()
+    return prune(keras.Model(inputs, outputs), sparsity)
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what ships
+
+
+@pytest.mark.parametrize("sparsity, block", [(0.0, 1), (0.5, 1), (0.9, 1), (0.9, 4)])
+def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity, block):
+    images, classes = digits[0][1400:1500], digits[1][1400:1500]
+    model = digits_network()
+    model.set_weights(trained)
+    prune(model, sparsity, block)
+    expected = float((model(images).numpy().argmax(-1) == classes).mean())
+
+    rows = {row.format: row for row in export(model, tmp_path, list(FORMATS), images, labels=classes)}
+
+    shipped = {name: row for name, row in rows.items() if row.status == "ok"}
+    assert set(rows) - set(shipped) == ({"litert-float16-sparse"} if block == 4 else set())
+    assert left_in(tmp_path) == sorted(row.file for row in shipped.values())
+    for name, row in shipped.items():
+        content = (tmp_path / row.file).read_bytes()
+        assert row.bytes == len(content)
+        assert abs(row.gzip_bytes - len(gzip.compress(content, 9))) <= 32
+        assert row.max_error <= FORMATS[name].max_error
+        if name in FLOATS:
+            assert (row.agreement, row.accuracy) == (1.0, expected)
+    if sparsity == 0.9:
+        assert rows["litert-sparse"].bytes < 0.3 * rows["litert"].bytes
+        assert rows["litert"].gzip_bytes < 0.3 * rows["litert"].bytes
+
+
+def test_the_keras_file_keeps_every_zero_and_nothing_of_the_optimizer(digits, tmp_path):
+    model = digits_network()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(digits[0][:64], digits[1][:64], verbose=0)
+    optimizer, iterations = model.optimizer, int(model.optimizer.iterations)
+    prune(model, 0.7)
+
+    (row,) = export(model, tmp_path, ["keras"], digits[0][:8])
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for ours, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        assert np.array_equal(ours == 0, theirs == 0)
+    zeros = sum(int((w == 0).sum()) for w in model.get_weights())
+    assert row.note.startswith(f"{zeros} zeros")
+    assert b"optimizer" not in zipfile.ZipFile(tmp_path / "model.keras").read("model.weights.h5")
+    assert model.optimizer is optimizer and model.compiled
+    model.fit(digits[0][:64], digits[1][:64], verbose=0)
+    assert int(model.optimizer.iterations) == 2 * iterations
+
+
+class TwoInputs(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = layers.Dense(8), layers.Dense(3)
+
+    def call(self, pair):
+        return self.narrow(keras.ops.relu(self.wide(pair[0]))), self.narrow(pair[1])
+
+
+def dict_network():
+    """Inputs and outputs by name, in another order than the alphabet's."""
+    zebra, ant = keras.Input((4,), name="zebra"), keras.Input((3,), name="ant")
+    x = layers.Concatenate()([layers.Dense(8)(zebra), layers.Dense(8)(ant)])
+    return keras.Model([zebra, ant], {"second": layers.Dense(2, name="b")(x), "first": layers.Dense(3, name="a")(x)})
+
+
+def nested_network():
+    inner = keras.Sequential([keras.Input((6,)), layers.BatchNormalization(), layers.Dense(4)])
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Add()([inner(inputs), inner(layers.Dense(6)(inputs))]))
+
+
+@pytest.mark.parametrize(
+    "build, shapes",
+    [
+        (dict_network, {"zebra": (4,), "ant": (3,)}),
+        (dict_network, [(4,), (3,)]),
+        (TwoInputs, ((3,), (8,))),
+        (nested_network, (6,)),
+    ],
+    ids=["names", "list", "subclassed", "nested"],
+)
+def test_models_of_every_make_are_converted(build, shapes, tmp_path):
+    rng = np.random.default_rng(0)
+    is_shape = lambda s: isinstance(s, tuple) and all(isinstance(n, int) for n in s)  # noqa: E731
+    samples = keras.tree.traverse(lambda s: rng.normal(size=(9, *s)) if is_shape(s) else None, shapes)
+    model = build()
+    model(keras.tree.map_structure(lambda a: a.astype("float32"), samples))
+    formats = ["litert", "litert-sparse", "litert-float16"]
+    assert [row.status for row in export(model, tmp_path, formats, samples)] == ["ok"] * 3
+
+
+def test_recurrent_layers_are_exported_with_a_fixed_batch(tmp_path):
+    model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(2)])
+    (row,) = export(model, tmp_path, ["litert"], np.random.default_rng(0).normal(size=(6, 5, 3)))
+    assert (row.status, row.note) == ("ok", "takes batches of 1")
+
+
+def test_a_batch_size_can_be_fixed(perceptron, samples, tmp_path):
+    (row,) = export(perceptron, tmp_path, ["litert"], samples[0], batch_size=4)
+    assert (row.status, row.note) == ("ok", "takes batches of 4")
+    (row,) = export(perceptron, tmp_path, ["litert"], samples[0][:3], batch_size=4)
+    assert row.status == "failed" and "there are only 3 samples" in row.note
+
+
+def test_nothing_is_printed(perceptron, samples, tmp_path, capfd):
+    export(perceptron, tmp_path, ["keras", "litert", "litert-sparse", "litert-dynamic-int8"], samples[0])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_check_of_a_file_imports_no_tensorflow_and_nothing_of_prunekit():
+    code = f"import runpy, sys; sys.argv = ['probe']; runpy.run_path({probe.__file__!r}); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"tensorflow", "keras", "prunekit"} & set(loaded.split())
+
+
+# --- what is refused
+
+
+def test_a_graph_that_lies_on_arm64_is_refused_where_it_lies_and_only_there(tmp_path):
+    model = mobile_network(layers.MaxPooling2D())
+    samples = np.random.default_rng(0).normal(size=(5, 16, 16, 3))
+    rows = export(model, tmp_path, ["litert", "litert-sparse", "litert-float16-sparse", "litert-float16"], samples)
+    assert [row.status for row in rows] == ["ok", "refused", "refused", "ok"]
+    assert "wrong numbers on ARM64 and in WebAssembly" in rows[1].note and "MAX_POOL_2D" in rows[1].note
+    assert "Ship the same zeros" in rows[1].note
+    assert left_in(tmp_path) == ["model-float16.tflite", "model.tflite"]
+
+
+def identity(x):
+    return x
+
+
+def squeeze_and_excitation(x):
+    y = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    y = layers.Conv2D(x.shape[-1], 1, activation="sigmoid")(layers.Conv2D(8, 1, activation="relu")(y))
+    return layers.Multiply()([x, y])
+
+
+def two_branches(x):
+    return layers.Concatenate()([layers.Conv2D(8, 1)(x), layers.Conv2D(8, 1)(x)])
+
+
+def strided(padding):
+    return lambda x: layers.DepthwiseConv2D(3, strides=2)(layers.ZeroPadding2D(padding)(x))
+
+
+# (middle, options) -> (computed sparsely, wrong numbers). Each as measured with LiteRT.js 2.5.3 under Node on the same
+# network; docs name the 500 random graphs on which `read_verdict` was compared with it.
+MEASURED = {
+    "plain": (identity, {}, True, False),
+    "depthwise": (lambda x: layers.DepthwiseConv2D(5, padding="same")(x), {}, True, False),
+    "stride 2 after padding": (strided(1), {}, True, False),
+    "squeeze and excitation": (squeeze_and_excitation, {}, True, False),
+    "residual": (lambda x: layers.Add()([x, layers.DepthwiseConv2D(3, padding="same")(x)]), {}, True, False),
+    "bilinear": (lambda x: layers.UpSampling2D(interpolation="bilinear")(x), {}, True, False),
+    "two thirds, no more": (identity, {"sparsity": 0.64}, False, False),
+    "another stem": (lambda x: layers.MaxPooling2D()(x), {"stem": False}, False, False),
+    "flatten": (lambda x: layers.MaxPooling2D()(x), {"head": "flatten"}, False, False),
+    "skip concatenation": (lambda x: layers.Concatenate()([x, layers.Conv2D(8, 1)(x)]), {}, False, False),
+    "max pooling, few zeros": (lambda x: layers.MaxPooling2D()(x), {"sparsity": 0.6}, False, False),
+    "max pooling": (lambda x: layers.MaxPooling2D()(x), {}, True, True),
+    "average pooling": (lambda x: layers.AveragePooling2D(2)(x), {}, True, True),
+    "inner 3x3": (lambda x: layers.Conv2D(16, 3, padding="same")(x), {}, True, True),
+    "1x1 stride 2": (lambda x: layers.Conv2D(16, 1, strides=2)(x), {}, True, True),
+    "depthwise stride 2 same": (lambda x: layers.DepthwiseConv2D(3, strides=2, padding="same")(x), {}, True, True),
+    "depthwise ((0,1),(0,1))": (strided(((0, 1), (0, 1))), {}, True, True),
+    "depthwise 7x7": (lambda x: layers.DepthwiseConv2D(7, padding="same")(x), {}, True, True),
+    "padding before 1x1": (lambda x: layers.ZeroPadding2D(1)(x), {}, True, True),
+    "two branches": (two_branches, {}, True, True),
+    "pooled convolution head": (identity, {"head": "convolution"}, True, True),
+    "second output": (identity, {"head": "two outputs"}, True, True),
+    "excitation, then flatten": (squeeze_and_excitation, {"head": "flatten"}, True, True),
+}
+
+
+@pytest.mark.parametrize("middle, options, switched, wrong", MEASURED.values(), ids=list(MEASURED))
+def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(middle, options, switched, wrong):
+    model = mobile_network(middle, **options)
+    specs = litert.input_specs(model, np.zeros((1, 16, 16, 3)))
+    content = litert.convert(litert.trace(model, np.zeros(1), specs), sparse=True)
+    verdict = read_verdict(content)
+    assert (verdict.switched, verdict.wrong is not None) == (switched, wrong)
+
+
+def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path, monkeypatch):
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)])
+    samples = np.random.default_rng(0).normal(size=(6, 64))
+    prune(model, 0.9, block=4)
+    (row,) = export(model, tmp_path, ["litert-float16-sparse"], samples)
+    assert row.status == "refused" and "float16 blocks of 1x4" in row.note
+    monkeypatch.setattr(export_module, "read_verdict", lambda content: Verdict(1, 1, False, None, None))
+    (row,) = export(model, tmp_path, ["litert-float16-sparse"], samples)
+    assert row.status == "failed"
+    assert left_in(tmp_path) == []
+
+
+def test_sparse_int8_is_refused_with_the_reason(perceptron, samples, tmp_path):
+    rows = export(perceptron, tmp_path, ["litert-dynamic-int8-sparse", "litert-dynamic-int8"], samples[0])
+    assert [row.status for row in rows] == ["refused", "ok"]
+    assert "fails to load" in rows[0].note
+
+
+# --- what fails
+
+
+def test_a_layer_that_lite_rt_lacks_is_reported_and_the_rest_ships(tmp_path):
+    inputs = keras.Input((3, 3))
+    model = keras.Model(inputs, layers.Dense(2)(Determinant()(inputs)))
+    rows = export(model, tmp_path, ["litert", "keras", "litert-sparse"], np.eye(3)[None].repeat(4, 0))
+    assert [row.status for row in rows] == ["failed", "ok", "failed"]
+    assert "the converter gave up" in rows[0].note and "MatrixDeterminant" in rows[0].note
+    assert left_in(tmp_path) == ["model.keras"]
+
+
+@keras.saving.register_keras_serializable("test_export")
+class Determinant(layers.Layer):
+    def call(self, inputs):
+        return keras.ops.reshape(keras.ops.det(inputs), (-1, 1))
+
+
+@pytest.mark.parametrize(
+    "script, reason",
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"crashes the LiteRT interpreter \(SIGSEGV\)"),
+        ("raise RuntimeError('failed to delegate')", "does not run: RuntimeError: failed to delegate"),
+        ("import time; time.sleep(30)", "does not finish within 1 s"),
+    ],
+    ids=["crash", "error", "hang"],
+)
+def test_a_file_that_crashes_or_hangs_is_reported_and_removed(
+    perceptron, samples, tmp_path, monkeypatch, script, reason
+):
+    worker, folder = tmp_path / "worker.py", tmp_path / "out"
+    worker.write_text(script)
+    monkeypatch.setattr(probe, "__file__", str(worker))
+    monkeypatch.setattr(checking, "_SECONDS", 1 if "sleep" in script else 60)
+    (row,) = export(perceptron, folder, ["litert"], samples[0])
+    assert row.status == "failed"
+    assert re.search(reason, row.note)
+    assert left_in(folder) == []
+
+
+def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_good_one(
+    perceptron, samples, tmp_path, monkeypatch
+):
+    export(perceptron, tmp_path, ["litert-float16"], samples[0])
+    good = (tmp_path / "model-float16.tflite").read_bytes()
+    other = keras.models.clone_model(perceptron)
+    specs = litert.input_specs(other, samples[0])
+    wrong = litert.convert(litert.trace(other, samples[0], specs))
+    monkeypatch.setattr(export_module, "convert", lambda *args, **options: wrong)
+    (row,) = export(perceptron, tmp_path, ["litert-float16"], samples[0])
+    assert row.status == "failed" and row.file is None and row.max_error > 0.1
+    assert "disagrees with the Keras model on the first 4 samples" in row.note
+    assert "is from an earlier export" in row.note
+    assert (tmp_path / "model-float16.tflite").read_bytes() == good and len(left_in(tmp_path)) == 1
+
+
+def test_a_model_that_gives_nan_is_not_shipped(perceptron, samples, tmp_path):
+    perceptron.get_layer("logits").bias.assign([np.nan, 0, 0, 0])
+    rows = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    assert all(row.status == "failed" and "itself gives NaN" in row.note for row in rows)
+
+
+def test_a_keras_file_that_needs_unsafe_loading_is_not_shipped(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Lambda(lambda x: x * 2), layers.Dense(2)])
+    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    assert row.status == "failed" and "does not load in safe mode" in row.note
+    assert left_in(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, samples, tmp_path):
+    (tmp_path / "file").write_text("")
+    rows = export(perceptron, tmp_path / "file" / "folder", ["keras", "litert"], samples[0])
+    assert all(row.status == "failed" and "cannot write" in row.note for row in rows)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_reported(perceptron, samples, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        (row,) = export(perceptron, tmp_path, ["litert"], samples[0])
+    finally:
+        tmp_path.chmod(0o700)
+    assert row.status == "failed" and "Permission denied" in row.note
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_path, monkeypatch):
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_module.os, "replace", full)
+    rows = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    assert all(row.status == "failed" and "No space left on device" in row.note for row in rows)
+    assert left_in(tmp_path) == []
+
+
+# --- what is the caller's mistake
+
+
+@pytest.mark.parametrize("name, near", [("lite-rt", "litert"), ("litert_sparse", "litert-sparse"), ("kears", "keras")])
+def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_path, name, near):
+    with pytest.raises(ValueError, match=f"Did you mean '{near}'"):
+        export(perceptron, tmp_path, ["keras", name], samples[0])
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"formats": "keras"}, TypeError, "must be a sequence"),
+        ({"samples": np.zeros((0, 8))}, ValueError, "one or more samples"),
+        ({"samples": [np.zeros((2, 8))] * 2}, ValueError, "each of the model's 1 inputs. Received: 2"),
+        ({"labels": np.zeros(3)}, ValueError, "for each of the 70 samples"),
+        ({"name": "../model"}, ValueError, "plain file name"),
+        ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "built model"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(perceptron, samples, tmp_path, change, error, message):
+    arguments = {"model": perceptron, "directory": tmp_path, "formats": ["keras"], "samples": samples[0]} | change
+    with pytest.raises(error, match=message):
+        export(**arguments)
+
+
+def test_one_hot_labels_count_as_classes(perceptron, samples, tmp_path):
+    images, classes = samples
+    (row,) = export(perceptron, tmp_path, ["keras"], images, labels=np.eye(4)[classes])
+    assert row.accuracy == float((perceptron(images).numpy().argmax(-1) == classes).mean())
+
+
+# --- what sparsity buys
+
+
+def advice_for(model):
+    return {line.runtime: line for line in runtime_advice(inspect(model), model)}
+
+
+def test_a_dense_model_is_promised_nothing(perceptron):
+    lines = advice_for(perceptron)
+    assert {line.what_it_buys for line in lines.values()} == {"nothing"}
+    assert len(lines) == 9
+
+
+def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):
+    lines = advice_for(prune(perceptron, 0.9))
+    assert lines["download (gzip)"].what_it_buys.startswith("about 0.")
+    for runtime in ("LiteRT on x86", "LiteRT on ARM64", "LiteRT.js (WebAssembly)", "OpenVINO", "GPU"):
+        assert lines[runtime].what_it_buys == "nothing"
+
+
+def test_large_dense_blocks_buy_speed_on_x86():
+    model = keras.Sequential([keras.Input((256,)), layers.Dense(256), layers.Dense(4)])
+    line = advice_for(prune(model, 0.9, block=4))["LiteRT on x86"]
+    assert line.what_it_buys.startswith("4.3x on 1 Dense layer")
+
+
+@pytest.mark.parametrize(
+    "middle, sparsity, buys",
+    [(identity, 0.9, "about 4.1x"), (identity, 0.6, "nothing"), (lambda x: layers.MaxPooling2D()(x), 0.9, "wrong")],
+    ids=["qualifies", "too few zeros", "lies"],
+)
+def test_sparse_convolutions_are_promised_only_where_the_graph_qualifies(middle, sparsity, buys):
+    assert buys in advice_for(mobile_network(middle, sparsity))["LiteRT.js (WebAssembly)"].what_it_buys
+
+
+def test_what_cannot_be_checked_is_said():
+    model = Pointwise()
+    model(np.zeros((1, 4, 4, 3), "float32"))
+    line = advice_for(prune(model, 0.9))["LiteRT on ARM64"]
+    assert line.what_it_buys == "not known" and "subclassed" in line.why
+
+
+class Pointwise(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.convolution = layers.Conv2D(8, 1)
+
+    def call(self, inputs):
+        return self.convolution(inputs)
