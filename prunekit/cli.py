@@ -4,6 +4,7 @@ Keras, TensorFlow, pydantic and rich are imported inside the commands that use t
 Exit codes: 0 done, 1 an expectation was not met or a run is not reproduced, 2 the user's mistake (one line).
 """
 
+import importlib
 import json
 import os
 import sys
@@ -146,7 +147,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, force: bool, as_jso
     model, trust = options["model"], options["trust"]
     loaded = load_recipe(recipe, options["overrides"])
     _check_model(loaded, model)
-    _quiet()
+    _load_keras()
     from prunekit.delivery.report import render_terminal
     from prunekit.recipe import runner
 
@@ -215,7 +216,7 @@ def inspect(model: str, as_json: bool) -> int:
     MODEL is a .keras file. For each weight: zeros, pattern, multiplications, bytes."""
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
-    _quiet()
+    _load_keras()
     from prunekit.anatomy.inspection import inspect as inspect_model
     from prunekit.recipe.models import load_model
 
@@ -246,7 +247,7 @@ def report(directory: str, as_json: bool) -> int:
     if as_json:
         _print_json(data)
         return 0
-    _quiet()
+    _load_keras()
     from prunekit.delivery.report import RunReport, render_terminal
 
     try:
@@ -271,7 +272,7 @@ def verify(directory: str, trust: bool, as_json: bool) -> int:
     result is the same to the last bit on this machine, and 1 where it is not."""
     if not Path(directory).is_dir():
         raise click.UsageError(f"{directory}: no such directory.")
-    _quiet()
+    _load_keras()
     from prunekit.recipe import runner
 
     with _Display() as display:
@@ -343,7 +344,7 @@ def _print_plan(recipe: str, as_json: bool, overrides: dict[str, Any], model: st
 
     loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
-    _quiet()
+    _load_keras()
     from prunekit.recipe import runner
 
     plan = runner.plan(loaded, model, None, trust=trust)
@@ -367,9 +368,29 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
-def _quiet() -> None:
-    """Keeps TensorFlow's start-up messages off the terminal, unless the user has asked for them."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+def _load_keras() -> None:
+    """Imports Keras and its backend without TensorFlow's start-up messages, unless the user has asked for them.
+
+    Some come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, from C++ and straight to file descriptor 2.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ or os.environ.get(TRACEBACK) or "keras" in sys.modules:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:
+        # Standard error is closed: there is nobody to disturb.
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        importlib.import_module("keras")
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 class _Display:
@@ -378,7 +399,7 @@ class _Display:
     def __init__(self) -> None:
         self._bar: Any = None
         self._tasks: dict[int, Any] = {}
-        self._last: tuple[int, int | None, bool] | None = None
+        self._last: str | None = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -408,19 +429,22 @@ class _Display:
             return
         from rich.markup import escape
 
-        text = escape(event.text)
         if event.step not in self._tasks:
             name = f"{event.step}/{event.steps} {event.kind}"
-            self._tasks[event.step] = self._bar.add_task(name, total=1.0, text=text)
-        done = 1.0 if event.finished else event.fraction
-        self._bar.update(self._tasks[event.step], completed=done, text=text)
+            self._tasks[event.step] = self._bar.add_task(name, total=1.0, text="")
+        task = self._tasks[event.step]
+        if event.finished:
+            self._bar.update(task, completed=1.0)
+        else:
+            self._bar.update(task, completed=event.fraction, text=escape(event.text))
 
     def _print(self, event: "Progress") -> None:
-        """One line at the start of a step, one per epoch, one at the end."""
-        key = (event.step, event.epoch, event.finished)
-        if key != self._last:
-            self._last = key
-            click.echo(f"[{event.step}/{event.steps} {event.kind}] {event.text}", err=True)
+        """One line at the start of a step, one at the end of each epoch, one at the end of the step."""
+        turning_point = event.epoch is not None or event.fraction in (0.0, 1.0)
+        line = f"[{event.step}/{event.steps} {event.kind}] {event.text}"
+        if turning_point and not event.finished and line != self._last:
+            self._last = line
+            click.echo(line, err=True)
 
 
 if __name__ == "__main__":

@@ -75,9 +75,8 @@ class Library:
         self.options = {"width": width} if smoke else {}
         self.batch = 4 if smoke else batch
         generator = np.random.default_rng(0)
-        samples = self.batch * STEPS_PER_EPOCH
-        self.x = generator.normal(size=(samples, *shape)).astype("float32")
-        self.y = generator.integers(0, 10, samples)
+        self.x = generator.normal(size=(STEPS_PER_EPOCH, self.batch, *shape)).astype("float32")
+        self.y = generator.integers(0, 10, (STEPS_PER_EPOCH, self.batch))
 
     def _import(self):
         import keras
@@ -92,6 +91,18 @@ class Library:
         callback = PruningCallback(PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
         return model, [callback], lambda: len(callback.pruner.events)
 
+    def data(self, steps: int):
+        """Batches for an epoch of so many steps.
+
+        In memory, batched already, nothing prefetched and no autotuning: threads of tf.data that work ahead would do so
+        in the next contestant's time, and the end of an autotuned iterator takes anything from nothing to seconds.
+        """
+        import tensorflow as tf
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return tf.data.Dataset.from_tensor_slices((self.x[:steps], self.y[:steps])).with_options(options)
+
     def contestant(self, name: str, frequency: int | None, steps: int, per_turn: int) -> "Contestant":
         """A `fit` of so many steps, pruned at this frequency or not at all, that runs in turns."""
 
@@ -105,8 +116,8 @@ class Library:
 
             class Timer(self.keras.callbacks.Callback):
                 def on_train_begin(self, logs=None):
-                    # The end of the history's event is the end of all callbacks' work. After it Keras frees the
-                    # iterator over the data, which takes anything from nothing to seconds, pruned or not.
+                    # The end of the history's event is the end of all callbacks' work, also of that which is done
+                    # when all others are through.
                     history = self.model.history
                     former = history.on_train_end
 
@@ -121,9 +132,7 @@ class Library:
 
             contestant.built()
             epochs = -(-steps // STEPS_PER_EPOCH)
-            samples = steps // epochs * self.batch
-            x, y = self.x[:samples], self.y[:samples]
-            model.fit(x, y, batch_size=self.batch, epochs=epochs, verbose=0, callbacks=[*callbacks, Timer()])
+            model.fit(self.data(steps // epochs), epochs=epochs, verbose=0, callbacks=[*callbacks, Timer()])
 
         return Contestant(name, fit, per_turn)
 
@@ -157,7 +166,8 @@ class Contestant(threading.Thread):
         self.title = name
         self.fit = fit
         self.per_turn = per_turn
-        self.steps: list[tuple[int, float, bool]] = []  # (round, seconds, a mask update was part of it)
+        # (round, seconds, seconds of all processor cores together, whether a mask update was part of it)
+        self.steps: list[tuple[int, float, float, bool]] = []
         self.seconds = 0.0  # from the call of fit to the last callback's end
         self.finished = False
         self.error: BaseException | None = None
@@ -187,22 +197,22 @@ class Contestant(threading.Thread):
 
     def built(self) -> None:
         """Called when the model is there and `fit` begins."""
-        self._began = time.perf_counter()
+        self._began = time.perf_counter(), time.process_time()
 
     def ended(self) -> None:
         """Called when the last callback has seen the end of `fit`."""
-        self.seconds += time.perf_counter() - self._began
+        self.seconds += time.perf_counter() - self._began[0]
 
     def step_done(self, updates: int) -> None:
         """Called by the last callback after each batch; gives the turn away when this round's steps are done."""
-        now = time.perf_counter()
-        self.steps.append((self._round, now - self._began, updates != self._updates))
+        wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        self.steps.append((self._round, wall, cpu, updates != self._updates))
         self._updates = updates
-        self.seconds += now - self._began
+        self.seconds += wall
         if len(self.steps) % self.per_turn == 0:
             self._paused.release()
             self._go.acquire()
-        self._began = time.perf_counter()
+        self._began = time.perf_counter(), time.process_time()
 
     def result(self) -> dict[str, Any]:
         """JSON-ready figures."""

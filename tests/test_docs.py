@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from prunekit.recipe.loader import load_recipe
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -20,6 +22,14 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
         # Padded, so that a traceback shows the line of the page.
         exec(compile("\n" * before + block, str(page), "exec"), namespace)
     assert namespace.keys() > {"__name__"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in page.read_text()], ids=lambda page: page.name)
+def test_the_recipes_of_a_page_are_valid(page, tmp_path):
+    for i, text in enumerate(re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)):
+        file = tmp_path / f"{i}.yaml"
+        file.write_text(text)
+        assert load_recipe(file).steps
 
 
 def test_the_readme_has_its_examples():

@@ -46,10 +46,11 @@ def runtime_advice(report: Report, model: keras.Model | None) -> tuple[RuntimeAd
             run it sparse. None leaves that question open.
     """
     rows = [row for row in report.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
+    sparsity = sum(row.zeros for row in rows) / report.parameters if rows else 0.0
     pointwise = _pointwise(model, report.weights)
     return (
-        _download(report),
-        _disk(report),
+        _download(sparsity),
+        _disk(sparsity),
         _x86(rows),
         *_sparse_convolutions(pointwise),
         RuntimeAdvice(
@@ -63,25 +64,24 @@ def runtime_advice(report: Report, model: keras.Model | None) -> tuple[RuntimeAd
     )
 
 
-def _download(report: Report) -> RuntimeAdvice:
-    if not report.zeros:
-        return RuntimeAdvice("download (gzip)", _NOTHING, "the model has no zeros")
+def _download(sparsity: float) -> RuntimeAdvice:
+    if not sparsity:
+        return RuntimeAdvice("download (gzip)", _NOTHING, "the model has no pruned weights")
     return RuntimeAdvice(
         "download (gzip)",
-        f"about {_interpolate(_GZIP, report.sparsity):.2f} of the dense download",
-        f"{report.sparsity:.1%} of all weights are zero, and zeros compress away in every dense format; smallest is "
-        "dynamic int8, compressed",
+        f"about {_interpolate(_GZIP, sparsity):.2f} of the dense download",
+        f"{sparsity:.1%} of all weights are zero, and zeros compress away in every dense format; smallest is dynamic "
+        "int8, compressed",
     )
 
 
-def _disk(report: Report) -> RuntimeAdvice:
-    fraction = _interpolate(_SPARSE_ENCODED, report.sparsity)
-    if report.sparsity < 0.35:
-        why = f"{report.sparsity:.1%} zeros are too few: sparse encoding makes a file smaller from about 35 % on"
+def _disk(sparsity: float) -> RuntimeAdvice:
+    if sparsity < 0.35:
+        why = f"{sparsity:.1%} zeros are too few: sparse encoding makes a file smaller from about 35 % on"
         return RuntimeAdvice("disk, uncompressed", _NOTHING, why)
     return RuntimeAdvice(
         "disk, uncompressed",
-        f"about {fraction:.2f} of the dense file, in the '-sparse' formats only",
+        f"about {_interpolate(_SPARSE_ENCODED, sparsity):.2f} of the dense file, in the '-sparse' formats only",
         "dense formats store every zero; sparse-encoded ones store the others with their positions, float16 smallest",
     )
 
@@ -99,9 +99,10 @@ def _x86(rows: Sequence[WeightRow]) -> RuntimeAdvice:
         why = "the (4, 1) blocks of Dense kernels pay from about 256x256 weights and 70 % zeros on"
         return RuntimeAdvice(runtime, _NOTHING, why)
     sparsity = sum(row.zeros for row in large) / sum(row.size for row in large)
+    kernels = "1 Dense kernel" if len(large) == 1 else f"{len(large)} Dense kernels"
     return RuntimeAdvice(
         runtime,
-        f"{_interpolate(_BLOCKS_X86, sparsity):.1f}x on {len(large)} Dense layers at batch 1, as 'litert-sparse'",
+        f"{_interpolate(_BLOCKS_X86, sparsity):.1f}x on {kernels} at batch 1, as 'litert-sparse'",
         "(4, 1) blocks of Dense kernels are computed sparsely; at batch 32 they lose below 90 % zeros",
     )
 

@@ -82,6 +82,8 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
+        except OSError as error:
+            raise Unfit("failed", f"it converts, but Python cannot be started to try it: {error}") from error
         except subprocess.TimeoutExpired:
             raise Unfit("failed", f"it converts, but does not finish within {_SECONDS} s") from None
         if done.returncode < 0:

@@ -130,6 +130,8 @@ def export(
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     subject = _Subject(model, samples, labels, batch_size)
+    with contextlib.suppress(Unfit):  # samples that do not fit the model are the caller's error: before any work
+        _ = subject.reference
     rows = {}
     # The Keras file first: whatever a converter does, the model is on disk.
     for key in sorted(chosen, key=lambda key: key != "keras"):
@@ -256,11 +258,13 @@ def _export_keras(subject: _Subject, target: Path) -> ExportRow:
         with _without_training_state(model):
             try:
                 model.save(path)
-            except (ValueError, TypeError, NotImplementedError) as error:
+            except OSError:
+                raise
+            except Exception as error:  # whatever a user's own layer raises
                 raise Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
         try:
             loaded = keras.models.load_model(path, compile=False, safe_mode=True)
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except Exception as error:
             raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
         before, after = ([keras.ops.convert_to_numpy(w) for w in m.weights] for m in (model, loaded))
         kept = [int(values.size - np.count_nonzero(values)) for values in before]

@@ -338,7 +338,6 @@ def _wrong_exit(file: _File, nodes: list[_Node], first: set[int]) -> str | None:
             continue  # vectors have no layout to mistake
         if not all(t in first for t in node.outputs):
             after = [f"{n.kind} {n.name!r}" for n in consumers.get(node.outputs[0], [])] or ["the model's output"]
-            return (
-                f"{node.kind} {node.name!r} computes channels-first, but {after[0]} reads its result as channels-last"
-            )
+            where = f"{node.kind} {node.name!r} computes channels-first"
+            return f"{_THERE} {where}, but {after[0]} reads its result as channels-last"
     return None

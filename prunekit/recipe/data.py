@@ -202,22 +202,22 @@ def _with_channel(arrays: Arrays) -> Arrays:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        # Never pickled objects: to unpickle is to run code.
-        array = np.load(path, allow_pickle=False)
+        # Never pickled objects: to unpickle is to run code. And a file of our own: NumPy leaves its own one open when
+        # an archive is damaged.
+        with open(path, "rb") as file:
+            array = np.load(file, allow_pickle=False)
+            if isinstance(array, np.ndarray):
+                return array
+            array.close()
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise RecipeError(f"{path} is not a whole npy file of plain numbers: {_first_line(error)}.") from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise RecipeError(f"{path} is an npz file, not an npy file: give it as data: {{npz: ...}}.")
-    return array
+    raise RecipeError(f"{path} is an npz file, not an npy file: give it as data: {{npz: ...}}.")
 
 
 def _read_npz(source: DataSource) -> Arrays:
     path = _existing(str(source.npz))
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             names = {part: getattr(source.arrays, part) for part in PARTS}
             for part, name in names.items():
                 if name not in archive.files:

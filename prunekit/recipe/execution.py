@@ -19,15 +19,15 @@ from prunekit.delivery.export import ExportRow, export
 from prunekit.recipe.data import batches
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import weight_arrays
-from prunekit.recipe.plan import describe
+from prunekit.recipe.plan import described
 from prunekit.recipe.preparation import (
     Prepared,
     Pruning,
     accuracy_metric,
     export_samples,
-    first_line,
     loss_from,
     optimizer_from,
+    reason_of,
 )
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
@@ -119,11 +119,11 @@ class Execution:
 
     def _run_step(self, index: int, step: Step) -> None:
         self._at = (index, step)
-        self._report_progress(0.0, describe(step))
+        self._report_progress(0.0, described(step))
         # Each step draws from numbers of its own, so that another export before it changes nothing in it.
         keras.utils.set_random_seed(self._seed)
         started = time.monotonic()
-        row: dict[str, Any] = {"kind": step.kind, "name": describe(step), "seconds": 0.0, "history": {}}
+        row: dict[str, Any] = {"kind": step.kind, "name": described(step), "seconds": 0.0, "history": {}}
         if step.prune is not None:
             row["history"] = self._prune(step.prune, self.prepared.pruning[index])
         elif isinstance(step.settings, Train):
@@ -156,7 +156,7 @@ class Execution:
             self.model.evaluate(data.train[0][:2], data.train[1][:2], verbose=0)
         except (ValueError, TypeError) as error:
             raise RecipeError(
-                f"compile: loss and metrics do not fit the outputs of {self.model.name!r}: {first_line(error)}."
+                f"compile: loss and metrics do not fit the outputs of {self.model.name!r}: {reason_of(error)}."
             ) from error
         self.record.accuracy_before = self.record.accuracy = self._evaluate()
 
@@ -325,7 +325,7 @@ class Execution:
         parts = [] if self.record.accuracy is None else [f"accuracy {self.record.accuracy:.4f}"]
         if self.record.targets:
             parts.append(f"sparsity {self._sparsity()[0]:.4f}")
-        return ", ".join(parts) or describe(step)
+        return ", ".join(parts) or described(step)
 
 
 def failure_text(row: dict[str, Any]) -> str:

@@ -44,6 +44,8 @@ def _imported(module_name: str, what: str) -> Any:
     if missing:
         sys.path.insert(0, directory)
     try:
+        # A file written since the last import may be hidden by the finder's own cache.
+        importlib.invalidate_caches()
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # A module that the user's own one misses is an error inside it, not a wrong name in the recipe.

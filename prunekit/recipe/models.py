@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -142,10 +143,10 @@ def _reason(error: Exception) -> str:
             "it holds Python code (a Lambda layer), which safe mode does not run. If you trust it, build the model in "
             "a factory instead: model: {factory: package.module:function}."
         )
-    if "Could not locate class" in text or "Could not locate function" in text:
-        name = text.split("'")[1] if text.count("'") >= 2 else "its custom objects"
+    unknown = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
+    if unknown is not None:
         return (
-            f"it needs {name}, which is not registered here. Build the model in a factory instead: "
+            f"it needs {unknown[1]}, which is not registered here. Build the model in a factory instead: "
             "model: {factory: package.module:function}."
         )
     line = (text.strip() or type(error).__name__).splitlines()[0].rstrip(".")

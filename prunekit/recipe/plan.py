@@ -6,7 +6,8 @@ from typing import Any
 
 from prunekit.anatomy.targets import Skipped
 from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
-from prunekit.recipe.schema import Expect, Prune, Step
+from prunekit.recipe.schema import Step
+from prunekit.recipe.summary import step_text
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import get_pattern
 from prunekit.sparsity.selection import pruned_count
@@ -93,45 +94,9 @@ def plan(
     )
 
 
-def describe(step: Step) -> str:
-    """What a step does, in one line."""
-    settings = step.settings
-    if isinstance(settings, Prune):
-        return _describe_prune(settings)
-    if isinstance(settings, Expect):
-        return _describe_expect(settings)
-    if step.export is not None:
-        return f"export {', '.join(step.export.formats)}"
-    rate = getattr(settings, "learning_rate", None)
-    epochs = getattr(settings, "epochs", 0)
-    return f"{step.kind} for {_epochs(epochs)}" + (f", learning rate {rate:g}" if rate is not None else "")
-
-
-def _epochs(count: int | None) -> str:
-    return f"{count} epoch{'' if count == 1 else 's'}"
-
-
-def _describe_prune(prune: Prune) -> str:
-    what = f"prune to {prune.final_sparsity:g} ({prune.pattern}, {prune.criterion}, {prune.allocation})"
-    if prune.schedule is None:
-        return f"{what} at once"
-    rate = f", learning rate {prune.learning_rate:g}" if prune.learning_rate is not None else ""
-    return f"{what} over {_epochs(prune.epochs)}, {prune.schedule.type}{rate}"
-
-
-def _describe_expect(expect: Expect) -> str:
-    parts = []
-    if expect.accuracy is not None:
-        parts.append(f"accuracy at least {expect.accuracy.min:g}")
-    if expect.accuracy_drop is not None:
-        parts.append(f"accuracy drop at most {expect.accuracy_drop.max:g}")
-    if expect.sparsity is not None:
-        bounds = {"at least": expect.sparsity.min, "at most": expect.sparsity.max}
-        parts += [f"sparsity {word} {bound:g}" for word, bound in bounds.items() if bound is not None]
-    for name, bound in (expect.bytes or {}).items():
-        sizes = {"": bound.max, " with gzip": bound.gzip_max}
-        parts += [f"{name} at most {size:,} bytes{how}" for how, size in sizes.items() if size is not None]
-    return f"expect {', '.join(parts)}"
+def described(step: Step) -> str:
+    """What a step does, in one line, without its kind."""
+    return step_text(step).partition(": ")[2]
 
 
 def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
@@ -139,9 +104,9 @@ def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
     updates = epochs * prepared.steps_per_epoch if epochs and prepared.steps_per_epoch else None
     pruning = prepared.pruning.get(index)
     if pruning is None:
-        return PlannedStep(step.kind, describe(step), epochs, updates)
+        return PlannedStep(step.kind, described(step), epochs, updates)
     asked = tuple((at, pruning.schedule(at)) for at in pruning.schedule.update_steps(updates or 0))
-    return PlannedStep(step.kind, describe(step), epochs, updates, asked, _targets(pruning), pruning.skipped)
+    return PlannedStep(step.kind, described(step), epochs, updates, asked, _targets(pruning), pruning.skipped)
 
 
 def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:

@@ -166,7 +166,7 @@ def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"compile.optimizer: {kind.__name__} refuses its arguments: {first_line(error)}.") from error
+        raise RecipeError(f"compile.optimizer: {kind.__name__} refuses its arguments: {reason_of(error)}.") from error
 
 
 def loss_from(settings: Compile) -> Any:
@@ -180,11 +180,6 @@ def accuracy_metric(settings: Compile | None) -> str | None:
     """The metric that "accuracy" means in expectations and in the report; None where there is none."""
     named = [name for name in settings.metrics if name.endswith("accuracy") and "top_k" not in name] if settings else []
     return "accuracy" if "accuracy" in named else next(iter(named), None)
-
-
-def first_line(error: BaseException) -> str:
-    """The part of an error's text that fits into one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _check_optimizer(settings: Compile | None) -> None:
@@ -203,7 +198,7 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
         # Any exception: each backend has its own kinds, and each means that the inputs do not fit.
         raise RecipeError(
             f"the model {model.name!r} does not take the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
-            f"{inputs.dtype}: {_reason(error)}."
+            f"{inputs.dtype}: {reason_of(error)}."
         ) from error
     if not hasattr(outputs, "shape"):
         raise RecipeError(
@@ -220,7 +215,8 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
         )
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The line of an error's text that says why."""
     # Keras puts "Exception encountered when calling X.", a blank line and a bold escape before the reason.
     lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("Exception encountered")]

@@ -121,7 +121,7 @@ def compress(  # noqa: PLR0913
         report = _report(prepared, record, hashes)
         if path is not None:
             _write(folder, prepared, report)
-    result = Result(model=prepared.model, report=report, directory=path)
+    result = Result(prepared.model, report, None if output is None else Path(output))
     if record.failures:
         raise ExpectationFailed("; ".join(map(failure_text, record.failures)), result)
     return result

@@ -1,0 +1,416 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import prunekit
+import prunekit.delivery
+import prunekit.recipe
+from prunekit import cli
+from prunekit.recipe.loader import RecipeError
+
+ROOT = Path(prunekit.__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib", "sklearn")
+ONE_SHOT = "version: 1\nname: once\nmodel: {builtin: digits-cnn}\nsteps: [prune: {sparsity: 0.5}]\n"
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs the command line in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_in_folder(*arguments):
+        code = cli.run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_in_folder
+
+
+def assert_mistake(outcome, *words):
+    """A user's mistake: exit code 2, nothing on standard output, one line on standard error."""
+    code, out, err = outcome
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+
+
+class Failure(Exception):
+    def __init__(self, message, result):
+        super().__init__(message)
+        self.result = result
+
+
+@dataclass
+class FakeReport:
+    text: str = "the report"
+
+    def to_dict(self):
+        return {"text": self.text}
+
+
+@dataclass
+class FakeEvent:
+    step: int
+    kind: str
+    text: str
+    epoch: int | None = None
+    finished: bool = False
+    steps: int = 2
+    fraction: float = 0.5
+
+
+@pytest.fixture
+def runner(monkeypatch, tmp_path):
+    """A runner that trains nothing and remembers how it was called."""
+    fake = types.SimpleNamespace(calls=[], error=None, identical=True, ExpectationFailed=Failure)
+
+    def compress(recipe, model, data, output, *, force, trust, progress):
+        fake.calls.append((recipe, model, output, force, trust))
+        for event in EVENTS:
+            progress(event)
+        result = types.SimpleNamespace(report=FakeReport(), directory=output)
+        if fake.error is not None:
+            raise fake.error if not isinstance(fake.error, str) else Failure(fake.error, result)
+        return result
+
+    def verify(directory, *, trust, progress):
+        differences = () if fake.identical else ("conv_1/kernel: 3 of 144 values differ",)
+        outcome = types.SimpleNamespace(identical=fake.identical, differences=differences)
+        outcome.to_dict = lambda: {"identical": fake.identical, "differences": list(differences)}
+        return outcome
+
+    def plan(recipe, model, data, *, trust):
+        target = types.SimpleNamespace(name="conv[1]/kernel", shape=(3, 3, 1, 16), size=144, sparsity=0.9, pruned=130)
+        skipped = types.SimpleNamespace(name="fc/bias", reason="a bias")
+        step = types.SimpleNamespace(
+            kind="prune", text="12 epochs", targets=(target,), skipped=(skipped,), pruning=((0, 0.0), (10, 0.9))
+        )
+        made = types.SimpleNamespace(
+            name=recipe.name, model="digits_cnn", parameters=39402, steps_per_epoch=45, steps=(step,), notes=("a note",)
+        )
+        made.to_dict = lambda: {"name": recipe.name}
+        return made
+
+    fake.compress, fake.verify, fake.plan = compress, verify, plan
+    report = types.SimpleNamespace(render_terminal=lambda report, console: console.print(report.text))
+    for package, name, module in ((prunekit.recipe, "runner", fake), (prunekit.delivery, "report", report)):
+        monkeypatch.setattr(package, name, module, raising=False)
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
+    return fake
+
+
+EVENTS = [
+    FakeEvent(1, "prune", "starting", fraction=0.0),
+    FakeEvent(1, "prune", "epoch 1/2", fraction=0.2),
+    FakeEvent(1, "prune", "epoch 1/2", fraction=0.4),
+    FakeEvent(1, "prune", "epoch 1/2, accuracy 0.9", epoch=1),
+    FakeEvent(1, "prune", "epoch 2/2, accuracy 0.95", epoch=2, fraction=1.0),
+    FakeEvent(1, "prune", "accuracy 0.95", fraction=1.0),
+    FakeEvent(1, "prune", "done", fraction=1.0, finished=True),
+]
+
+
+class TestWithoutTensorFlow:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--help"],
+            ["--version"],
+            ["check", "digits"],
+            ["check", "digits", "--json"],
+            ["check", "nothing"],
+            ["recipes"],
+            ["recipes", "digits"],
+            ["compress", "--help"],
+            ["compress", "one-shot"],
+        ],
+        ids=" ".join,
+    )
+    def test_no_heavy_module_is_imported(self, arguments):
+        code = (
+            f"import sys; from prunekit.cli import run; run({arguments!r})\n"
+            f"print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+        assert done.stdout.endswith("HEAVY []\n"), done.stdout + done.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "seconds"), [(["--help"], 0.4), (["check", "digits"], 1.0)], ids=["help", "check"]
+    )
+    def test_the_answer_comes_at_once(self, arguments, seconds):
+        command = [sys.executable, "-m", "prunekit.cli", *arguments]
+        times = []
+        for _ in range(3):
+            # Processor time: the wall clock also measures what else the machine is doing.
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert min(times) < seconds
+
+
+def test_the_version_is_printed(run):
+    assert run("--version") == (0, f"prunekit {prunekit.__version__}\n", "")
+
+
+@pytest.mark.parametrize("name", ["compress", "check", "inspect", "report", "verify", "recipes"])
+def test_every_command_has_help(run, name):
+    code, out, err = run(name, "--help")
+    assert (code, err) == (0, "")
+    assert "--json" in out
+    assert name in run("--help")[1]
+
+
+def test_no_command_shows_the_help_and_is_a_mistake(run):
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frob"], ["frob"]),
+        (["--frob"], ["--frob"]),
+        (["check"], ["RECIPE"]),
+        (["check", "digts"], ["digts: no such file", "Did you mean 'digits'"]),
+        (["check", "."], ["a folder, not a recipe"]),
+        (["check", "bad.yaml"], ["bad.yaml:2:1: unknown key 'step'. Did you mean 'steps'"]),
+        (["check", "digits", "--set", "final"], ["expected name=value. Received: 'final'"]),
+        (["check", "digits", "--set", "=1"], ["expected name=value"]),
+        (["check", "digits", "--set", "finl=1"], ["digits.yaml:", "'finl' is set, but not declared", "mean 'final'"]),
+        (["check", "digits", "--set", "final=90"], ["Write 0.9 for 90 %", "The value of $final"]),
+        (["check", "digits", "--set", "final=0.1", "--set", "final=0.2"], ["'final' is set twice"]),
+        (["check", "digits", "--set", "final=.inf"], ["final: expected a finite number"]),
+        (["check", "digits", "--model", "x.keras"], ["--model and --trust go with --plan"]),
+        (["compress", "one-shot"], ["names no model: give one with --model FILE"]),
+        (["compress", "one-shot", "--dry-run"], ["names no model"]),
+        (["check", "one-shot", "--plan"], ["names no model"]),
+        (["inspect", "no.keras"], ["no.keras: no such file"]),
+        (["inspect", "line\nbreak.keras"], ["line break.keras: no such file"]),
+        (["report", "."], ["not a run directory"]),
+        (["verify", "nowhere"], ["nowhere: no such directory"]),
+        (["recipes", "digts"], ["Did you mean 'digits'"]),
+        (["recipes", "-o", "x"], ["to copy a recipe, name it"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(run, tmp_path, arguments, words):
+    (tmp_path / "bad.yaml").write_text("version: 1\nstep: []\n")
+    assert_mistake(run(*arguments), *words)
+
+
+class TestCheck:
+    def test_a_right_recipe_is_summed_up(self, run):
+        code, out, err = run("check", "digits", "--set", "final=0.8")
+        assert (code, err) == (0, "")
+        assert out.startswith("OK: digits, 5 steps (train, prune, finetune, export, expect)\n")
+        assert "2. prune: 12 epochs, polynomial_decay to 0.8" in out
+
+    def test_json_holds_every_default(self, run):
+        code, out, _ = run("check", "digits", "--json")
+        answer = json.loads(out)
+        assert (code, answer["ok"]) == (0, True)
+        assert answer["recipe"]["steps"][1]["prune"]["schedule"]["power"] == 3
+
+    def test_json_says_where_the_mistake_is(self, run, tmp_path):
+        (tmp_path / "bad.yaml").write_text("version: 1\nsteps:\n  - trian: {epochs: 1}\n")
+        code, out, err = run("check", "bad.yaml", "--json")
+        answer = json.loads(out)
+        assert (code, answer["ok"], answer["error"]["line"], answer["error"]["column"]) == (2, False, 3, 5)
+        assert err.startswith("error: bad.yaml:3:5: ")
+
+    def test_a_plan_shows_every_target_and_update(self, run, runner):
+        code, out, err = run("check", "digits", "--plan")
+        assert (code, err) == (0, "")
+        for part in (
+            "39,402 parameters",
+            "conv[1]/kernel",
+            "3 x 3 x 1 x 16",
+            "130",
+            "0 (0), 10 (0.9)",
+            "fc/bias",
+            "a note",
+        ):
+            assert part in out
+
+    def test_a_dry_run_is_a_plan_and_runs_nothing(self, run, runner):
+        code, out, _ = run("compress", "digits", "--dry-run")
+        assert code == 0 and "conv[1]/kernel" in out
+        assert runner.calls == []
+
+    def test_a_plan_as_json(self, run, runner):
+        assert json.loads(run("check", "digits", "--plan", "--json")[1]) == {"name": "digits"}
+
+
+class TestCompress:
+    def test_everything_reaches_the_runner(self, run, runner, tmp_path):
+        (tmp_path / "once.yaml").write_text(ONE_SHOT)
+        code, out, err = run("compress", "once.yaml", "-o", "here", "--model", "m.keras", "--force", "--trust")
+        assert code == 0
+        (recipe, *others) = runner.calls[0]
+        assert recipe.name == "once"
+        assert others == ["m.keras", "here", True, True]
+        assert "the report" in out and "here/report.html" in out
+
+    def test_without_output_the_run_lies_under_runs(self, run, runner):
+        run("compress", "digits", "--set", "final=0.7")
+        (recipe, model, output, force, trust) = runner.calls[0]
+        assert (model, output, force, trust) == (None, os.path.join("runs", "digits"), False, False)
+        assert recipe.steps[1].prune.final_sparsity == 0.7
+
+    def test_in_a_pipe_progress_is_a_line_for_each_epoch(self, run, runner):
+        _, out, err = run("compress", "digits")
+        assert err.splitlines() == [
+            "[1/2 prune] starting",
+            "[1/2 prune] epoch 1/2, accuracy 0.9",
+            "[1/2 prune] epoch 2/2, accuracy 0.95",
+            "[1/2 prune] accuracy 0.95",
+        ]
+        assert "[1/2" not in out
+
+    def test_on_a_terminal_progress_is_live(self, runner, monkeypatch, capsys):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with cli._Display() as display:
+            for event in EVENTS:
+                display(event)
+        assert "1/2 prune" in capsys.readouterr().err
+
+    def test_a_failed_expectation_is_exit_code_1(self, run, runner):
+        runner.error = "accuracy 0.912 is below the expected 0.96"
+        code, out, err = run("compress", "digits")
+        assert code == 1
+        assert "the report" in out
+        assert err.endswith("error: expectation not met: accuracy 0.912 is below the expected 0.96\n")
+
+    def test_json_says_whether_expectations_are_met(self, run, runner):
+        runner.error = "too large"
+        code, out, _ = run("compress", "digits", "--json", "-o", "x")
+        assert code == 1
+        assert json.loads(out) == {"directory": "x", "met": False, "report": {"text": "the report"}}
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RecipeError("x exists already; replace it with --force"),
+            ValueError("expected\n  one thing.\nReceived: another"),
+            TypeError("no"),
+            FileNotFoundError(2, "No such file or directory", "data.npz"),
+            PermissionError(13, "Permission denied", "runs"),
+            ImportError("install prunekit[examples] for the digits"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_a_mistake_found_later_is_one_line_too(self, run, runner, error):
+        runner.error = error
+        code, out, err = run("compress", "digits")
+        assert (code, out) == (2, "")
+        last = err.splitlines()[-1]
+        assert last.startswith("error: ") and len(err.splitlines()) == 5
+
+    def test_a_traceback_is_shown_where_asked_for(self, run, runner, monkeypatch):
+        monkeypatch.setenv(cli.TRACEBACK, "1")
+        runner.error = ValueError("deep inside")
+        with pytest.raises(ValueError, match="deep inside"):
+            run("compress", "digits")
+
+    def test_a_defect_is_not_hidden(self, run, runner):
+        runner.error = RuntimeError("a defect")
+        with pytest.raises(RuntimeError, match="a defect"):
+            run("compress", "digits")
+
+    def test_an_interruption_is_one_line(self, run, runner):
+        runner.error = KeyboardInterrupt()
+        code, _, err = run("compress", "digits")
+        assert code == 130
+        assert err.endswith("error: interrupted.\n")
+
+
+class TestVerify:
+    def test_a_reproduced_run(self, run, runner, tmp_path):
+        assert run("verify", tmp_path) == (0, f"{tmp_path}: reproduced, bit for bit.\n", "")
+
+    def test_a_run_that_differs_is_exit_code_1(self, run, runner, tmp_path):
+        runner.identical = False
+        code, out, _ = run("verify", tmp_path)
+        assert code == 1
+        assert "NOT reproduced" in out and "conv_1/kernel: 3 of 144" in out
+        assert run("verify", tmp_path, "--json")[0] == 1
+
+
+class TestReport:
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"title": 3}', "null", "\x00", "[" * 100_000])
+    def test_a_file_that_is_no_report_is_a_mistake(self, run, tmp_path, text):
+        (tmp_path / "report.json").write_text(text)
+        assert_mistake(run("report", tmp_path), "report.json: not a report")
+
+    def test_json_prints_the_file(self, run, tmp_path):
+        (tmp_path / "report.json").write_text('{"title": "x"}')
+        code, out, _ = run("report", tmp_path, "--json")
+        assert (code, json.loads(out)) == (0, {"title": "x"})
+
+
+class TestRecipes:
+    def test_they_are_listed(self, run):
+        code, out, _ = run("recipes")
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()] == ["digits", "fashion-cnn", "fashion-mlp", "one-shot"]
+
+    def test_json_gives_their_paths(self, run):
+        rows = json.loads(run("recipes", "--json")[1])
+        assert all(Path(row["path"]).is_file() and row["description"] for row in rows)
+
+    def test_one_is_printed_and_copied(self, run, tmp_path):
+        text = run("recipes", "digits")[1]
+        assert text.startswith("#") and "version: 1" in text
+        assert run("recipes", "digits", "-o", "mine.yaml")[0] == 0
+        assert Path("mine.yaml").read_text() == text
+        assert run("check", "mine.yaml")[0] == 0
+
+    def test_a_copy_replaces_nothing_unless_forced(self, run):
+        Path("mine.yaml").write_text("precious")
+        assert_mistake(run("recipes", "digits", "-o", "mine.yaml"), "exists already; --force replaces it")
+        assert Path("mine.yaml").read_text() == "precious"
+        assert run("recipes", "digits", "-o", "mine.yaml", "--force")[0] == 0
+
+    def test_a_copy_into_a_folder_keeps_its_name(self, run):
+        Path("folder").mkdir()
+        run("recipes", "digits", "-o", "folder")
+        run("recipes", "digits", "-o", "new/")
+        assert Path("folder/digits.yaml").is_file() and Path("new/digits.yaml").is_file()
+
+
+class TestInspect:
+    def test_weights_are_shown(self, run, tmp_path):
+        import keras
+
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="fc")]).save(tmp_path / "m.keras")
+        code, out, _ = run("inspect", "m.keras")
+        assert code == 0 and "fc/kernel" in out
+        code, out, _ = run("inspect", "m.keras", "--json")
+        assert code == 0
+        assert {row["name"]: row["size"] for row in json.loads(out)["weights"]} == {"fc/kernel": 12, "fc/bias": 3}
+
+    @pytest.mark.parametrize("raw", [b"", b"PK\x03\x04", b"\x89HDF\r\n"], ids=["empty", "broken zip", "HDF5"])
+    def test_a_file_that_is_no_model_is_a_mistake(self, run, tmp_path, raw):
+        (tmp_path / "m.keras").write_bytes(raw)
+        assert_mistake(run("inspect", "m.keras"), "m.keras")
+
+    @pytest.mark.slow
+    def test_tensorflow_says_nothing_of_its_own(self, tmp_path):
+        (tmp_path / "m.keras").write_bytes(b"no model")
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        command = [sys.executable, "-m", "prunekit.cli", "inspect", "m.keras"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert_mistake((done.returncode, done.stdout, done.stderr), "m.keras")

@@ -1,0 +1,500 @@
+import copy
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from prunekit.anatomy.inspection import inspect
+from prunekit.delivery.report import RunReport
+from prunekit.recipe import progress as progress_module
+from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.models import load_model, model_digest, weight_arrays
+from prunekit.recipe.runner import ExpectationFailed, compress, plan, verify
+from prunekit.training.pruner import Pruner
+
+SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
+COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}
+
+
+def recipe(*steps, **others):
+    return {"version": 1, "name": "tiny", "seed": 4, "compile": COMPILE, "steps": list(steps), **others}
+
+
+def prune(epochs=2, **others):
+    return {"prune": {"epochs": epochs, "schedule": {**SCHEDULE, **others.pop("schedule", {})}, **others}}
+
+
+ONE_SHOT = recipe({"prune": {"sparsity": 0.5}})
+WHOLE = recipe(
+    {"train": {"epochs": 1}},
+    prune(exclude=["logits"]),
+    {"finetune": {"epochs": 1, "learning_rate": 0.001}},
+    {"export": {"formats": ["keras"]}},
+    {"expect": {"accuracy": {"min": 0.0}, "sparsity": {"min": 0.8, "max": 0.8}, "bytes": {"keras": {"max": 100_000}}}},
+)
+
+
+@pytest.fixture
+def pairs(samples):
+    return samples, samples
+
+
+@pytest.fixture
+def every_batch(monkeypatch):
+    monkeypatch.setattr(progress_module, "_PAUSE", 0.0)
+
+
+def saved(model, path):
+    model.save(path)
+    return {"file": str(path)}
+
+
+def zeros(model, name):
+    return int(np.sum(weight_arrays(model)[name] == 0))
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_holds_the_model_the_exports_the_report_and_the_locked_recipe(tmp_path, perceptron, pairs):
+    result = compress(WHOLE, perceptron, pairs, tmp_path / "run")
+    assert result.directory == tmp_path / "run" and [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    names = {"model.keras", "exports", "report.json", "report.html", "recipe.lock.yaml"}
+    assert {entry.name for entry in result.directory.iterdir()} == names
+    assert [entry.name for entry in (result.directory / "exports").iterdir()] == ["model.keras"]
+    assert model_digest(load_model(result.directory / "model.keras")) == model_digest(result.model)
+    assert load_recipe(result.directory / "recipe.lock.yaml", data_given=True) == load_recipe(WHOLE, data_given=True)
+    values = json.loads((result.directory / "report.json").read_text())
+    assert RunReport.from_dict(values).to_dict() == result.report.to_dict()
+    assert (result.directory / "report.html").read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_the_report_tells_what_was_done(perceptron, pairs):
+    report = compress(WHOLE, perceptron, pairs).report
+    assert zeros(perceptron, "hidden/kernel") == round(0.8 * 128)
+    assert zeros(perceptron, "logits/kernel") == 0
+    assert [step["kind"] for step in report.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert report.after.targets == ("hidden/kernel",) and report.before.zeros == 0
+    assert {item.name for item in report.after.skipped} == {"hidden/bias", "logits/kernel", "logits/bias"}
+    steps = [event.step for event in report.events]
+    assert steps[0] == 0 and steps[-1] == 8 and report.events[-1].asked == 0.8
+    assert [step for step, _ in report.curve] == [0, 5, 10, 15]
+    assert report.curve[0][1] == report.metrics["accuracy_before"]
+    assert report.steps[2]["accuracy"] == report.metrics["accuracy_after"]
+    assert set(report.steps[1]["history"]) >= {"accuracy", "val_accuracy", "loss", "sparsity"}
+    assert len(report.steps[1]["history"]["val_accuracy"]) == 2
+    (histogram,) = report.histograms.values()
+    assert histogram["zeros_before"] == 0 and histogram["zeros_after"] == 102 and len(histogram["edges"]) == 61
+    assert set(report.hashes) == {"recipe", "model", "data", "weights"} and report.seed == 4
+    assert {"python", "prunekit", "keras", "tensorflow", "numpy", "platform"} <= set(report.versions)
+    assert all(row["met"] for row in report.expectations) and len(report.expectations) == 4
+    assert report.schedule["type"] == "polynomial_decay" and report.schedule["end_step"] == 8
+
+
+def test_without_an_output_nothing_is_written(tmp_path, perceptron, pairs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = compress(WHOLE, perceptron, pairs)
+    assert result.directory is None and not list(tmp_path.iterdir())
+    assert result.report.exports[0].status == "ok" and result.report.exports[0].bytes > 1000
+
+
+def test_progress_goes_from_step_to_step_and_finishes_once(perceptron, pairs, every_batch):
+    seen = []
+    compress(WHOLE, perceptron, pairs, progress=seen.append)
+    assert [item.finished for item in seen] == [False] * (len(seen) - 1) + [True]
+    assert [item.step for item in seen] == sorted(item.step for item in seen) and seen[-1].step == seen[0].steps == 5
+    for step in range(1, 6):
+        fractions = [item.fraction for item in seen if item.step == step and not item.finished]
+        assert fractions[0] == 0.0 and fractions[-1] == 1.0 and fractions == sorted(fractions)
+    epochs = [item for item in seen if item.epoch and item.kind == "prune"]
+    assert [item.epoch for item in epochs] == [1, 2]
+    assert epochs[-1].text.startswith("epoch 2/2, accuracy 0.") and epochs[-1].text.endswith("sparsity 0.7969")
+
+
+def test_runs_print_nothing(perceptron, pairs, capfd):
+    compress(recipe({"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}), perceptron, pairs)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adam", "muon", {"name": "sgd", "arguments": {"momentum": 0.9, "use_ema": True}}]
+)
+def test_zeros_hold_after_every_batch_of_later_steps(perceptron, pairs, every_batch, optimizer):
+    counts = {"finetune": set(), "train": set()}
+    steps = [prune(exclude=["logits"]), {"finetune": {"epochs": 2}}, {"train": {"epochs": 1}}]
+
+    def look(item):
+        if item.kind in counts:
+            counts[item.kind].add(zeros(perceptron, "hidden/kernel"))
+
+    compress(recipe(*steps, compile={**COMPILE, "optimizer": optimizer}), perceptron, pairs, progress=look)
+    assert counts == {"finetune": {102}, "train": {102}}
+
+
+def test_what_one_step_pruned_holds_while_another_prunes_other_weights(perceptron, pairs, every_batch):
+    counts = []
+    steps = [prune(include=["hidden"]), prune(include=["logits"], schedule={"final_sparsity": 0.5})]
+    report = compress(
+        recipe(*steps, {"expect": {"sparsity": {"min": 0.7}}}),
+        perceptron,
+        pairs,
+        progress=lambda item: counts.append((item.step, zeros(perceptron, "hidden/kernel"))),
+    ).report
+    assert {count for step, count in counts if step == 2} == {102}
+    assert zeros(perceptron, "logits/kernel") == 32
+    assert report.after.targets == ("hidden/kernel", "logits/kernel")
+    assert [event.step for event in report.events if event.asked == 0.5] == [18]
+    assert report.expectations[0]["measured"] == pytest.approx((102 + 32) / (128 + 64))
+
+
+def test_weights_pruned_to_the_last_one_stay_zero(pairs):
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(1, name="narrow"), keras.layers.Dense(4, name="out")]
+    )
+    compress(recipe({"prune": {"sparsity": 0.95, "include": ["narrow"]}}, {"finetune": {"epochs": 1}}), model, pairs)
+    assert zeros(model, "narrow/kernel") == 8
+
+
+def test_names_that_look_like_patterns_are_held_too(pairs):
+    names = ["a.b", "a-b"]
+    model = keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(4, name=name) for name in names]])
+    compress(recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}), model, pairs)
+    assert [zeros(model, f"{name}/kernel") for name in names] == [16, 8]
+
+
+def test_one_shot_pruning_needs_neither_data_nor_compile(tmp_path, perceptron):
+    steps = [{"prune": {"sparsity": 0.5, "pattern": "2:4"}}, {"export": {"formats": ["keras"]}}]
+    found = {"version": 1, "name": "once", "steps": steps}
+    result = compress(found, saved(perceptron, tmp_path / "in.keras")["file"], output=tmp_path / "run")
+    assert zeros(result.model, "hidden/kernel") == 64 and zeros(perceptron, "hidden/kernel") == 0
+    assert result.report.metrics == {} and result.report.exports[0].status == "ok"
+    assert verify(tmp_path / "run").identical
+
+
+def test_each_step_trains_at_its_own_learning_rate_and_returns_to_the_first(perceptron, pairs):
+    rates = []
+    steps = [{"train": {"epochs": 1, "learning_rate": 0.5}}, {"finetune": {"epochs": 1}}]
+
+    def look(item):
+        if item.epoch:
+            rates.append(float(perceptron.optimizer.learning_rate))
+
+    compress(recipe(*steps), perceptron, pairs, progress=look)
+    assert rates == pytest.approx([0.5, 0.01])
+
+
+def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
+    masks = {}
+    for seed in (1, 1, 2):
+        model = keras.models.clone_model(perceptron)
+        compress(recipe({"prune": {"sparsity": 0.5, "criterion": "random"}}, seed=seed), model, pairs)
+        mask = (weight_arrays(model)["hidden/kernel"] == 0).tobytes()
+        assert masks.setdefault(seed, mask) == mask
+    assert masks[1] != masks[2]
+
+
+# ---- expectations ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_expectation_stops_the_run_and_leaves_a_whole_directory(tmp_path, perceptron, pairs):
+    steps = [
+        {"prune": {"sparsity": 0.5}},
+        {"export": {"formats": ["keras"]}},
+        {"expect": {"accuracy": {"min": 1.0}, "sparsity": {"max": 0.4}, "bytes": {"keras": {"max": 100}}}},
+        {"train": {"epochs": 50}},
+    ]
+    with pytest.raises(ExpectationFailed) as raised:
+        compress(recipe(*steps), perceptron, pairs, tmp_path / "run")
+    message = str(raised.value)
+    assert message.startswith(
+        "accuracy 0."
+    ) and "is below the expected 1; sparsity 0.5000 is above the expected 0.4" in (message)
+    assert message.endswith("is above the expected 100") and "\n" not in message
+    assert raised.value.result.directory == tmp_path / "run"
+    values = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [row["met"] for row in values["expectations"]] == [False, False, False]
+    assert [step["kind"] for step in values["steps"]] == ["prune", "export", "expect"]
+    assert len(list((tmp_path / "run").iterdir())) == 5
+
+
+def test_a_sparsity_that_misses_by_the_rounding_of_counts_is_met(perceptron, pairs):
+    report = compress(
+        recipe({"prune": {"sparsity": 0.7}}, {"expect": {"sparsity": {"min": 0.7}}}), perceptron, pairs
+    ).report
+    (row,) = report.expectations
+    assert row["met"] and row["measured"] == pytest.approx((90 + 45) / 192)
+    with pytest.raises(ExpectationFailed, match="sparsity 0.7031 is below the expected 0.71"):
+        steps = [{"prune": {"sparsity": 0.7}}, {"expect": {"sparsity": {"min": 0.71}}}]
+        compress(recipe(*steps), keras.models.clone_model(perceptron), pairs)
+
+
+# ---- refused before a weight moves -----------------------------------------------------------------------------------
+
+REFUSED = {
+    "a pattern that matches nothing": (recipe(prune(include=["hiden"])), r"steps\[0\].prune: .*Did you mean: 'hidden'"),
+    "nothing left to prune": (recipe(prune(exclude=["*"])), r"steps\[0\].prune: .*no weights to prune"),
+    "an input length that N:M cannot divide": (
+        recipe({"prune": {"sparsity": 2 / 3, "pattern": "1:3"}}),
+        r"steps\[0\].prune: .*multiple of 3",
+    ),
+    "a schedule longer than its step": (
+        recipe({"train": {"epochs": 1}}, prune(schedule={"end": {"steps": 11}})),
+        r"steps\[1\].prune: the schedule reaches 0.8 at step 11, and the step trains for 2 epochs of 5 updates, 10 in",
+    ),
+    "durations that contradict one another": (
+        recipe(prune(schedule={"begin": {"steps": 9}, "end": {"epochs": 1.0}})),
+        r"steps\[0\].prune: .*begin_step",
+    ),
+    "optimizer arguments": (
+        recipe({"train": {"epochs": 1}}, compile={"optimizer": {"name": "sgd", "arguments": {"momentun": 0.9}}}),
+        "compile.optimizer: SGD refuses its arguments: .*momentun",
+    ),
+    "labels for another loss": (
+        recipe({"train": {"epochs": 1}}, compile={"loss": "mse"}),
+        r"with loss mse, labels have the shape .* \(4,\). Received: labels of shape \(\)",
+    ),
+    "no accuracy to expect": (
+        recipe({"expect": {"accuracy": {"min": 0.5}}}, compile={**COMPILE, "metrics": []}),
+        r"steps\[0\].expect: accuracy is not measured",
+    ),
+    "metrics that do not fit": (
+        recipe({"train": {"epochs": 1}}, compile={**COMPILE, "metrics": ["precision"]}),
+        "compile: loss and metrics do not fit the outputs",
+    ),
+    "an earlier step that is fine": (
+        recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}, prune(include=["nowhere"])),
+        r"steps\[2\].prune: .*nowhere",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_recipe_that_cannot_be_run_is_refused_before_a_weight_moves(tmp_path, perceptron, pairs, found, message):
+    before = model_digest(perceptron)
+    with pytest.raises(RecipeError, match=message) as raised:
+        compress(found, perceptron, pairs, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert model_digest(perceptron) == before and not list(tmp_path.iterdir())
+
+
+def with_labels(samples, labels):
+    return (samples[0], labels), (samples[0], labels)
+
+
+def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
+    found = recipe({"train": {"epochs": 1}})
+    with pytest.raises(
+        RecipeError, match=r"has 4 outputs, so labels are 0 to 3. Received: training labels from 0 to 7"
+    ):
+        compress(found, perceptron, with_labels(samples, samples[1] + 4 * (samples[1] == 3)))
+    with pytest.raises(RecipeError, match="training labels from -1 to 3"):
+        compress(found, perceptron, with_labels(samples, samples[1] - (samples[1] == 0)))
+    with pytest.raises(RecipeError, match="fractions among the training labels"):
+        compress(found, perceptron, with_labels(samples, samples[1] + 0.5))
+    with pytest.raises(RecipeError, match="For one-hot labels, write loss: categorical_crossentropy"):
+        compress(found, perceptron, with_labels(samples, np.eye(4)[samples[1]]))
+    with pytest.raises(RecipeError, match=r"does not take the inputs of given in Python, of shape \(5,\)"):
+        compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
+
+
+def test_a_model_with_two_outputs_is_refused(samples):
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, [keras.layers.Dense(4)(inputs), keras.layers.Dense(2)(inputs)])
+    with pytest.raises(RecipeError, match="recipes train models with one output. Received: .* returns a list"):
+        compress(recipe({"train": {"epochs": 1}}), model, (samples, samples))
+
+
+def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
+    with pytest.raises(RecipeError, match="names no model: give one with --model"):
+        compress(ONE_SHOT)
+    found = load_recipe(recipe({"train": {"epochs": 1}}), data_given=True)
+    with pytest.raises(RecipeError, match=r"steps\[0\].train needs data, and the recipe names none"):
+        compress(found, perceptron)
+    with pytest.raises(RecipeError, match="none.keras does not exist"):
+        compress(ONE_SHOT, tmp_path / "none.keras")
+    with pytest.raises(TypeError, match="a Keras 3 model or the path of a .keras file. Received: <class 'int'>"):
+        compress(ONE_SHOT, 5)
+    with pytest.raises(RecipeError, match="gone.npz does not exist"):
+        compress(recipe({"train": {"epochs": 1}}, data={"npz": str(tmp_path / "gone.npz")}), perceptron)
+    with pytest.raises(RecipeError, match="is not built, and there are no data"):
+        compress(ONE_SHOT, keras.Sequential([keras.layers.Dense(3)]))
+
+
+def test_exports_without_data_need_inputs_of_known_shape(perceptron):
+    found = recipe({"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}})
+    open_ended = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4)])
+    with pytest.raises(RecipeError, match=r"steps\[1\].export: .* leaves lengths open: \(None, None, 8\)"):
+        compress(found, open_ended)
+    assert zeros(open_ended, "dense/kernel" if "dense/kernel" in weight_arrays(open_ended) else "dense_1/kernel") == 0
+
+
+def test_an_existing_output_is_refused_before_anything_is_read(tmp_path, perceptron):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RecipeError, match="exists. Choose another output directory, or replace it with --force"):
+        compress(recipe({"prune": {"sparsity": 0.5}}, model={"file": "/nowhere.keras"}), output=tmp_path / "run")
+
+
+def test_code_that_a_recipe_names_is_not_imported_without_trust(tmp_path, monkeypatch, pairs):
+    (tmp_path / "my_untrusted_models.py").write_text(
+        "import keras\n"
+        "def build(width):\n"
+        "    return keras.Sequential([keras.layers.Dense(width, name='only'), keras.layers.Dense(4, name='out')])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = {"factory": "my_untrusted_models:build", "arguments": {"width": 6}}
+    with pytest.raises(RecipeError, match="my_untrusted_models:build.*--trust"):
+        compress(recipe({"prune": {"sparsity": 0.5}}, model=source), data=pairs)
+    assert "my_untrusted_models" not in sys.modules
+    found = recipe({"prune": {"sparsity": 0.5}}, {"train": {"epochs": 1}}, model=source)
+    first, again = (compress(found, data=pairs, trust=True) for _ in range(2))
+    assert zeros(first.model, "only/kernel") == 24
+    assert model_digest(first.model) == model_digest(again.model), "a model built by its first batch follows the seed"
+
+
+# ---- interruptions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "prune", "finetune", "export", "expect"])
+def test_an_interrupted_run_leaves_an_older_one_as_it_was(tmp_path, perceptron, pairs, kind):
+    compress(ONE_SHOT, perceptron, output=tmp_path / "run")
+    old = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+    def interrupt(item):
+        if item.kind == kind and item.fraction > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(WHOLE, perceptron, pairs, tmp_path / "run", force=True, progress=interrupt)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == old
+    if kind in ("finetune", "export"):
+        assert zeros(perceptron, "hidden/kernel") == 102, "an interrupted finetune leaves the model sparse"
+
+
+# ---- the same again --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_recipe_gives_the_same_bytes_in_the_same_process(perceptron, pairs):
+    models = [keras.models.clone_model(perceptron) for _ in range(2)]
+    for model in models:
+        model.set_weights(perceptron.get_weights())
+        np.random.default_rng().random(3)
+        keras.random.normal((4,))
+        compress(WHOLE, model, pairs)
+    assert model_digest(models[0]) == model_digest(models[1])
+
+
+def file_run(tmp_path, perceptron, pairs):
+    np.savez(tmp_path / "d.npz", x_train=pairs[0][0], y_train=pairs[0][1], x_test=pairs[1][0], y_test=pairs[1][1])
+    found = copy.deepcopy(WHOLE)
+    found |= {"model": saved(perceptron, tmp_path / "in.keras"), "data": {"npz": str(tmp_path / "d.npz")}}
+    return compress(found, output=tmp_path / "run")
+
+
+def test_verify_finds_an_untouched_run_identical(tmp_path, perceptron, pairs):
+    result = file_run(tmp_path, perceptron, pairs)
+    outcome = verify(tmp_path / "run")
+    assert outcome.identical and outcome.differences == () and outcome.directory == result.directory
+    assert json.loads(json.dumps(outcome.to_dict()))["identical"] is True
+
+
+def test_verify_names_the_weights_that_differ_and_what_changed(tmp_path, perceptron, pairs):
+    result = file_run(tmp_path, perceptron, pairs)
+    kernel = result.model.get_layer("logits").kernel
+    kernel.assign(np.where(np.arange(64).reshape(16, 4) == 5, kernel.numpy() + 1, kernel.numpy()))
+    result.model.save(tmp_path / "run" / "model.keras")
+    outcome = verify(tmp_path / "run")
+    assert not outcome.identical
+    assert outcome.differences == ("logits/kernel: 1 of 64 values differ, by at most 1",)
+    np.savez(tmp_path / "d.npz", x_train=pairs[0][0] * 2, y_train=pairs[0][1], x_test=pairs[1][0], y_test=pairs[1][1])
+    assert "data are not what the run started from" in verify(tmp_path / "run").differences
+
+
+def test_verify_needs_what_only_python_can_give(tmp_path, perceptron, pairs):
+    start = keras.models.clone_model(perceptron)
+    start.set_weights(perceptron.get_weights())
+    compress(WHOLE, perceptron, pairs, tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"made with model given in Python.*verify\(directory, model=\.\.\.\)"):
+        verify(tmp_path / "run", data=pairs)
+    with pytest.raises(RecipeError, match="made with data given in Python"):
+        verify(tmp_path / "run", model=start)
+    assert verify(tmp_path / "run", model=start, data=pairs).identical
+
+
+def test_verify_refuses_what_is_no_run(tmp_path, perceptron, pairs):
+    with pytest.raises(RecipeError, match="is not a run directory"):
+        verify(tmp_path)
+    file_run(tmp_path, perceptron, pairs)
+    (tmp_path / "run" / "report.json").write_text("[1, 2")
+    with pytest.raises(RecipeError, match="report.json is damaged"):
+        verify(tmp_path / "run")
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pairs):
+    perceptron.compile("sgd", "mse")
+    optimizer, before = perceptron.optimizer, model_digest(perceptron)
+    found = plan(WHOLE, perceptron, pairs)
+    assert found.model == perceptron.name and found.parameters == 212 and found.steps_per_epoch == 5
+    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert [step.updates for step in found.steps] == [5, 10, 5, None, None]
+    (target,) = found.steps[1].targets
+    assert (target.name, target.shape, target.size, target.sparsity, target.pruned) == (
+        "hidden/kernel",
+        (8, 16),
+        128,
+        0.8,
+        102,
+    )
+    assert [at for at, _ in found.steps[1].pruning] == [0, 2, 4, 6, 8] and found.steps[1].pruning[-1][1] == 0.8
+    assert {item.name for item in found.steps[1].skipped} == {"hidden/bias", "logits/kernel", "logits/bias"}
+    assert perceptron.optimizer is optimizer and model_digest(perceptron) == before
+    json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sparsity": 0.5, "pattern": "2:4"},
+        {"sparsity": 0.5, "pattern": "channel"},
+        {"sparsity": 0.7, "pattern": "block:4x2", "pooling": "max"},
+        {"sparsity": 0.6, "allocation": "erk"},
+    ],
+    ids=str,
+)
+def test_a_plan_promises_the_counts_that_the_run_prunes(perceptron, pairs, settings):
+    found = recipe({"prune": settings})
+    promised = {target.name: target.pruned for target in plan(found, perceptron, pairs).steps[0].targets}
+    compress(found, perceptron, pairs)
+    assert promised == {name: zeros(perceptron, name) for name in promised}
+
+
+def test_a_plan_for_a_global_allocation_says_that_counts_follow_from_the_weights(perceptron):
+    found = plan(recipe({"prune": {"sparsity": 0.5, "allocation": "global"}}), perceptron)
+    assert "follows from their values" in found.notes[0]
+    assert found.steps[0].pruning == ((0, 0.5),)
+
+
+def test_a_plan_refuses_what_a_run_refuses(perceptron, pairs):
+    found, message = REFUSED["a schedule longer than its step"]
+    with pytest.raises(RecipeError, match=message):
+        plan(found, perceptron, pairs)
+
+
+def test_the_model_is_free_of_pruning_when_the_run_ends(perceptron, pairs):
+    compress(WHOLE, perceptron, pairs)
+    assert "apply" not in vars(perceptron.optimizer)
+    assert inspect(perceptron).zeros >= 102
+    with Pruner.detached(perceptron, *_one_shot()) as pruner:
+        assert pruner.audit() == {"hidden/kernel": 0, "logits/kernel": 0}
+
+
+def _one_shot():
+    from prunekit.sparsity.schedules import OneShot
+    from prunekit.training.pruner import PruningOptions
+
+    return OneShot(sparsity=0.0), PruningOptions()
