@@ -220,6 +220,11 @@ class Leak(AssertionError):
     """A check of the matrix found something."""
 
 
+def prefix(variable: keras.Variable) -> str:
+    """How Keras begins the names of the slots that it makes for this weight."""
+    return variable.path.replace("/", "_") + "_"
+
+
 @dataclass
 class Checker:
     """Reads raw variables and remembers which positions were zero."""
@@ -247,11 +252,10 @@ class Checker:
 
     def slots(self, variable: keras.Variable) -> list[keras.Variable]:
         """The optimizer's variables that were made from this weight, told by name and shape."""
-        prefix = variable.path.replace("/", "_") + "_"
         return [
             slot
             for slot in self.model.optimizer.variables
-            if slot.name.startswith(prefix) and tuple(slot.shape) == tuple(variable.shape)
+            if slot.name.startswith(prefix(variable)) and tuple(slot.shape) == tuple(variable.shape)
         ]
 
     def check(self, where: str) -> None:
@@ -265,8 +269,8 @@ class Checker:
             if zero is None:
                 continue
             for held in [variable, *self.slots(variable)]:
-                # Ftrl divides by its accumulators, so that zero would become NaN: they are as Keras starts them.
-                rest = FTRL_START if held.name.endswith("_accumulator") and self.is_ftrl else 0
+                # Ftrl divides by this slot, so that zero would become NaN: it holds what Keras starts it with.
+                rest = FTRL_START if self.is_ftrl and held.name.removeprefix(prefix(variable)) == "accumulator" else 0
                 leaked = np.count_nonzero(np.asarray(held)[zero] != rest)
                 if leaked:
                     raise Leak(f"{leaked} of {zero.sum()} pruned positions of {held.path} are not {rest} {where}")

@@ -12,7 +12,7 @@ ORDER = {
     "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
     "anatomy": ["layers", "targets", "cost", "inspection"],
     "training": ["core", "masking", "choice", "pruner", "callbacks"],
-    "delivery": [],
+    "delivery": ["probe", "xnnpack", "litert", "advice", "checking", "export", "wording", "record", "plots", "report"],
     "recipe": [],
 }
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.parts[-2] in ORDER)

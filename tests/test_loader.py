@@ -478,7 +478,7 @@ def test_a_mutated_recipe_is_accepted_or_refused_with_one_located_line(load, see
         else:
             accepted += 1
             assert load(dump_recipe(recipe)) == recipe, text
-    assert accepted > 3 and refused > 40
+    assert accepted > 0 and refused > 40
 
 
 def test_mutated_bytes_are_accepted_or_refused_with_one_located_line(load):

@@ -34,12 +34,14 @@ class Comparison:
         mean_error: The same for the root of the mean squared error.
         agreement: Fraction of samples with the same most likely class; None where the first output is no classifier.
         accuracy: Fraction of samples whose most likely class is the label; None without labels.
+        alike: True if the Keras model gives all samples the same answer, so that the comparison proves little.
     """
 
     max_error: float
     mean_error: float
     agreement: float | None
     accuracy: float | None
+    alike: bool = False
 
 
 def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> Comparison:
@@ -53,8 +55,9 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
         raise Unfit("failed", f"its outputs have shapes {shapes[0]}, those of the Keras model {shapes[1]}")
     largest, mean = [], []
     for expected, measured in zip(reference, answers, strict=True):
-        # A constant output has no range: then its size is the scale, and 1 for all zeros.
-        scale = float(np.ptp(expected)) or float(np.abs(expected).max(initial=0.0)) or 1.0
+        # An output that hardly varies has no range but rounding: then its size is the scale, and 1 for all zeros.
+        size = float(np.abs(expected).max(initial=0.0))
+        scale = float(np.ptp(expected)) if np.ptp(expected) > 0.01 * size else size or 1.0
         error = np.abs(measured.astype(np.float64) - expected) / scale
         error = np.where(np.isfinite(measured), error, np.inf)
         largest.append(float(error.max(initial=0.0)))
@@ -64,7 +67,8 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
         classes = answers[0].argmax(-1)
         agreement = float((classes == first.argmax(-1)).mean())
         accuracy = None if labels is None else float((classes == labels[: len(classes)]).mean())
-    return Comparison(max(largest), max(mean), agreement, accuracy)
+    alike = len(first) > 1 and all(np.allclose(values, values[:1], rtol=1e-6, atol=0.0) for values in reference)
+    return Comparison(max(largest), max(mean), agreement, accuracy, alike)
 
 
 def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:

@@ -81,7 +81,7 @@ class Format:
     weights: str = "float32"
     sparse: bool = False
     max_error: float = 1e-4
-    mean_error: float = 1e-5
+    mean_error: float = 1e-4
 
 
 FORMATS: dict[str, Format] = {
@@ -344,6 +344,8 @@ def _run_and_compare(subject: _Subject, key: str, traced: Traced, path: Path) ->
 
 def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> ExportRow:
     """Renames a checked file into place; its row."""
+    if found.alike:
+        note += "; " * bool(note) + "the model gives all samples the same answer, so agreeing with it proves little"
     size, compressed = path.stat().st_size, _gzip_size(path)
     os.replace(path, target)
     return ExportRow(key, target.name, size, compressed, "ok", note, found.max_error, found.agreement, found.accuracy)

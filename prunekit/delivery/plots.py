@@ -19,10 +19,11 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from prunekit.delivery.wording import clean, count, is_number, short_count, shorten, sparsity
+from prunekit.sparsity.schedules import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from prunekit.anatomy.inspection import Event, WeightRow
 
-# Name -> the colour as drawn (light theme). `to_svg` turns each into the CSS variable of that name; dark values: page.css.
+# Name -> the colour as drawn. `to_svg` writes the CSS variable of that name instead; page.css gives it in both themes.
 COLOURS = {
     "ink": "#1b2733",
     "muted": "#56646f",
@@ -77,31 +78,37 @@ def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> d
 
 
 def asked_line(
-    schedule: Mapping[str, Any] | None, events: Sequence[Event], points: int = 200
+    schedule: Mapping[str, Any] | None, events: Sequence[Event], until: float = 0, points: int = 200
 ) -> list[tuple[float, float]]:
     """The sparsity that the schedule asks for, as points of a line over the steps of `events`.
 
     The described schedule is drawn where it agrees with what the events say was asked; where it cannot be rebuilt, or
-    was shifted, the line holds each event's value until the next one.
+    there were several, the line holds each event's value until the next one.
+
+    Args:
+        schedule: Its type and its fields.
+        events: The mask updates.
+        until: The line goes on to this step, where it is after the last event.
+        points: How many points a curve is drawn with.
     """
     if not events:
         return []
-    first, last = events[0].step, events[-1].step
+    events = sorted(events, key=lambda event: event.step)
+    last = max(events[-1].step, int(until))
     built = _built_schedule(schedule)
-    if built is not None and all(abs(built.schedule(event.step) - event.asked) < 1e-6 for event in events):
-        steps = sorted({round(step) for step in np.linspace(first, last, points)})
-        return [(step, built.schedule(step)) for step in steps]
+    if built is not None and all(abs(built(event.step) - event.asked) < 1e-6 for event in events):
+        steps = sorted({round(step) for step in np.linspace(events[0].step, last, points)})
+        return [(step, built(step)) for step in steps]
     line = [(float(events[0].step), events[0].asked)]
     for event in events[1:]:
         line += [(event.step, line[-1][1]), (event.step, event.asked)]
-    return line
+    return [*line, (last, line[-1][1])]
 
 
-def _built_schedule(description: Mapping[str, Any] | None) -> Any:
-    from prunekit.sparsity.schedules import SCHEDULES
-
-    kind = SCHEDULES.get(str((description or {}).get("type")))
-    if kind is None or description is None:
+def _built_schedule(description: Mapping[str, Any] | None) -> Schedule | None:
+    description = description or {}
+    kind: Any = SCHEDULES.get(str(description.get("type")))
+    if kind is None:
         return None
     known = {field.name for field in fields(kind)}
     try:
@@ -176,18 +183,18 @@ def schedule_figure(
         width: In CSS pixels.
     """
     figure = _figure(width, 270 if width >= 500 else 250)
-    _draw_schedule(figure, figure.add_subplot(), events, asked, curve, baseline)
+    handles = _draw_schedule(figure.add_subplot(), events, asked, curve, baseline)
+    _legend(figure, handles, "outside upper left")
     return figure
 
 
 def _draw_schedule(
-    figure: Figure,
     axes: Axes,
     events: Sequence[Event],
     asked: Sequence[tuple[float, float]],
     curve: Sequence[tuple[float, float]],
     baseline: float | None,
-) -> None:
+) -> list[Any]:
     _plain(axes)
     axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
@@ -205,11 +212,12 @@ def _draw_schedule(
     axes.set_ylabel("sparsity", color=COLOURS["muted"], fontsize=_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: count(step)))
-    handles += _draw_accuracy(axes, curve, baseline)
+    return handles + _draw_accuracy(axes, curve, baseline)
+
+
+def _legend(figure: FigureBase, handles: list[Any], place: str) -> None:
     if handles:
-        figure.legend(
-            handles=handles, loc="outside upper left", ncols=2, frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"]
-        )
+        figure.legend(handles=handles, loc=place, ncols=2, frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"])
 
 
 def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None) -> list[Any]:
@@ -228,7 +236,8 @@ def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: f
             other.axhline(baseline, color=colour, linewidth=1, linestyle=":", label="accuracy before pruning")
         )
     low, high = min(values), max(values)
-    margin = max((high - low) * 0.12, 0.004)
+    # At least 0.05 from bottom to top: a tenth of a percent must not look like a fall.
+    margin = max((high - low) * 0.12, (0.05 - (high - low)) / 2)
     other.set_ylim(low - margin, high + margin)
     other.yaxis.set_major_locator(MaxNLocator(5))
     other.set_ylabel("accuracy", color=colour, fontsize=_TEXT)
@@ -248,7 +257,7 @@ def histogram_figure(histogram: Mapping[str, Any], *, width: int = 340) -> Figur
     return figure
 
 
-def _draw_histogram(figure: Figure, place: SubplotSpec, histogram: Mapping[str, Any], legend: bool = True) -> None:
+def _draw_histogram(figure: FigureBase, place: SubplotSpec, histogram: Mapping[str, Any]) -> None:
     grid = place.subgridspec(1, 2, width_ratios=[1, 2.6], wspace=0.02)
     zeros, values = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
     _draw_zeros(zeros, histogram)
@@ -263,8 +272,7 @@ def _draw_histogram(figure: Figure, place: SubplotSpec, histogram: Mapping[str, 
     values.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     values.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     values.yaxis.tick_right()
-    if legend:
-        values.legend(loc="upper right", frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"], handlelength=1)
+    values.legend(loc="upper right", frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"], handlelength=1)
 
 
 def _draw_zeros(axes: Axes, histogram: Mapping[str, Any]) -> None:
@@ -274,7 +282,15 @@ def _draw_zeros(axes: Axes, histogram: Mapping[str, Any]) -> None:
     total = max(sum(histogram[name]) + zeros for name, zeros in zip(("before", "after"), counts, strict=True))
     for position, zeros in enumerate(counts):
         text = short_count(zeros) if zeros >= 100_000 else count(zeros)
-        axes.annotate(text, (position, zeros), (0, 2), textcoords="offset points", ha="center", fontsize=_TEXT - 0.5)
+        axes.annotate(
+            text,
+            (position, zeros),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=_TEXT - 0.5,
+            color=COLOURS["ink"],
+        )
     axes.set_xticks([0, 1], ["before", "after"])
     axes.set_yticks([])
     axes.set_xlim(-0.65, 1.65)
@@ -303,7 +319,7 @@ def overview_figure(
         baseline: Accuracy before pruning.
     """
     figure = _figure(1200, 330)
-    panels = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
+    panels: Any = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
     titles = ["Exact zeros per weight", "The schedule, asked and reached", ""]
     if histogram is not None:
         titles[2] = f"{shorten(clean(histogram[0]), 24)}, before and after"
@@ -312,7 +328,8 @@ def overview_figure(
         panel.set_facecolor("none")
         panel.suptitle(title, fontsize=_TEXT + 2, fontweight="bold", color=COLOURS["ink"], parse_math=False)
     _draw_sparsity(panels[0].add_subplot(), rows, None, name_width=20)
-    _draw_schedule(panels[1], panels[1].add_subplot(), events, asked, curve, baseline)
+    handles = _draw_schedule(panels[1].add_subplot(), events, asked, curve, baseline)
+    _legend(panels[1], handles, "outside lower center")
     return figure
 
 

@@ -154,7 +154,8 @@ class Execution:
         self.model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
         try:
             self.model.evaluate(data.train[0][:2], data.train[1][:2], verbose=0)
-        except (ValueError, TypeError) as error:
+        except Exception as error:
+            # Any exception: each backend has its own kinds.
             raise RecipeError(
                 f"compile: loss and metrics do not fit the outputs of {self.model.name!r}: {reason_of(error)}."
             ) from error
@@ -285,7 +286,7 @@ class Execution:
         """Sparsity over all targets so far, and what the rounding of counts may take from it: half a weight each."""
         weights = weight_arrays(self.model)
         size = sum(weights[name].size for name in self.record.targets)
-        zeros = sum(weights[name].size - np.count_nonzero(weights[name]) for name in self.record.targets)
+        zeros = sum(weights[name].size - int(np.count_nonzero(weights[name])) for name in self.record.targets)
         return (zeros / size, 0.5 * len(self.record.targets) / size) if size else (0.0, 0.0)
 
     def _expected(

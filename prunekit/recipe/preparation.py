@@ -217,9 +217,11 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
 
 def reason_of(error: BaseException) -> str:
     """The line of an error's text that says why."""
-    # Keras puts "Exception encountered when calling X.", a blank line and a bold escape before the reason.
+    # Keras puts "Exception encountered when calling X.", a blank line and a bold escape before the reason; TensorFlow
+    # the node and the Python frames that made it.
+    before = ("Exception encountered", "Graph execution error", "Detected at node", "File ")
     lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
-    lines = [line for line in lines if line and not line.startswith("Exception encountered")]
+    lines = [line for line in lines if line and not line.startswith(before)]
     return (lines or [type(error).__name__])[0].rstrip(".")
 
 
@@ -280,14 +282,15 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         kind = keras.backend.standardize_dtype(tensor.dtype)
         return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
 
-    try:
-        inputs = model.input
-    except AttributeError as error:
+    if not getattr(model, "inputs", None):
         raise RecipeError(
             f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
             "it. Name data in the recipe."
-        ) from error
-    return keras.tree.map_structure(sample, inputs), None
+        )
+    # A Sequential has no `input` before it is called, which a loaded one is not.
+    return keras.tree.map_structure(
+        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    ), None
 
 
 def _all_pruning(recipe: Recipe, model: keras.Model, steps_per_epoch: int | None) -> dict[int, Pruning]:

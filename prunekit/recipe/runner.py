@@ -150,7 +150,8 @@ def verify(
         RecipeError: It is not a run directory, or the run needs what only Python can give.
     """
     path = check_run(directory)
-    recipe = load_recipe(path / LOCK, data_given=data is not None)
+    # What the run had is told by its report: the recipe alone cannot say that data were given in Python.
+    recipe = load_recipe(path / LOCK, data_given=True)
     recorded = _recorded(path)
     for what, value in {"model": model, "data": data}.items():
         if what in recorded["given"] and value is None:

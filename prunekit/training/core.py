@@ -23,6 +23,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def require_masks_in_steps() -> None:
+    """Refuses the backend on which a mask would be a constant of the compiled step, and so never change.
+
+    Raises:
+        RuntimeError: Keras runs on JAX.
+    """
+    if keras.backend.backend() == "jax":
+        raise RuntimeError(
+            "Pruning during training needs Keras's TensorFlow backend. Received: the JAX backend, which takes "
+            "variables that are not part of the model for constants. Train with KERAS_BACKEND=tensorflow, or prune "
+            "after training with pk.prune."
+        )
+
+
 def inside_graph() -> bool:
     """Whether the caller is being traced into a graph, where Python runs once and not at every step."""
     if keras.backend.backend() != "tensorflow":

@@ -100,7 +100,11 @@ class MaskStore:
         `apply` is the one method through which `fit`, `apply_gradients` and tape loops pass. It is shadowed on the
         instance, so the optimizer's class, config and saved state are untouched. An exception leaves the weights
         sparse, even one that struck between an eager update and its enforcement.
+
+        Raises:
+            RuntimeError: On the JAX backend.
         """
+        core.require_masks_in_steps()
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
                 stack.enter_context(_shadowed(optimizer, "apply", _MaskedApply(self, optimizer)))

@@ -1,0 +1,226 @@
+"""The report for people: on the terminal and, from `page`, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from prunekit.delivery import wording
+from prunekit.delivery.page import render_html
+from prunekit.delivery.record import RunReport, bound_text, compressed_sizes
+from prunekit.delivery.wording import MISSING, clean, count, number, short_count, size
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from prunekit.anatomy.inspection import Report, WeightRow
+
+__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_html", "render_terminal"]
+
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a table.
+
+    Attributes:
+        heading: Its name.
+        keep: Columns with the lowest number are the first to go where the terminal is narrow; 9 always stays.
+        right: Figures are aligned to the right and never broken.
+    """
+
+    heading: str
+    keep: int = 9
+    right: bool = False
+
+
+class FittedTable(Table):
+    """A table that leaves columns out where it would not fit, and is plain aligned text in a pipe."""
+
+    def __init__(
+        self, columns: Sequence[_Column], rows: Sequence[Sequence[str]], total: Sequence[str] = (), title: str = ""
+    ) -> None:
+        super().__init__(title=Text(title) if title else None, title_justify="left", title_style="bold")
+        self.heads = tuple(columns)
+        # The names in cells are user input: `clean`, and Text rather than rich's markup.
+        self.cells = [tuple(clean(cell) for cell in row) for row in rows]
+        self.total = tuple(clean(cell) for cell in total)
+        self.heading = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The parts that rich prints."""
+        if not console.is_terminal:
+            yield from (Text(line, overflow="fold") for line in self.plain_lines(options.max_width))
+            return
+        chosen = self._fitting(options.max_width)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=self.title, show_edge=False)
+        table.title_justify, table.title_style, table.show_footer = "left", "bold", bool(self.total)
+        for index in chosen:
+            head = self.heads[index]
+            table.add_column(
+                Text(head.heading),
+                Text(self.total[index], style="bold") if self.total else "",
+                justify="right" if head.right else "left",
+                no_wrap=head.right,
+                overflow="fold",
+            )
+        for row in self.cells:
+            table.add_row(*(Text(row[index]) for index in chosen))
+        yield table
+
+    def _widths(self) -> list[int]:
+        rows = [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]
+        return [max(cell_len(row[index]) for row in rows) for index in range(len(self.heads))]
+
+    def _fitting(self, width: int, gap: int = 1) -> list[int]:
+        """The columns to show; texts may be folded down to 24 cells, figures may not."""
+        needed = [w if head.right else min(w, 24) for w, head in zip(self._widths(), self.heads, strict=True)]
+        chosen = list(range(len(self.heads)))
+        while sum(needed[index] + gap for index in chosen) > width:
+            least = min(chosen, key=lambda index: (self.heads[index].keep, -index))
+            if self.heads[least].keep == 9:
+                break
+            chosen.remove(least)
+        return chosen
+
+    def plain_lines(self, width: int | None = None) -> Iterator[str]:
+        """The table as aligned text, two spaces between columns.
+
+        Args:
+            width: Columns that do not fit in so many cells are left out; None shows all.
+        """
+        widths = self._widths()
+        chosen = list(range(len(self.heads))) if width is None else self._fitting(width, gap=2)
+        if self.heading:
+            yield self.heading
+        for row in [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]:
+            cells = []
+            for index in chosen:
+                space = " " * (widths[index] - cell_len(row[index]))
+                cells.append(space + row[index] if self.heads[index].right else row[index] + space)
+            yield "  ".join(cells).rstrip()
+
+
+# ---- a model's weights -----------------------------------------------------------------------------------------------
+
+_WEIGHT_COLUMNS = (
+    _Column("weight"),
+    _Column("shape", keep=3),
+    _Column("params", keep=6, right=True),
+    _Column("zeros", right=True),
+    _Column("sparsity", right=True),
+    _Column("pattern"),
+    _Column("MACs", keep=5, right=True),
+    _Column("sparse MACs", keep=2, right=True),
+    _Column("bytes", keep=4, right=True),
+)
+
+
+def inspect_table(report: Report) -> Table:
+    """The weights of a model as a table; a star marks the weights that an operation pruned.
+
+    Printed to a terminal it leaves out columns that do not fit, in a pipe it is plain aligned text.
+    """
+    return _weight_table(report, report.weights)
+
+
+def _weight_table(report: Report, rows: Sequence[WeightRow], title: str = "") -> FittedTable:
+    marked = set(report.targets) if len(rows) == len(report.weights) else set()
+    cells = [
+        (
+            row.name + (" *" if row.name in marked else ""),
+            wording.shape(row.shape),
+            count(row.size),
+            count(row.zeros),
+            wording.sparsity(row.sparsity),
+            row.pattern,
+            short_count(row.macs),
+            short_count(row.sparse_macs),
+            size(row.bytes),
+        )
+        for row in rows
+    ]
+    figures = (count(report.parameters), count(report.zeros), wording.sparsity(report.sparsity), "")
+    costs = (short_count(report.macs), short_count(report.sparse_macs), size(report.bytes))
+    return FittedTable(_WEIGHT_COLUMNS, cells, ("whole model", "", *figures, *costs), title)
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def render_terminal(report: RunReport, console: Console) -> None:
+    """Prints the report: compact tables on a terminal, plain lines that nothing cuts or wraps in a pipe."""
+    _say(console, f"{report.title}: {report.verdict()}", "bold")
+    for note in report.all_notes:
+        _say(console, f"note: {note}", "yellow")
+    for table in _tables(report):
+        _say(console, "")
+        if console.is_terminal:
+            console.print(table)
+        else:
+            for line in table.plain_lines():
+                _say(console, line)
+    if report.skipped_lines:
+        _say(console, "")
+        for line in report.skipped_lines:
+            _say(console, line)
+    _say(console, "")
+    for row in report.expectations:
+        mark, style = ("met", "green") if row.get("met") else ("NOT MET", "bold red")
+        measured = number(row.get("measured"), 6) if wording.is_number(row.get("measured")) else "not measured"
+        _say(console, f"{mark}: {row.get('what')} {measured}, expected {bound_text(row.get('bound'))}", style)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    line: RenderableType = Text(clean(text), style=style)
+    # In a pipe a line is a line, however long.
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
+def _tables(report: RunReport) -> Iterator[FittedTable]:
+    yield FittedTable(
+        (_Column("summary"), _Column("", right=True), _Column("compared with")), [card for card in report.cards()]
+    )
+    if report.pruned:
+        yield _weight_table(report.after, report.pruned, "Pruned weights")
+    if report.steps:
+        yield FittedTable(
+            (_Column("step"), _Column("what"), _Column("took", right=True), _Column("accuracy", right=True)),
+            [_step_cells(index, step) for index, step in enumerate(report.steps, start=1)],
+            title="Steps",
+        )
+    if report.exports:
+        yield FittedTable(_EXPORT_COLUMNS, [_export_cells(row) for row in report.exports], title="Exported files")
+    if report.advice:
+        columns = (_Column("runtime"), _Column("what the zeros buy"), _Column("why", keep=1))
+        rows = [(row.runtime, row.what_it_buys, row.why) for row in report.advice]
+        yield FittedTable(columns, rows, title="What the zeros buy, and where")
+
+
+def _step_cells(index: int, step: dict[str, Any]) -> tuple[str, ...]:
+    kind, name = str(step.get("kind", "")), str(step.get("name") or "")
+    return (f"{index}. {kind}", name, wording.duration(step.get("seconds")), wording.accuracy(step.get("accuracy")))
+
+
+_EXPORT_COLUMNS = (
+    _Column("format"),
+    _Column("status"),
+    _Column("bytes", right=True),
+    _Column("gzip", right=True),
+    _Column("error", keep=3, right=True),
+    _Column("agrees", keep=4, right=True),
+    _Column("accuracy", right=True),
+    _Column("note", keep=1),
+)
+
+
+def _export_cells(row: Any) -> tuple[str, ...]:
+    figures = (size(row.bytes), size(row.gzip_bytes), number(row.max_error, 2))
+    return (row.format, row.status, *figures, wording.accuracy(row.agreement), wording.accuracy(row.accuracy), row.note)

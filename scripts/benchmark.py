@@ -1,0 +1,196 @@
+"""Runs the workers of scripts/bench in turns and writes what they measured. Needs no TensorFlow in this process.
+
+One process per library trains plain and pruned models side by side (see benchmark_worker.py); rounds go to the two
+processes alternately. Peak memory is read in a process of its own per configuration.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmark_report import document
+
+WORKER = Path(__file__).with_name("benchmark_worker.py")
+STEPS_PER_TURN = 5
+
+# (contestant, frequency or None, steps) by thoroughness, model and library. Updates of tensorflow-model-optimization
+# take seconds, so that its pruned contestants get fewer steps: what is compared is one step and one update.
+PLANS: dict[str, dict[str, dict[str, list[tuple[str, int | None, int]]]]] = {
+    "full": {
+        "perceptron": {
+            "prunekit": [
+                ("plain", None, 300),
+                ("control", None, 300),
+                ("100", 100, 300),
+                ("10", 10, 150),
+                ("1", 1, 30),
+            ],
+            "tfmot": [("plain", None, 200), ("100", 100, 200), ("10", 10, 50), ("1", 1, 10)],
+        },
+        "resnet20": {
+            "prunekit": [
+                ("plain", None, 200),
+                ("control", None, 200),
+                ("100", 100, 200),
+                ("10", 10, 100),
+                ("1", 1, 30),
+            ],
+            "tfmot": [("plain", None, 100), ("100", 100, 100), ("10", 10, 50), ("1", 1, 20)],
+        },
+    },
+    "quick": {
+        "perceptron": {
+            "prunekit": [("plain", None, 100), ("control", None, 100), ("100", 100, 100), ("10", 10, 50), ("1", 1, 10)],
+            "tfmot": [("plain", None, 50), ("100", 100, 50), ("10", 10, 20), ("1", 1, 5)],
+        },
+        "resnet20": {
+            "prunekit": [("plain", None, 25), ("control", None, 25), ("100", 100, 25), ("10", 10, 25), ("1", 1, 10)],
+            "tfmot": [("plain", None, 10), ("100", 100, 10), ("10", 10, 20), ("1", 1, 5)],
+        },
+    },
+}
+
+
+class Worker:
+    """A process of benchmark_worker.py; a context manager, so that none outlives this script."""
+
+    def __init__(self, **task: Any):
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER), json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def hear(self) -> dict[str, Any]:
+        """The next line of JSON; others are what libraries print."""
+        for line in self._process.stdout:
+            if line.startswith("@"):
+                return json.loads(line[1:])
+        self._errors.seek(0)
+        raise SystemExit(f"error: a worker ended early. Its last words:\n{self._errors.read()[-3000:]}")
+
+    def tell(self) -> None:
+        """Hands it the next round."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+
+def trainings(model: str, plan: dict[str, list[Any]], smoke: bool) -> dict[str, Any]:
+    """library -> contestant -> {"seconds": of the whole fit, "steps": rows as in benchmark_worker.Contestant}."""
+    tasks = {
+        library: {
+            "kind": "turns", "library": library, "model": model, "smoke": smoke, "per_turn": STEPS_PER_TURN,
+            "contestants": contestants,
+        }
+        for library, contestants in plan.items()
+    }  # fmt: skip
+    with Worker(**tasks["prunekit"]) as ours, Worker(**tasks["tfmot"]) as theirs:
+        workers = {"prunekit": ours, "tfmot": theirs}
+        for worker in workers.values():
+            worker.hear()
+        running = list(workers.values())
+        while running:
+            for worker in list(running):
+                worker.tell()
+                if worker.hear()["left"] == 0:
+                    running.remove(worker)
+        return {
+            library: {row.pop("name"): row for row in worker.hear()["results"]} for library, worker in workers.items()
+        }
+
+
+def memories(model: str, smoke: bool) -> dict[str, Any]:
+    """configuration -> {"before": training began, "peak": highest}, resident memory in MiB; two at a time."""
+    configurations = [(library, name) for library in ("prunekit", "tfmot") for name in ("plain", "pruned")]
+
+    def one(configuration) -> dict[str, Any]:
+        library, name = configuration
+        contestant = (name, None if name == "plain" else 2, 8)
+        with Worker(
+            kind="memory", library=library, model=model, smoke=smoke, per_turn=1, contestants=[contestant]
+        ) as worker:
+            return worker.hear()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(one, configurations))
+    return {f"{library} {name}": row for (library, name), row in zip(configurations, found, strict=True)}
+
+
+def selections(size: int, repeats: int) -> dict[str, Any]:
+    """{"size": ..., "seconds": {way: [...]}} of finding the largest fifth."""
+    with Worker(kind="selection", size=size, repeats=repeats) as worker:
+        return worker.hear()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything, as one JSON-ready object."""
+    plans = PLANS["quick" if options.quick else "full"]
+    raw: dict[str, Any] = {"load_before": os.getloadavg()[0], "models": {}}
+    for model in options.models:
+        plan = plans[model]
+        if options.smoke:
+            plan = {library: [(n, f, min(steps, 12)) for n, f, steps in rows] for library, rows in plan.items()}
+        for title, found in stages(model, plan, options.smoke):
+            raw["models"].setdefault(model, {})[title] = found
+    say("selection of the k-th largest")
+    raw["selection"] = selections(20_000 if options.smoke else 1 << 22, 3 if options.smoke else 9)
+    raw["load_after"] = os.getloadavg()[0]
+    return raw
+
+
+def stages(model: str, plan: dict[str, list[Any]], smoke: bool) -> Iterator[tuple[str, Any]]:
+    """(title, figures) of each thing measured on one model."""
+    say(f"{model}: training in turns")
+    yield "trainings", trainings(model, plan, smoke)
+    say(f"{model}: peak memory")
+    yield "memories", memories(model, smoke)
+
+
+def say(what: str) -> None:
+    """Progress, with the time since the start."""
+    print(f"{time.monotonic() - BEGAN:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+
+BEGAN = time.monotonic()
+
+
+def main() -> None:
+    """Parses arguments, measures, writes the page."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer steps: under two minutes, wider spread")
+    parser.add_argument("--smoke", action="store_true", help="tiny models: shows that it runs, the figures say nothing")
+    parser.add_argument("--models", nargs="+", choices=list(PLANS["full"]), default=list(PLANS["full"]))
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
+    parser.add_argument("--json", type=Path, help="file for the raw figures")
+    options = parser.parse_args()
+    raw = measure(options)
+    raw["minutes"] = (time.monotonic() - BEGAN) / 60
+    raw["command"] = " ".join(["scripts/bench", *(flag for flag in ("--quick", "--smoke") if flag in sys.argv)])
+    if options.json:
+        options.json.write_text(json.dumps(raw))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(document(raw))
+    say(f"wrote {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""What scripts/bench writes: raw figures -> one page of Markdown."""
+
+import datetime
+import os
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+TITLES = {
+    "perceptron": "Perceptron 784-2048-2048-10, 5.8 M weights, batch 64, Adam",
+    "resnet20": "ResNet-20 with batch normalisation on 32x32x3, 0.27 M weights, batch 32, SGD with momentum",
+}
+NAMES = {
+    ("prunekit", "plain"): "Keras 3, not pruned",
+    ("prunekit", "control"): "Keras 3, not pruned, once more",
+    ("tfmot", "plain"): "tf_keras, not pruned",
+}
+LIBRARIES = {"prunekit": "prunekit", "tfmot": "tensorflow-model-optimization"}
+WANTED = {
+    "update": 15.0,
+    "step": {"perceptron": 1.10, "resnet20": 1.03},
+    "whole": {"perceptron": 1.15, "resnet20": 1.04},
+}
+REASONS = {
+    "update": "On small weights the update is a number of small operations, whose overhead does not shrink with the "
+    "weights, while sorting does.",
+    "step": "Masking the gradients and the weights reads and writes each of them once more per step, and a step of this "
+    "model is bound by memory.",
+    "whole": "The figure includes what happens once: tracing the training step with the masks in it and one selection "
+    "per shape of weight. In a training this short that is not yet spread over many steps.",
+}
+
+ROUND, WALL, CPU, UPDATE = range(4)
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], median(ordered), ordered[(3 * len(ordered)) // 4]
+
+
+def steps(run: dict[str, Any], column: int = WALL, *, update: bool) -> list[float]:
+    """Seconds of the steps with or without a mask update, the first round left out: it traces."""
+    return [row[column] for row in run["steps"] if row[ROUND] > 0 and row[UPDATE] is update]
+
+
+def ratios(run: dict[str, Any], base: dict[str, Any], column: int) -> list[float]:
+    """Per round, the median step between updates over that of `base` in the same round."""
+
+    def by_round(one: dict[str, Any]) -> dict[int, float]:
+        rounds: dict[int, list[float]] = {}
+        for row in one["steps"]:
+            if row[ROUND] > 0 and not row[UPDATE]:
+                rounds.setdefault(row[ROUND], []).append(row[column])
+        return {number: median(values) for number, values in rounds.items()}
+
+    ours, theirs = by_round(run), by_round(base)
+    return [ours[number] / theirs[number] for number in ours if number in theirs]
+
+
+def update_seconds(library: dict[str, Any], column: int = WALL) -> list[float]:
+    """What a mask update adds to a step: each step that has one, less the median step between updates."""
+    between = [value for name in ("10", "100") for value in steps(library[name], column, update=False)]
+    updates = [value for name in ("1", "10", "100") for value in steps(library[name], column, update=True)]
+    return [value - median(between) for value in updates] if between else []
+
+
+def whole_ratio(run: dict[str, Any], base: dict[str, Any]) -> float:
+    """Seconds of a whole `fit` over those of another, per step."""
+    return (run["seconds"] / len(run["steps"])) / (base["seconds"] / len(base["steps"]))
+
+
+def steady_ratio(run: dict[str, Any], base: dict[str, Any]) -> float:
+    """Mean step with all mask updates over the mean step of another, without the first round."""
+
+    def mean(one: dict[str, Any]) -> float:
+        values = [row[WALL] for row in one["steps"] if row[ROUND] > 0]
+        return sum(values) / len(values)
+
+    return mean(run) / mean(base)
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float], unit: float = 1.0, digits: int = 1) -> str:
+    """Median and quartiles, as `28.1 (27.9-28.6)`."""
+    if not values:
+        return "-"
+    low, middle, high = (f"{value * unit:.{digits}f}" for value in quantiles(values))
+    return f"{middle} ({low} to {high})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are figures."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine() -> str:
+    """Processor, cores, memory and versions; nothing that names the machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    packages = ("tensorflow", "keras", "tf_keras", "tensorflow-model-optimization", "numpy", "prunekit")
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    return f"{name}, {cores} cores, {platform.system()}, Python {platform.python_version()}, {versions}"
+
+
+def training_rows(model: dict[str, Any]) -> list[list[str]]:
+    """One row per contestant."""
+    rows = []
+    for library, runs in model["trainings"].items():
+        for name, run in runs.items():
+            between, base = steps(run, update=False), runs["plain"]
+            plain = name == "plain"
+            rows.append(
+                [
+                    NAMES.get((library, name)) or f"{LIBRARIES[library]}, frequency {name}",
+                    spread(between, 1e3),
+                    "1" if plain else spread(ratios(run, base, WALL), digits=3),
+                    "1" if plain else spread(ratios(run, base, CPU), digits=3),
+                    spread(steps(run, update=True), 1e3),
+                    "1" if plain else f"{steady_ratio(run, base):.2f}",
+                    "1" if plain or not comparable(run, base) else f"{whole_ratio(run, base):.2f}",
+                    f"{run['seconds']:.1f} s, {len(run['steps'])} steps",
+                ]
+            )
+            if plain:
+                rows[-1][6] = "1"
+            elif not comparable(run, base):
+                rows[-1][6] = "-"
+    return rows
+
+
+def comparable(run: dict[str, Any], base: dict[str, Any]) -> bool:
+    """Whether two trainings are as long as one another."""
+    return len(run["steps"]) == len(base["steps"])
+
+
+def verdicts(name: str, model: dict[str, Any]) -> list[list[str]]:
+    """Rows of (what was wanted, bound, measured, met or why not)."""
+    ours, theirs = model["trainings"]["prunekit"], model["trainings"]["tfmot"]
+    found: list[tuple[str, str, float | None, float, Callable[[float, float], bool]]] = []
+    mine, other = update_seconds(ours), update_seconds(theirs)
+    speedup = median(other) / median(mine) if mine and other else None
+    title = TITLES[name].split(",")[0].split(" with")[0]
+    found.append(("update", f"{title}: mask update, times faster", speedup, WANTED["update"], float.__ge__))
+    between = ratios(ours["100"], ours["plain"], WALL)
+    found.append(
+        ("step", f"{title}: step between updates, ratio", median(between) if between else None, WANTED["step"][name],
+         float.__le__)
+    )  # fmt: skip
+    whole = whole_ratio(ours["100"], ours["plain"])
+    found.append(
+        ("whole", f"{title}: whole training at frequency 100, ratio", whole, WANTED["whole"][name], float.__le__)
+    )
+    rows = []
+    for key, what, value, bound, holds in found:
+        if value is None:
+            rows.append([what, f"{bound:g}", "-", "not measured in so few steps"])
+        else:
+            rows.append([what, f"{bound:g}", f"{value:.2f}", "yes" if holds(value, bound) else f"no. {REASONS[key]}"])
+    return rows
+
+
+def memory_rows(memories: dict[str, Any]) -> list[list[str]]:
+    """One row per configuration, with what pruning adds."""
+    rows = []
+    for name, row in memories.items():
+        library, kind = name.split()
+        added = row["peak"] - memories[f"{library} plain"]["peak"]
+        label = NAMES[library, "plain"] if kind == "plain" else f"{LIBRARIES[library]}, frequency 2"
+        rows.append([label, f"{row['before']:.0f}", f"{row['peak']:.0f}", "" if kind == "plain" else f"{added:+.0f}"])
+    return rows
+
+
+def selection_rows(found: dict[str, Any]) -> list[list[str]]:
+    """One row per way, beside np.partition."""
+    base = found["seconds"]["np.partition"]
+    return [
+        [name, spread(values, 1e3), spread([a / b for a, b in zip(values, base, strict=True)], digits=2)]
+        for name, values in found["seconds"].items()
+    ]
+
+
+def model_section(name: str, model: dict[str, Any]) -> str:
+    """Everything about one model."""
+    updates = [
+        [LIBRARIES[library], spread(update_seconds(runs), 1e3), spread(update_seconds(runs, CPU), 1e3)]
+        for library, runs in model["trainings"].items()
+    ]
+    head = [
+        "", "step between updates, ms", "to its plain, time", "to its plain, CPU seconds", "step with update, ms",
+        "mean step to its plain", "whole fit to its plain", "whole fit",
+    ]  # fmt: skip
+    parts = [
+        f"## {TITLES[name]}",
+        table(head, training_rows(model)),
+        "One mask update: what it adds to the step that it is part of.",
+        table(["", "ms", "CPU ms"], updates),
+        "Peak resident memory, each in a process of its own:",
+        table(["", "before training, MiB", "peak, MiB", "added by pruning, MiB"], memory_rows(model["memories"])),
+    ]
+    return "\n\n".join(parts)
+
+
+def document(raw: dict[str, Any]) -> str:
+    """The page."""
+    cores = os.cpu_count() or 1
+    busy = max(raw["load_before"], raw["load_after"]) > cores * 1.5
+    notes = [
+        "# Benchmarks",
+        f"Written by `{raw['command']}` in {raw['minutes']:.1f} minutes on {datetime.date.today():%Y-%m-%d}. "
+        "Do not edit: run it again.",
+        f"Machine: {machine()}. Load average {raw['load_before']:.1f} before and {raw['load_after']:.1f} after"
+        + (
+            ": **other programs were using the machine**, so that times are longer than on a quiet one, and ratios of "
+            "times uncertain by as much as the second unpruned model differs from the first. Seconds of CPU time suffer "
+            "less."
+            if busy
+            else "."
+        ),
+    ]
+    if "--smoke" in raw["command"]:
+        notes.append("**Tiny models and a few steps, to see that the program runs: the figures say nothing.**")
+    wanted = [row for name, model in raw["models"].items() for row in verdicts(name, model)]
+    parts = [
+        *notes,
+        "Each figure is a median, with the quartiles behind it.",
+        "## Wanted and measured",
+        table(["", "wanted", "measured", "met"], wanted),
+        *(model_section(name, model) for name, model in raw["models"].items()),
+        "## Finding the largest fifth of float32 numbers",
+        f"{raw['selection']['size']:,} numbers, in turns. `keep_largest` gives the mask, exact in its count with ties "
+        "broken by position; the others give the sorted or partitioned numbers only. Wanted: 2 times `np.partition`.",
+        table(["", "ms", "to np.partition"], selection_rows(raw["selection"])),
+        "## How it is measured",
+        METHOD,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+METHOD = """\
+- Real `fit` calls with callbacks, on batches that are in memory. A step's time runs from the end of the batch before to
+  the end of its own last callback, so that it includes the data, the compiled step, the callbacks and mask updates.
+- All models of a library are trained side by side in one process, one thread each, of which exactly one runs at a time:
+  each gets five steps, then the next one has its turn, and each round another one begins. The two libraries' processes
+  take rounds alternately. A ratio compares steps of the same round, so that a machine that slows down slows all.
+  The second unpruned model shows what the method makes of no difference at all.
+- CPU seconds are those of all cores together, of the process. They show the work that is added, and hardly change where
+  other programs take their share of the machine.
+- Pruned models follow `PolynomialDecay` from 0 to 0.9 over their whole training, with `PruningCallback` and with
+  `prune_low_magnitude` and `UpdatePruningStep`, each with its library's defaults otherwise.
+- "Whole fit" runs from the call of `fit` to the end of the last callback, first trace and the making of masks included;
+  "mean step" leaves the first five steps out.
+- Peak memory is `ru_maxrss` after eight steps with four mask updates."""

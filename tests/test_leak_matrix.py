@@ -1,0 +1,71 @@
+"""The leak matrix in the test suite: a subset in which every pair of optimizer, variant and loop occurs."""
+
+import keras
+import pytest
+from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome, cover, exists, pairs, product, run_cells
+
+CELLS = cover()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Cell, Outcome]:
+    return {outcome.cell: outcome for outcome in run_cells(CELLS, jobs=2)}
+
+
+def subclasses(kind):
+    for one in kind.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def test_the_walk_finds_every_optimizer_that_keras_defines():
+    defined = {one for one in subclasses(keras.optimizers.Optimizer) if one.__module__.startswith("keras.src.")}
+    assert set(OPTIMIZERS.values()) == defined
+    assert {"SGD", "Adam", "Muon", "LossScaleOptimizer", "MultiOptimizer"} <= set(OPTIMIZERS)
+
+
+def test_every_pair_of_values_occurs_in_the_subset():
+    wanted = set().union(*(pairs(cell) for cell in product()))
+    assert set().union(*(pairs(cell) for cell in CELLS)) == wanted
+    # Said once more without `pairs`, which the subset was made with.
+    for optimizer in OPTIMIZERS:
+        assert {cell.variant for cell in CELLS if cell.optimizer == optimizer} == {
+            variant for variant in VARIANTS if exists(optimizer, variant)
+        }
+        assert {cell.loop for cell in CELLS if cell.optimizer == optimizer} == set(LOOPS)
+    for variant in VARIANTS:
+        assert {cell.loop for cell in CELLS if cell.variant == variant} == set(LOOPS)
+
+
+def test_the_subset_is_the_same_each_time_and_no_cell_is_in_it_twice():
+    assert CELLS == cover()
+    assert len(CELLS) == len(set(CELLS))
+
+
+def test_only_momentum_is_missing_anywhere():
+    missing = {
+        (optimizer, variant) for optimizer in OPTIMIZERS for variant in VARIANTS if not exists(optimizer, variant)
+    }
+    assert {variant for _, variant in missing} == {"momentum"}
+    assert not {"SGD", "RMSprop", "Muon"} & {optimizer for optimizer, _ in missing}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_nothing_leaks(cell, outcomes):
+    outcome = outcomes[cell]
+    assert outcome.status in ("ok", "keras"), outcome.reason
+    if outcome.status == "ok":
+        assert outcome.positions > 1000
+
+
+@pytest.mark.slow
+def test_what_keras_refuses_without_prunekit_is_known(outcomes):
+    refused = {(o.cell.optimizer, o.cell.variant): o.reason for o in outcomes.values() if o.status == "keras"}
+    assert refused.keys() == set()
+
+
+@pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm", "weight_decay", "gradient_accumulation_steps"])
+def test_keras_refuses_options_on_a_loss_scale_optimizer_itself(argument):
+    with pytest.raises(ValueError, match=f"set `{argument}` on the `inner_optimizer`"):
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **{argument: 2})
