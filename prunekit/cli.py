@@ -1,13 +1,15 @@
 """The command line: prunekit compress | check | inspect | report | verify | recipes.
 
 Keras, TensorFlow, pydantic and rich are imported inside the commands that use them: --help answers at once.
-Exit codes: 0 done, 1 an expectation was not met or a run is not reproduced, 2 the user's mistake (one line).
+Exit codes: 0 done, 1 an expectation was not met or a run is not reproduced, 2 the user's mistake (one line),
+70 a defect of prunekit (with a traceback).
 """
 
 import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +24,18 @@ if TYPE_CHECKING:
     from prunekit.recipe.schema import Recipe
 
 TRACEBACK = "PRUNEKIT_TRACEBACK"
+DEFECT = 70
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and ends the process with its exit code."""
-    sys.exit(run(arguments))
+    try:
+        code = run(arguments)
+    except Exception:  # noqa: BLE001
+        # Python's own exit code would be 1, which says here that an expectation was not met.
+        traceback.print_exc()
+        code = DEFECT
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -252,8 +261,9 @@ def report(directory: str, as_json: bool) -> int:
 
     try:
         read = RunReport.from_dict(data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise click.UsageError(f"{file}: not a report of this version of prunekit: {error!r}") from None
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error) or type(error).__name__
+        raise click.UsageError(f"{file}: not a report that this prunekit reads: {reason}") from None
     render_terminal(read, _console())
     page = Path(directory) / "report.html"
     if page.is_file():
@@ -417,7 +427,7 @@ class _Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()

@@ -49,11 +49,11 @@ PLANS: dict[str, dict[str, dict[str, list[tuple[str, int | None, int]]]]] = {
     "quick": {
         "perceptron": {
             "prunekit": [("plain", None, 100), ("control", None, 100), ("100", 100, 100), ("10", 10, 50), ("1", 1, 10)],
-            "tfmot": [("plain", None, 50), ("100", 100, 50), ("10", 10, 20), ("1", 1, 5)],
+            "tfmot": [("plain", None, 50), ("100", 100, 50), ("10", 10, 20), ("1", 1, 10)],
         },
         "resnet20": {
             "prunekit": [("plain", None, 25), ("control", None, 25), ("100", 100, 25), ("10", 10, 25), ("1", 1, 10)],
-            "tfmot": [("plain", None, 10), ("100", 100, 10), ("10", 10, 20), ("1", 1, 5)],
+            "tfmot": [("plain", None, 10), ("100", 100, 10), ("10", 10, 20), ("1", 1, 10)],
         },
     },
 }
@@ -98,8 +98,8 @@ def trainings(model: str, plan: dict[str, list[Any]], smoke: bool) -> dict[str, 
     """library -> contestant -> {"seconds": of the whole fit, "steps": rows as in benchmark_worker.Contestant}."""
     tasks = {
         library: {
-            "kind": "turns", "library": library, "model": model, "smoke": smoke, "per_turn": STEPS_PER_TURN,
-            "contestants": contestants,
+            "kind": "turns", "library": library, "model": model, "smoke": smoke, "contestants": contestants,
+            "per_turn": 2 if smoke else STEPS_PER_TURN,
         }
         for library, contestants in plan.items()
     }  # fmt: skip

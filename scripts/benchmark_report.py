@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 TITLES = {
@@ -27,8 +27,8 @@ WANTED = {
 REASONS = {
     "update": "On small weights the update is a number of small operations, whose overhead does not shrink with the "
     "weights, while sorting does.",
-    "step": "Masking the gradients and the weights reads and writes each of them once more per step, and a step of this "
-    "model is bound by memory.",
+    "step": "Masking the gradients and the weights reads and writes each of them once more per step, and a step of "
+    "this model is bound by memory.",
     "whole": "The figure includes what happens once: tracing the training step with the masks in it and one selection "
     "per shape of weight. In a training this short that is not yet spread over many steps.",
 }
@@ -76,14 +76,11 @@ def whole_ratio(run: dict[str, Any], base: dict[str, Any]) -> float:
     return (run["seconds"] / len(run["steps"])) / (base["seconds"] / len(base["steps"]))
 
 
-def steady_ratio(run: dict[str, Any], base: dict[str, Any]) -> float:
-    """Mean step with all mask updates over the mean step of another, without the first round."""
-
-    def mean(one: dict[str, Any]) -> float:
-        values = [row[WALL] for row in one["steps"] if row[ROUND] > 0]
-        return sum(values) / len(values)
-
-    return mean(run) / mean(base)
+def steady_ratio(run: dict[str, Any], base: dict[str, Any]) -> float | None:
+    """Mean step with all mask updates over the mean step of another, over the rounds after the first of both."""
+    last = min(run["steps"][-1][ROUND], base["steps"][-1][ROUND])
+    ours, theirs = ([row[WALL] for row in one["steps"] if 0 < row[ROUND] <= last] for one in (run, base))
+    return fmean(ours) / fmean(theirs) if ours and theirs else None
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -121,25 +118,23 @@ def training_rows(model: dict[str, Any]) -> list[list[str]]:
     rows = []
     for library, runs in model["trainings"].items():
         for name, run in runs.items():
-            between, base = steps(run, update=False), runs["plain"]
-            plain = name == "plain"
-            rows.append(
-                [
-                    NAMES.get((library, name)) or f"{LIBRARIES[library]}, frequency {name}",
-                    spread(between, 1e3),
-                    "1" if plain else spread(ratios(run, base, WALL), digits=3),
-                    "1" if plain else spread(ratios(run, base, CPU), digits=3),
-                    spread(steps(run, update=True), 1e3),
-                    "1" if plain else f"{steady_ratio(run, base):.2f}",
-                    "1" if plain or not comparable(run, base) else f"{whole_ratio(run, base):.2f}",
-                    f"{run['seconds']:.1f} s, {len(run['steps'])} steps",
-                ]
-            )
-            if plain:
-                rows[-1][6] = "1"
-            elif not comparable(run, base):
-                rows[-1][6] = "-"
+            row = [
+                NAMES.get((library, name)) or f"{LIBRARIES[library]}, frequency {name}",
+                spread(steps(run, update=False), 1e3),
+                spread(steps(run, update=True), 1e3),
+            ]
+            rows.append([*row, *comparison(run, runs["plain"]), f"{run['seconds']:.1f} s, {len(run['steps'])} steps"])
     return rows
+
+
+def comparison(run: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """Four cells: a training beside the one that is not pruned."""
+    if run is base:
+        return ["1"] * 4
+    whole = f"{whole_ratio(run, base):.2f}" if comparable(run, base) else "-"
+    between = [spread(ratios(run, base, column), digits=3) for column in (WALL, CPU)]
+    steady = steady_ratio(run, base)
+    return [*between, "-" if steady is None else f"{steady:.2f}", whole]
 
 
 def comparable(run: dict[str, Any], base: dict[str, Any]) -> bool:
@@ -200,8 +195,8 @@ def model_section(name: str, model: dict[str, Any]) -> str:
         for library, runs in model["trainings"].items()
     ]
     head = [
-        "", "step between updates, ms", "to its plain, time", "to its plain, CPU seconds", "step with update, ms",
-        "mean step to its plain", "whole fit to its plain", "whole fit",
+        "", "step between updates, ms", "step with an update, ms", "between, ratio of times",
+        "between, ratio of CPU seconds", "mean step, ratio", "whole fit, ratio", "whole fit",
     ]  # fmt: skip
     parts = [
         f"## {TITLES[name]}",
@@ -224,9 +219,9 @@ def document(raw: dict[str, Any]) -> str:
         "Do not edit: run it again.",
         f"Machine: {machine()}. Load average {raw['load_before']:.1f} before and {raw['load_after']:.1f} after"
         + (
-            ": **other programs were using the machine**, so that times are longer than on a quiet one, and ratios of "
-            "times uncertain by as much as the second unpruned model differs from the first. Seconds of CPU time suffer "
-            "less."
+            ": **other programs were using the machine**, so that times are longer than on a quiet one, and "
+            "ratios of times uncertain by as much as the second unpruned model differs from the first. Seconds of CPU "
+            "time suffer less."
             if busy
             else "."
         ),
@@ -236,7 +231,7 @@ def document(raw: dict[str, Any]) -> str:
     wanted = [row for name, model in raw["models"].items() for row in verdicts(name, model)]
     parts = [
         *notes,
-        "Each figure is a median, with the quartiles behind it.",
+        "Each figure is a median, with the quartiles behind it. Ratios are to the unpruned model of the same library.",
         "## Wanted and measured",
         table(["", "wanted", "measured", "met"], wanted),
         *(model_section(name, model) for name, model in raw["models"].items()),

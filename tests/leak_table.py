@@ -5,6 +5,7 @@ import importlib.metadata
 import platform
 import shlex
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -61,13 +62,18 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     lines = [
         "# The leak matrix",
         "",
-        "Every optimizer in `keras.optimizers`, with everything it can be asked for, in every kind of training loop. Each",
-        "cell trains a tiny model (convolution, embedding with sparse gradients, two dense layers) while its masks change",
-        "four times. After every execution of the compiled step, before and after prunekit has had its turn, the raw",
-        "variables are read with NumPy: every pruned weight is exactly zero, every slot of the optimizer at pruned",
-        "positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the optimizer (class, config,",
-        "attributes, variables), the constraints and the compiled functions are what they were, and the saved file,",
-        "loaded again, has the same zeros. `tests/leak_matrix.py` says precisely how a cell is checked.",
+        *_paragraph(
+            """
+            Every optimizer in `keras.optimizers`, with everything it can be asked for, in every kind of training loop.
+            Each cell trains a tiny model (convolution, embedding with sparse gradients, two dense layers) while its
+            masks change four times. After every execution of the compiled step, before and after prunekit has had its
+            turn, the raw variables are read with NumPy: every pruned weight is exactly zero, every slot of the
+            optimizer at pruned positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the
+            optimizer (class, config, attributes, variables), the constraints and the compiled functions are what they
+            were, and the saved file, loaded again, has the same zeros. `tests/leak_matrix.py` says precisely how a
+            cell is checked.
+            """
+        ),
         "",
         f"- Cells run: {len(outcomes)}: {counts['ok']} ok, {counts['keras']} that plain Keras refuses in the same way, "
         f"{counts['refused']} that prunekit refuses, {counts['failed']} failed.",
@@ -77,13 +83,21 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         f"- Versions: {versions} Python {platform.python_version()}.",
         f"- Command: `{command}`, {seconds / 60:.0f} minutes on {platform.machine()}.",
         "",
-        "Ftrl is an exception among the slots: it divides by its accumulator, and 0 / 0 is NaN. At pruned positions that",
-        "slot holds the value Keras starts it with, and no signal.",
+        *_paragraph(
+            """
+            Ftrl is an exception among the slots: it divides by its accumulator, and 0 / 0 is NaN. At pruned positions
+            that slot holds the value Keras starts it with, and no signal.
+            """
+        ),
         "",
-        "`LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner optimizers.",
-        'In a tape loop, "3 steps per execution" is three updates in one compiled function, and `run_eagerly` is one that',
-        "is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A dash: the class takes no",
-        "`momentum`.",
+        *_paragraph(
+            """
+            `LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner
+            optimizers. In a tape loop, "3 steps per execution" is three updates in one compiled function, and
+            `run_eagerly` is one that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A
+            dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes.
+            """
+        ),
         "",
         "| optimizer | variant | " + " | ".join(LOOPS) + " |",
         "|---|---|" + "---|" * len(LOOPS),
@@ -92,6 +106,10 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     if notes:
         lines += ["", "## Notes", "", *(f"{number}. {_escaped(text)}" for text, number in notes.items())]
     return "\n".join(lines) + "\n"
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _row(optimizer: str, variant: str, outcomes: Sequence[Outcome], notes: dict[str, int]) -> str:

@@ -330,6 +330,14 @@ class TestCompress:
         with pytest.raises(RuntimeError, match="a defect"):
             run("compress", "digits")
 
+    def test_a_defect_has_an_exit_code_of_its_own(self, runner, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        runner.error = RuntimeError("a defect")
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["compress", "digits"])
+        assert ended.value.code == cli.DEFECT
+        assert "Traceback" in capsys.readouterr().err
+
     def test_an_interruption_is_one_line(self, run, runner):
         runner.error = KeyboardInterrupt()
         code, _, err = run("compress", "digits")

@@ -1,4 +1,4 @@
-"""Zeros hold whatever else is in `fit`, or breaks it: other callbacks, exceptions, loops that go around the optimizer."""
+"""Zeros hold whatever else is in `fit`, or breaks it: other callbacks, exceptions, loops around the optimizer."""
 
 import itertools
 import subprocess
@@ -44,13 +44,18 @@ def expected(model, sparsity):
     return [round(sparsity * kernel.size) for kernel in kernels(model)]
 
 
-def expect_pristine(model, optimizers=None):
-    """Nothing of prunekit's is left on the model, its weights, its history or its optimizers."""
-    owners = [model, *model.layers, *model.variables, *(optimizers or [model.optimizer])]
-    owners += [model.history] if hasattr(model, "history") else []
-    for owner, (name, value) in ((owner, item) for owner in owners for item in vars(owner).items()):
+def expect_own(owner):
+    """No attribute of the object is prunekit's."""
+    for name, value in vars(owner).items():
         module = getattr(value, "__module__", None) or type(value).__module__
         assert not module.startswith("prunekit"), f"{type(owner).__name__}.{name} is {value!r}"
+
+
+def expect_pristine(model, optimizers=None):
+    """Nothing of prunekit's is on the model, its layers, its weights or its optimizers."""
+    owners = [model, *model.layers, *model.variables, *(optimizers or [model.optimizer])]
+    for owner in owners:
+        expect_own(owner)
     for optimizer in optimizers or [model.optimizer]:
         assert "apply" not in vars(optimizer)
 
@@ -146,7 +151,8 @@ def test_every_checkpoint_is_sparse_and_loads_where_prunekit_cannot_be_imported(
         for path in sys.argv[1:]:
             model = keras.models.load_model(path)
             loss = model.evaluate(np.ones((4, 8), "float32"), np.zeros(4), verbose=0)
-            print(*[int((np.asarray(layer.kernel) == 0).sum()) for layer in model.layers], len(model.optimizer.variables))
+            counts = [int((np.asarray(layer.kernel) == 0).sum()) for layer in model.layers]
+            print(*counts, len(model.optimizer.variables))
             assert np.isfinite(loss) and b"prunekit" not in open(path, "rb").read()
     """
     files = sorted(tmp_path.glob("*.keras"))
@@ -352,6 +358,14 @@ def test_an_exception_in_the_data_leaves_the_model_detached_and_sparse(compiled,
     assert zeros(compiled) == expected(compiled, 0.5)
     expect_pristine(compiled)
     expect_dense_training(compiled, batches)
+
+
+def test_after_an_interrupt_and_after_an_end_the_history_is_kerass_own(compiled, batches):
+    compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+    expect_own(compiled.history)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE), Raise("on_train_batch_end", KeyboardInterrupt())])
+    expect_own(compiled.history)
 
 
 def test_after_an_interrupt_the_same_callback_goes_on_where_it_was(compiled, batches):

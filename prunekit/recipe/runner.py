@@ -18,8 +18,9 @@ import numpy as np
 
 from prunekit.anatomy.inspection import inspect
 from prunekit.anatomy.targets import Skipped
+from prunekit.delivery.export import runtime_advice
 from prunekit.delivery.plots import MOST_HISTOGRAMS, weight_histogram
-from prunekit.delivery.report import RunReport, render_html
+from prunekit.delivery.report import RunReport, compressed_sizes, render_html
 from prunekit.recipe.directory import EXPORTS, LOCK, MODEL, PAGE, REPORT, check_output, check_run, run_directory
 from prunekit.recipe.execution import Execution, Record, failure_text
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
@@ -222,6 +223,7 @@ def _report(prepared: Prepared, record: Record, hashes: dict[str, str]) -> RunRe
         events=tuple(record.events),
         notes=tuple(record.notes),
     )
+    now = weight_arrays(prepared.model)
     metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}
     return RunReport(
         title=recipe.name,
@@ -237,9 +239,11 @@ def _report(prepared: Prepared, record: Record, hashes: dict[str, str]) -> RunRe
         curve=tuple(record.curve),
         exports=tuple(record.exports),
         expectations=tuple(record.expectations),
-        histograms=_histograms(prepared.model, record),
+        histograms=_histograms(now, record),
         hashes={**hashes, "weights": model_digest(prepared.model)},
         notes=tuple(record.notes),
+        advice=tuple(runtime_advice(after, prepared.model)),
+        compressed=compressed_sizes(record.weights_before, now),
     )
 
 
@@ -256,8 +260,7 @@ def _schedule(prepared: Prepared) -> dict[str, Any] | None:
     return None
 
 
-def _histograms(model: keras.Model, record: Record) -> dict[str, dict[str, Any]]:
-    now = weight_arrays(model)
+def _histograms(now: Mapping[str, np.ndarray], record: Record) -> dict[str, dict[str, Any]]:
     largest = sorted(record.targets, key=lambda name: -now[name].size)[:MOST_HISTOGRAMS]
     chosen = [name for name in now if name in largest and name in record.weights_before]
     return {name: weight_histogram(record.weights_before[name], now[name]) for name in chosen}
