@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Random
     from prunekit.training.callbacks import PruningCallback
+    from prunekit.training.masking import LeakError
     from prunekit.training.pruner import Pruner, prune
 
     __version__: str
@@ -43,6 +44,7 @@ __all__ = [
     "ExponentialDecay",
     "Global",
     "L2",
+    "LeakError",
     "LinearDecay",
     "Magnitude",
     "MultiStep",
@@ -90,6 +92,7 @@ _MODULES = {
     ),
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Random"),
     "prunekit.training.callbacks": ("PruningCallback",),
+    "prunekit.training.masking": ("LeakError",),
     "prunekit.training.pruner": ("Pruner", "prune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -361,7 +361,7 @@ def _print_plan(recipe: str, as_json: bool, overrides: dict[str, Any], model: st
     if as_json:
         _print_json(plan.to_dict())
     else:
-        from prunekit.recipe.summary import show_plan
+        from prunekit.recipe.plan import show_plan
 
         show_plan(plan, _console())
     return 0

@@ -184,7 +184,9 @@ def main() -> None:
     options = parser.parse_args()
     raw = measure(options)
     raw["minutes"] = (time.monotonic() - BEGAN) / 60
-    raw["command"] = " ".join(["scripts/bench", *(flag for flag in ("--quick", "--smoke") if flag in sys.argv)])
+    flags = [f"--{name}" for name in ("quick", "smoke") if getattr(options, name)]
+    chosen = ["--models", *options.models] if options.models != list(PLANS["full"]) else []
+    raw["command"] = " ".join(["scripts/bench", *flags, *chosen])
     if options.json:
         options.json.write_text(json.dumps(raw))
     options.output.parent.mkdir(parents=True, exist_ok=True)

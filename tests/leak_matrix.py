@@ -568,11 +568,8 @@ def _quiet() -> None:
 
 def run_cells(cells: Sequence[Cell], jobs: int = 1) -> Iterator[Outcome]:
     """Outcomes as they come, in the order of the cells; `jobs` processes, each renewed every 60 cells."""
-    import concurrent.futures
     import multiprocessing
 
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_quiet, max_tasks_per_child=60
-    ) as pool:
-        yield from pool.map(run_cell, cells)
+    # Not concurrent.futures: its max_tasks_per_child never starts the second generation in Python 3.11.
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_quiet, maxtasksperchild=60) as pool:
+        yield from pool.imap(run_cell, cells)

@@ -167,10 +167,12 @@ def test_every_checkpoint_is_sparse_and_loads_where_prunekit_cannot_be_imported(
     assert counts == [(*expected(compiled, sparsity), len(compiled.optimizer.variables)) for sparsity in asked]
 
 
-def test_a_run_that_broke_is_resumed_in_a_new_model_and_ends_as_one_that_did_not(samples, tmp_path):
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_run_that_broke_is_resumed_in_a_new_model_and_ends_as_one_that_did_not(samples, tmp_path, broken):
+    # An epoch has 4 steps: it breaks between two updates of the masks, and just after the last one.
     class Break(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
+            if epoch == broken:
                 raise RuntimeError("the machine is gone")
 
     def fit(*callbacks):
@@ -182,7 +184,7 @@ def test_a_run_that_broke_is_resumed_in_a_new_model_and_ends_as_one_that_did_not
         pruning = PruningCallback(RISE)
         error = None
         try:
-            model.fit(*samples, batch_size=30, epochs=4, shuffle=False, verbose=0, callbacks=[*callbacks, pruning])
+            model.fit(*samples, batch_size=20, epochs=3, shuffle=False, verbose=0, callbacks=[*callbacks, pruning])
         except RuntimeError as caught:
             error = caught
         return model, pruning, error
@@ -223,6 +225,7 @@ ORDERS = list(itertools.permutations(range(4)))
 
 @pytest.mark.parametrize("order", [ORDERS[i] for i in (0, 5, 9, 16, 23)], ids=str)
 def test_the_callbacks_of_a_usual_training_work_in_any_order(compiled, batches, tmp_path, order):
+    pytest.importorskip("tensorboard")
     pruning = PruningCallback(RISE)
     logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
     board = keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1, update_freq="batch")
@@ -240,7 +243,7 @@ def test_the_callbacks_of_a_usual_training_work_in_any_order(compiled, batches, 
 
 
 def test_two_pruning_callbacks_in_one_fit_are_refused_with_the_remedy(compiled, batches):
-    one, other = PruningCallback(RISE, include="hidden"), PruningCallback(RISE, include="logits")
+    one, other = PruningCallback(AT_ONCE, include="hidden"), PruningCallback(AT_ONCE, include="logits")
     with pytest.raises((LeakError, ValueError), match="one PruningCallback|more than one"):
         compiled.fit(**batches, callbacks=[one, other])
     expect_pristine(compiled)
@@ -295,7 +298,7 @@ def test_an_exception_in_the_train_step_leaves_the_model_detached_and_sparse(sam
 
         def train_step(self, data):
             if self.fragile and not eagerly:
-                asserted = tf.debugging.assert_less(self.optimizer.iterations, 3, "out of reach")
+                asserted = tf.debugging.assert_less(self.optimizer.iterations.value, tf.constant(3, "int64"))
                 with tf.control_dependencies([asserted]):
                     data = (tf.identity(data[0]), data[1])
             if self.fragile and eagerly and int(self.optimizer.iterations) == 3:
@@ -353,8 +356,8 @@ def test_an_exception_in_the_data_leaves_the_model_detached_and_sparse(compiled,
             return x[index * 16 :][:16], y[index * 16 :][:16]
 
     data = generate() if kind == "generator" else Sequence()
-    with pytest.raises((ZeroDivisionError, tf.errors.InvalidArgumentError), match="no more data"):
-        compiled.fit(data, verbose=0, callbacks=[PruningCallback(AT_ONCE)])
+    with pytest.raises((ZeroDivisionError, tf.errors.OpError), match="no more data"):
+        compiled.fit(data, shuffle=False, verbose=0, callbacks=[PruningCallback(AT_ONCE)])
     assert zeros(compiled) == expected(compiled, 0.5)
     expect_pristine(compiled)
     expect_dense_training(compiled, batches)
@@ -373,6 +376,7 @@ def test_after_an_interrupt_the_same_callback_goes_on_where_it_was(compiled, bat
     with pytest.raises(KeyboardInterrupt):
         compiled.fit(**batches, epochs=2, callbacks=[pruning, Raise("on_train_batch_end", KeyboardInterrupt())])
     assert pruning.pruner.step_count == 3
+    # 3 + 5 steps are just enough: no warning that they are too few, and exact at the end.
     compiled.fit(**batches, callbacks=[pruning])
     assert pruning.pruner.step_count == 8
     assert zeros(compiled) == expected(compiled, 0.75)
@@ -475,14 +479,15 @@ def test_a_leak_after_the_last_step_is_not_silent(compiled, samples):
     assert zeros(compiled) == expected(compiled, 0.5)
 
 
-def test_a_leak_between_two_updates_of_the_masks_is_found_at_the_next_step(compiled, samples):
-    schedule = ConstantSparsity(0.5, frequency=100)
-    with Pruner(compiled, schedule) as pruner:
+def test_a_leak_between_two_updates_of_the_masks_is_found_long_before_the_next(compiled, samples):
+    with Pruner(compiled, ConstantSparsity(0.5, frequency=1000)) as pruner:
         compiled.train_on_batch(*samples)
         kernel = compiled.get_layer("logits").kernel
-        kernel.assign(kernel + 0.01)
         with pytest.raises(LeakError, match="logits/kernel"):
-            pruner.step()
+            for _ in range(20):
+                compiled.train_on_batch(*samples)
+                kernel.assign(kernel + 0.01)
+                pruner.step()
 
 
 def test_recompiling_inside_a_pruner_is_detected_and_the_model_keeps_its_new_function(compiled, samples):
@@ -582,6 +587,10 @@ def test_two_optimizers_in_one_train_step_both_hold_zeros(batches):
     expect_pristine(model, optimizers)
 
 
+# These divide by something that is made of gradients or weights.
+DIVIDERS = ["Adafactor", "Ftrl", "Adagrad", "Adadelta", "Lamb", "Muon"]
+
+
 class Shifted(keras.constraints.Constraint):
     """A constraint of the user's that makes non-zeros out of zeros."""
 
@@ -609,7 +618,7 @@ def test_a_constraint_of_the_users_acts_and_zeros_hold(compiled, batches, constr
         assert np.linalg.norm(np.asarray(kernel), axis=0).max() <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "ftrl", "adagrad", "lamb", "muon"])
+@pytest.mark.parametrize("optimizer", [getattr(keras.optimizers, name) for name in DIVIDERS], ids=DIVIDERS)
 def test_whole_rows_and_columns_that_are_pruned_at_once_do_not_become_nan(compiled, batches, optimizer):
     hidden = compiled.get_layer("hidden")
     kernel = np.array(hidden.kernel)
@@ -617,9 +626,11 @@ def test_whole_rows_and_columns_that_are_pruned_at_once_do_not_become_nan(compil
     kernel[:, 3:] /= 100
     hidden.kernel.assign(kernel)
     hidden.kernel.constraint = keras.constraints.MaxNorm(2.0)
-    compiled.compile(optimizer, LOSS(from_logits=True))
-    compiled.fit(**batches, epochs=3, callbacks=[PruningCallback(ConstantSparsity(0.95))])
-    assert zeros(compiled) == expected(compiled, 0.95)
+    compiled.compile(optimizer(), LOSS(from_logits=True))
+    pruning = PruningCallback(ConstantSparsity(0.95), include="hidden")
+    compiled.fit(**batches, epochs=3, callbacks=[pruning])
+    assert [np.count_nonzero(~mask) for mask in pruning.pruner.masks.values()] == expected(compiled, 0.95)[:1]
+    assert not any(pruning.pruner.audit().values())
     assert all(np.isfinite(np.asarray(v)).all() for v in [*compiled.variables, *compiled.optimizer.variables])
     compiled.fit(**batches)
     assert all(np.isfinite(np.asarray(v)).all() for v in [*compiled.variables, *compiled.optimizer.variables])

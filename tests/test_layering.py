@@ -12,8 +12,11 @@ ORDER = {
     "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
     "anatomy": ["layers", "targets", "cost", "inspection"],
     "training": ["core", "masking", "choice", "pruner", "callbacks"],
-    "delivery": ["probe", "xnnpack", "litert", "advice", "checking", "export", "wording", "record", "plots", "report"],
-    "recipe": [],
+    "delivery": "probe xnnpack litert advice checking export wording record plots page report".split(),
+    "recipe": (
+        "fields sources timing schema text loader factories idx data models summary preparation plan progress "
+        "directory execution runner"
+    ).split(),
 }
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.parts[-2] in ORDER)
 

@@ -212,6 +212,13 @@ def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
     assert masks[1] != masks[2]
 
 
+def test_a_run_on_a_gpu_does_not_promise_the_same_bytes(perceptron, pairs, monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda kind: [f"{kind}:0"])
+    assert not compress(ONE_SHOT, perceptron).report.notes
+    (note,) = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
+    assert "GPU" in note
+
+
 # ---- expectations ----------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,9 @@ def render_html(report: RunReport) -> str:
     ]
     links = _join(Markup(f'<a href="#{key}">{_text(title)}</a>') for key, title, _ in sections)
     body = _join(
-        Markup(f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{_text(title)}</h2>\n{part}</section>')
+        Markup(
+            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{_text(title)}</h2>\n{part}</section>'
+        )
         for key, title, part in sections
     )
     title = _text(report.title)
@@ -183,7 +185,9 @@ def _sparsity_picture(report: RunReport) -> Markup:
     low, high = (wording.sparsity(bound(row.sparsity for row in shown)) for bound in (min, max))
     label = f"Bar chart of sparsity per weight: {len(shown)} weights between {low} and {high}. The table below has them all."
     both = (
-        plots.to_svg(plots.sparsity_figure(shown, width=width, overall=overall), label, prefix=f"s{width}", css_class=css)
+        plots.to_svg(
+            plots.sparsity_figure(shown, width=width, overall=overall), label, prefix=f"s{width}", css_class=css
+        )
         for css, width in (("wide", 560), ("narrow", 340))
     )
     return _picture("Sparsity per weight", below, _join(both))
@@ -308,7 +312,13 @@ def _bar(value: float) -> Markup:
 def _steps(report: RunReport) -> Markup:
     if not report.steps:
         return _paragraph("No step was recorded.")
-    columns = (("Step", "name"), ("What", "text"), ("Took", "number"), ("Epochs", "number"), ("Accuracy after", "number"))
+    columns = (
+        ("Step", "name"),
+        ("What", "text"),
+        ("Took", "number"),
+        ("Epochs", "number"),
+        ("Accuracy after", "number"),
+    )
     rows = []
     for index, step in enumerate(report.steps, start=1):
         history = step.get("history") or {}
@@ -406,7 +416,7 @@ def _recipe(report: RunReport) -> Markup:
         parts += [Markup("<h3>SHA-256</h3>"), _table("Hashes", (("Of", "name"), ("SHA-256", "text")), hashes)]
     # Line by line, since `clean` takes line breaks for what they are in a name: a way to forge a line.
     lines = "\n".join(_text(line) for line in _as_yaml(report.recipe).splitlines())
-    parts.append(Markup(f"<details><summary>The locked recipe</summary><pre tabindex=\"0\">{lines}</pre></details>"))
+    parts.append(Markup(f'<details><summary>The locked recipe</summary><pre tabindex="0">{lines}</pre></details>'))
     return _join(parts)
 
 

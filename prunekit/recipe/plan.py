@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.targets import Skipped
+from prunekit.delivery.wording import clean, count, sparsity
 from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.summary import step_text
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import get_pattern
 from prunekit.sparsity.selection import pruned_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -127,3 +131,34 @@ def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
             )
         )
     return tuple(rows)
+
+
+def show_plan(plan: Plan, console: "Console") -> None:
+    """Prints a plan: every step, its targets, and every mask update."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    def line(text: object) -> str:
+        return escape(clean(text))
+
+    per_epoch = f", {count(plan.steps_per_epoch)} steps per epoch" if plan.steps_per_epoch else ""
+    console.print(f"[bold]{line(plan.name)}[/]: {line(plan.model)}, {count(plan.parameters)} parameters{per_epoch}")
+    for i, step in enumerate(plan.steps, start=1):
+        console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
+        if step.targets:
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for heading in ("target", "shape", "weights", "sparsity", "pruned"):
+                table.add_column(heading, justify="left" if heading in ("target", "shape") else "right")
+            for target in step.targets:
+                shape = " x ".join(str(length) for length in target.shape)
+                cells = (shape, count(target.size), sparsity(target.sparsity), count(target.pruned))
+                table.add_row(line(target.name), *cells)
+            console.print(table)
+        if step.pruning:
+            updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)
+            console.print(f"   {len(step.pruning)} mask updates, at step (sparsity): {updates}")
+        for skipped in step.skipped:
+            console.print(f"   left out: {line(skipped.name)}: {line(skipped.reason)}")
+    for note in plan.notes:
+        console.print(f"note: {line(note)}")

@@ -117,8 +117,8 @@ def compress(  # noqa: PLR0913
     prepared = prepare(found, model, data, trust=trust)
     with _folder(path, force=force) as folder:
         hashes = _hashes_at_start(prepared)
-        execution = Execution(prepared, folder / EXPORTS, progress)
-        record = execution.run()
+        record = Execution(prepared, folder / EXPORTS, progress).run()
+        record.notes += _device_notes(record)
         report = _report(prepared, record, hashes)
         if path is not None:
             _write(folder, prepared, report)
@@ -270,6 +270,23 @@ def _hashes_at_start(prepared: Prepared) -> dict[str, str]:
     lock = dump_recipe(prepared.recipe)
     found = {"recipe": hashlib.sha256(lock.encode()).hexdigest(), "model": model_digest(prepared.model)}
     return found if prepared.data is None else {**found, "data": prepared.data.digest}
+
+
+def _device_notes(record: Record) -> list[str]:
+    if not any(step["history"] for step in record.steps) or not _gpus():
+        return []
+    return [
+        "Trained with a GPU in sight, where sums may run in another order each time: the same recipe and seed give the "
+        "same bytes of weights on processors only."
+    ]
+
+
+def _gpus() -> list[str]:
+    try:
+        return keras.distribution.list_devices("gpu")
+    except (NotImplementedError, RuntimeError):
+        # The PyTorch backend has no such list, and JAX raises where there is no such platform.
+        return []
 
 
 def versions() -> dict[str, str]:

@@ -83,7 +83,6 @@ class PruningCallback(keras.callbacks.Callback):
         self.notes, self._begun = [], False
         self._announce(self.pruner.shortfall(self._planned_steps()))
         self._function = core.ScopedTrainFunction(self.model, self.pruner.enforcing)
-        self._tail = core.after_all_callbacks(self.model, self._end)
 
     # Masks are taken up here and not in on_train_begin, where callbacks listed later still load weights.
     def on_epoch_begin(self, epoch, logs=None) -> None:
@@ -103,7 +102,7 @@ class PruningCallback(keras.callbacks.Callback):
             logs["sparsity"] = self.pruner.sparsity
 
     def on_train_end(self, logs=None) -> None:
-        if not self._tail:
+        if not core.after_all_callbacks(self.model, self._end):
             self._end()
 
     def _end(self) -> None:

@@ -113,8 +113,10 @@ class ScopedTrainFunction:
 
     def _call(self, *args):
         self.disarm()
+        # Two callbacks in one fit: the one that was armed first runs inside the scope of the other, traced in both.
+        nested = isinstance(getattr(self._original, "__self__", None), ScopedTrainFunction)
         with self._scope():
-            return self._scoped(*args)
+            return self._original(*args) if nested else self._scoped(*args)
 
 
 @contextlib.contextmanager
@@ -134,7 +136,7 @@ def fresh_train_function(model) -> Iterator[None]:
 
 
 def after_all_callbacks(model, function: Callable[[], None]) -> bool:
-    """Has `function` called once when the `fit` that is beginning ends, after every callback; False where it cannot.
+    """Has `function` called once when the `fit` that is ending has called every callback; False where it cannot.
 
     Callbacks listed after ours write weights after us (EarlyStopping restores its best ones in on_train_end). Keras
     appends its own History to the end of the list, so that is where the last word is spoken.

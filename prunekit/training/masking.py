@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -115,6 +116,25 @@ class MaskStore:
                     self.enforce(optimizers)
                 raise
 
+    @contextlib.contextmanager
+    def before_constraints(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Inside, constraints of the user's (a norm of each column, say) see weights that are zero where pruned.
+
+        Ftrl divides 0 by 0 where gradient and slots are zero: without this, MaxNorm would spread one NaN to a column.
+        """
+        constrained = [
+            (variable, variable.constraint, self._masks[self._index[id(core.native(variable))]])
+            for variable in variables
+            if id(core.native(variable)) in self._index and getattr(variable, "constraint", None) is not None
+        ]
+        try:
+            for variable, constraint, mask in constrained:
+                variable.constraint = _Masked(constraint, mask)
+            yield
+        finally:
+            for variable, constraint, _ in constrained:
+                variable.constraint = constraint
+
     def after_update(self, optimizer, variables: Sequence[Any]) -> None:
         """The part of an update that follows the optimizer's own; runs inside the compiled step."""
         for variable in variables:
@@ -146,9 +166,21 @@ class _MaskedApply:
             variables = list(self._optimizer._trainable_variables)
         else:
             variables = trainable_variables = list(trainable_variables)
-        result = self._inner(self._store.mask_gradients(grads, variables), trainable_variables)
+        with self._store.before_constraints(variables):
+            result = self._inner(self._store.mask_gradients(grads, variables), trainable_variables)
         self._store.after_update(self._optimizer, variables)
         return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Masked:
+    """A constraint that is given the weight with its pruned positions at zero."""
+
+    inner: Any
+    mask: Any
+
+    def __call__(self, weight):
+        return self.inner(ops.where(self.mask, weight, ops.zeros((), dtype=weight.dtype)))
 
 
 @contextlib.contextmanager

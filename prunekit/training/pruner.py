@@ -106,6 +106,7 @@ class Pruner:
         if self._finished:
             raise RuntimeError("Pruner.step() was called after finish(). Build a new Pruner to prune further.")
         self._calls += 1
+        self._done = self.step_count
         if self.optimizers:
             self._check_loop()
         else:
