@@ -1,8 +1,14 @@
 """The leak matrix in the test suite: a subset in which every pair of optimizer, variant and loop occurs."""
 
+import contextlib
+import re
+
 import keras
 import pytest
-from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome, cover, exists, pairs, product, run_cells
+from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome, cover, exists, pairs, product, run_cell, run_cells
+
+from prunekit.training import choice, masking
+from prunekit.training.masking import MaskStore
 
 CELLS = cover()
 
@@ -10,6 +16,12 @@ CELLS = cover()
 @pytest.fixture(scope="module")
 def outcomes() -> dict[Cell, Outcome]:
     return {outcome.cell: outcome for outcome in run_cells(CELLS, jobs=2)}
+
+
+@contextlib.contextmanager
+def _shadow_for_good(owner, name, value):
+    vars(owner)[name] = value
+    yield
 
 
 def subclasses(kind):
@@ -48,6 +60,46 @@ def test_only_momentum_is_missing_anywhere():
     }
     assert {variant for _, variant in missing} == {"momentum"}
     assert not {"SGD", "RMSprop", "Muon"} & {optimizer for optimizer, _ in missing}
+
+
+# What is taken out of prunekit, where that shows, and what the matrix says.
+SABOTAGES = {
+    "gradients are not masked": (
+        Cell("SGD", "momentum", "train_on_batch"),
+        (MaskStore, "mask_gradients", lambda self, gradients, variables: list(gradients)),
+        "momentum are not 0",
+    ),
+    "weights are not masked": (
+        Cell("Muon", "plain", "tape"),
+        (MaskStore, "after_update", lambda self, *_: self._updates.assign_add(1)),
+        "kernel are not 0",
+    ),
+    "slots are not cleared": (
+        Cell("Adam", "plain", "fit"),
+        (masking, "_named_slots", lambda *_: []),
+        "pruned positions of adam/.* are not 0",
+    ),
+    "one weight too few is pruned": (
+        Cell("SGD", "plain", "custom train_step"),
+        (choice, "pruned_count", lambda sparsity, n: round(sparsity * n) - 1),
+        "are pruned; .* was asked for",
+    ),
+    "the optimizer keeps an attribute": (
+        Cell("SGD", "plain", "fit after fit"),
+        (masking, "_shadowed", _shadow_for_good),
+        "is prunekit's",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_the_matrix_notices_when(name, monkeypatch):
+    cell, sabotage, message = SABOTAGES[name]
+    monkeypatch.setattr(*sabotage)
+    outcome = run_cell(cell)
+    assert outcome.status == "failed"
+    assert re.search(message, outcome.reason), outcome.reason
 
 
 @pytest.mark.slow

@@ -33,13 +33,14 @@ def render_html(report: RunReport) -> str:
         ("expectations", "Expectations", _expectations(report)),
         ("exports", "Exported files", _exports(report)),
         ("runtimes", "What the zeros buy, and where", _advice(report)),
-        ("skipped", "What was left alone, and why", _skipped(report.after.skipped)),
+        ("skipped", "What was left alone, and why", _skipped(report.skipped_reasons)),
         ("recipe", "How to get this again", _recipe(report)),
     ]
     links = _join(Markup(f'<a href="#{key}">{_text(title)}</a>') for key, title, _ in sections)
     body = _join(
         Markup(
-            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{_text(title)}</h2>\n{part}</section>'
+            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{_text(title)}</h2>\n'
+            f"{part}</section>"
         )
         for key, title, part in sections
     )
@@ -141,7 +142,8 @@ def _header(report: RunReport) -> str:
         badge = _badge("good", f"✓ {total} of {total} expectations met")
     notes = "".join(f"<li>{_text(note)}</li>" for note in report.all_notes)
     return (
-        f'<header><p class="kicker">prunekit report · model {_text(report.after.model)}</p>\n<h1>{_text(report.title)}</h1>\n'
+        f'<header><p class="kicker">prunekit report · model {_text(report.after.model)}</p>\n'
+        f"<h1>{_text(report.title)}</h1>\n"
         f'<p class="verdict">{_text(report.verdict())}</p>\n{badge}'
         + (f'<ul class="notes warn" aria-label="Notes">{notes}</ul>' if notes else "")
         + "</header>"
@@ -183,7 +185,8 @@ def _sparsity_picture(report: RunReport) -> Markup:
     if len(shown) < len(report.pruned):
         below = f"The {len(shown)} largest of {len(report.pruned)}, in model order. {below}"
     low, high = (wording.sparsity(bound(row.sparsity for row in shown)) for bound in (min, max))
-    label = f"Bar chart of sparsity per weight: {len(shown)} weights between {low} and {high}. The table below has them all."
+    label = f"Bar chart of sparsity per weight: {len(shown)} weights between {low} and {high}."
+    label += " The table below has them all."
     both = (
         plots.to_svg(
             plots.sparsity_figure(shown, width=width, overall=overall), label, prefix=f"s{width}", css_class=css
@@ -263,7 +266,8 @@ _WEIGHT_HEAD = (
     '<th scope="col" rowspan="2" class="number">Parameters</th>'
     '<th scope="colgroup" colspan="2" class="group">Zeros</th><th scope="col" rowspan="2">Pattern</th>'
     '<th scope="col" rowspan="2" class="number">MACs</th>'
-    '<th scope="colgroup" colspan="2" class="group">Sparse MACs</th><th scope="col" rowspan="2" class="number">Bytes, raw</th>'
+    '<th scope="colgroup" colspan="2" class="group">Sparse MACs</th>'
+    '<th scope="col" rowspan="2" class="number">Bytes, raw</th>'
     '<th scope="colgroup" colspan="2" class="group">Bytes, gzip</th></tr><tr>'
     + '<th scope="col" class="number">before</th><th scope="col" class="number">after</th>' * 3
     + "</tr>"
@@ -304,7 +308,8 @@ def _weight_cells(row: WeightRow, before: WeightRow | None, compressed: dict[str
 
 def _bar(value: float) -> Markup:
     return Markup(
-        f'<span style="white-space:nowrap"><span class="bar" aria-hidden="true"><i style="width:{100 * value:.1f}%"></i>'
+        '<span style="white-space:nowrap"><span class="bar" aria-hidden="true">'
+        f'<i style="width:{100 * value:.1f}%"></i>'
         f"</span>{wording.sparsity(value)}</span>"
     )
 
@@ -377,8 +382,8 @@ def _exports(report: RunReport) -> Markup:
         for row in report.exports
     ]
     text = (
-        "Each file was opened again and run on real inputs. Largest error: against the Keras model, as a fraction of the "
-        "range of its outputs. Agreement: the fraction of inputs with the same most likely class."
+        "Each file was opened again and run on real inputs. Largest error: against the Keras model, as a fraction of "
+        "the range of its outputs. Agreement: the fraction of inputs with the same most likely class."
     )
     return _join([_paragraph(text), _table("Exported files", columns, rows)])
 
@@ -390,13 +395,9 @@ def _advice(report: RunReport) -> Markup:
     return _table("Runtimes", columns, [(row.runtime, row.what_it_buys, row.why) for row in report.advice])
 
 
-def _skipped(skipped: Sequence[Skipped]) -> Markup:
-    """One row per reason: forty biases are one fact."""
-    if not skipped:
+def _skipped(reasons: dict[str, list[str]]) -> Markup:
+    if not reasons:
         return _paragraph("Nothing was left alone.")
-    reasons: dict[str, list[str]] = {}
-    for item in skipped:
-        reasons.setdefault(item.reason, []).append(item.name)
     rows = [(reason, count(len(names)), ", ".join(map(clean, names))) for reason, names in reasons.items()]
     return _table("Weights left alone", (("Reason", "name"), ("Weights", "number"), ("Which", "text")), rows)
 

@@ -132,6 +132,14 @@ class RunReport:
         return list(dict.fromkeys([*self.notes, *self.after.notes, *self.before.notes]))
 
     @property
+    def skipped_reasons(self) -> dict[str, list[str]]:
+        """Reason -> names of the weights that were left alone for it: forty biases are one fact."""
+        reasons: dict[str, list[str]] = {}
+        for item in self.after.skipped:
+            reasons.setdefault(item.reason, []).append(item.name)
+        return reasons
+
+    @property
     def failed(self) -> list[dict[str, Any]]:
         """The expectations that were not met."""
         return [row for row in self.expectations if not row.get("met")]

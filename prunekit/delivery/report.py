@@ -14,7 +14,7 @@ from rich.text import Text
 from prunekit.delivery import wording
 from prunekit.delivery.page import render_html
 from prunekit.delivery.record import RunReport, bound_text, compressed_sizes
-from prunekit.delivery.wording import MISSING, clean, count, number, short_count, size
+from prunekit.delivery.wording import clean, count, number, short_count, size
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -167,10 +167,10 @@ def render_terminal(report: RunReport, console: Console) -> None:
         else:
             for line in table.plain_lines():
                 _say(console, line)
-    if report.skipped_lines:
+    if report.after.skipped:
         _say(console, "")
-        for line in report.skipped_lines:
-            _say(console, line)
+    for reason, names in report.skipped_reasons.items():
+        _say(console, f"left alone, {reason}: {', '.join(names)}")
     _say(console, "")
     for row in report.expectations:
         mark, style = ("met", "green") if row.get("met") else ("NOT MET", "bold red")

@@ -74,6 +74,7 @@ class PruningCallback(keras.callbacks.Callback):
     # BackupAndRestore restores after it.
     def set_model(self, model) -> None:
         super().set_model(model)
+        self._last = _Last.placed_after_all(self)
         if self._pruner is None or self._pruner.model is not model:
             self._pruner = Pruner.detached(model, self.schedule, self.options)
         else:
@@ -91,7 +92,8 @@ class PruningCallback(keras.callbacks.Callback):
             self.pruner.begin()
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
-        self._function.arm()
+        if self._last is None:
+            self._function.arm()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         self._function.disarm()
@@ -102,17 +104,46 @@ class PruningCallback(keras.callbacks.Callback):
             logs["sparsity"] = self.pruner.sparsity
 
     def on_train_end(self, logs=None) -> None:
-        if not core.after_all_callbacks(self.model, self._end):
-            self._end()
+        if self._last is None:
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Has the last word on the weights; called once every callback has had its own."""
         self._announce(self.pruner.settle())
 
     def _planned_steps(self) -> int | None:
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
-        return self.pruner.step_count + steps * epochs if steps and epochs else None
+        if not (steps and epochs):
+            return None
+        return self.pruner.step_count + core.updates_in(steps * epochs, self.pruner.optimizers)
 
     def _announce(self, notes: Sequence[str]) -> None:
         for note in notes:
             self.notes.append(note)
             warnings.warn(note, stacklevel=2)
+
+
+class _Last(keras.callbacks.Callback):
+    """The end of the list: begins each batch after every other callback, and has the last word when training ends."""
+
+    def __init__(self, pruning: PruningCallback):
+        super().__init__()
+        self._pruning = pruning
+
+    @classmethod
+    def placed_after_all(cls, pruning: PruningCallback) -> "_Last | None":
+        """One that stands at the end of the list that holds `pruning`; None where no list is known."""
+        found = core.callback_list_above()
+        if found is None:
+            return None
+        # A list that is used for a second fit still holds the one of the first.
+        kept = [one for one in found.callbacks if not (isinstance(one, cls) and one._pruning is pruning)]
+        last = cls(pruning)
+        found.callbacks[:] = [*kept, last]
+        return last
+
+    def on_train_batch_begin(self, batch, logs=None) -> None:
+        self._pruning._function.arm()
+
+    def on_train_end(self, logs=None) -> None:
+        self._pruning.end()

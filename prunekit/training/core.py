@@ -1,7 +1,8 @@
 """The one place that knows the backend, where optimizers hide in models, and how `fit` runs its train function."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +16,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, autograph=False)
+        traced = tf.function(function, autograph=False)
+        # TensorFlow counts traces by line of code, so one function per shape looks to it like one that is traced again
+        # and again, and it warns. There is no public way to tell it.
+        traced._omit_frequent_tracing_warning = True
+        return traced
     if keras.backend.backend() == "jax":
         import jax
 
@@ -78,6 +83,12 @@ def parts_of(optimizer) -> list[keras.optimizers.Optimizer]:
     return [optimizer]
 
 
+def updates_in(batches: int, optimizers: Sequence[keras.optimizers.Optimizer]) -> int:
+    """How many updates the optimizers make in so many batches: fewer where they accumulate gradients."""
+    parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
+    return batches // max((part.gradient_accumulation_steps or 1 for part in parts), default=1)
+
+
 class ScopedTrainFunction:
     """The model's train function compiled anew, and run inside a scope for one batch at a time.
 
@@ -90,16 +101,22 @@ class ScopedTrainFunction:
     def __init__(self, model, scope: Callable[[], contextlib.AbstractContextManager]):
         self._model = model
         self._scope = scope
-        self._original = model.train_function
-        model.make_train_function(force=True)
-        self._scoped = model.train_function
-        model.train_function = self._original
+        self._build()
+
+    def _build(self) -> None:
+        self._original = self._model.train_function
+        self._model.make_train_function(force=True)
+        self._scoped, self._model.train_function = self._model.train_function, self._original
 
     def arm(self) -> None:
         """The next call of the model's train function is this one."""
-        if self._model.train_function is not self._run_once:
-            self._original = self._model.train_function
-            self._model.train_function = self._run_once
+        current = self._model.train_function
+        if current is self._run_once:
+            return
+        if current is not self._original and not _is_scoped(current):
+            # A callback built it anew, as one that unfreezes layers does: what it changed is to be traced.
+            self._build()
+        self._original, self._model.train_function = current, self._run_once
 
     def disarm(self) -> None:
         """The model's own train function is back; nothing happens where it already is."""
@@ -114,9 +131,12 @@ class ScopedTrainFunction:
     def _call(self, *args):
         self.disarm()
         # Two callbacks in one fit: the one that was armed first runs inside the scope of the other, traced in both.
-        nested = isinstance(getattr(self._original, "__self__", None), ScopedTrainFunction)
         with self._scope():
-            return self._original(*args) if nested else self._scoped(*args)
+            return self._original(*args) if _is_scoped(self._original) else self._scoped(*args)
+
+
+def _is_scoped(train_function) -> bool:
+    return isinstance(getattr(train_function, "__self__", None), ScopedTrainFunction)
 
 
 @contextlib.contextmanager
@@ -129,26 +149,24 @@ def fresh_train_function(model) -> Iterator[None]:
         yield
         return
     former, model.train_function = model.train_function, None
+    compiled_as = getattr(model, "_compile_config", None)
     try:
         yield
     finally:
-        model.train_function = former
+        # A model that was compiled anew meanwhile has no use for a function that updates with its old optimizer.
+        model.train_function = former if getattr(model, "_compile_config", None) is compiled_as else None
 
 
-def after_all_callbacks(model, function: Callable[[], None]) -> bool:
-    """Has `function` called once when the `fit` that is ending has called every callback; False where it cannot.
+def callback_list_above() -> keras.callbacks.CallbackList | None:
+    """The list that is calling the callback from which this is called; None where something else calls it.
 
-    Callbacks listed after ours write weights after us (EarlyStopping restores its best ones in on_train_end). Keras
-    appends its own History to the end of the list, so that is where the last word is spoken.
+    Keras does not tell a callback what list it is in, and only the list has an end: callbacks listed after ours write
+    weights after us (EarlyStopping restores its best ones in on_train_end) and raise after us.
     """
-    history = getattr(model, "history", None)
-    if not isinstance(history, keras.callbacks.History):
-        return False
-
-    def on_train_end(logs=None):
-        del vars(history)["on_train_end"]
-        history.on_train_end(logs)
-        function()
-
-    vars(history)["on_train_end"] = on_train_end
-    return True
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -17,13 +17,11 @@ class LeakError(RuntimeError):
     """Pruned positions became non-zero: something updates the weights without passing through the optimizer."""
 
 
-# Optimizers that keep a slot at exactly zero where it was zero and every gradient is zero. Their slots are cleared
+# Optimizers whose slots start at zero and stay at exactly zero where every gradient is zero. Their slots are cleared
 # when masks change and need no work after that; the slots of any other class are masked in every update.
 _KEEP_ZERO_SLOTS = frozenset(
     getattr(keras.optimizers, name)
-    for name in (
-        "Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lamb Lion Muon Nadam RMSprop SGD ScheduleFreeAdamW"
-    ).split()
+    for name in "Adadelta Adam AdamW Adamax Lamb Lion Muon Nadam RMSprop SGD ScheduleFreeAdamW".split()
     if hasattr(keras.optimizers, name)
 )
 
@@ -72,8 +70,9 @@ class MaskStore:
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
         """Sets weights, and the optimizers' slots, to zero at pruned positions, now."""
         for target, mask in zip(self.targets, self._masks, strict=True):
-            for variable in [target.variable, *_slots(optimizers, target.variable)]:
-                _zero_outside(mask, variable)
+            _zero_outside(mask, target.variable)
+            for part, name, slot in _slots(optimizers, target.variable):
+                _zero_outside(mask, slot, _at_rest(part, name))
 
     def audit(self) -> dict[str, int]:
         """Target name -> number of leaks: pruned positions whose weight is not exactly zero (NaN counts)."""
@@ -120,7 +119,7 @@ class MaskStore:
     def before_constraints(self, variables: Sequence[Any]) -> Iterator[None]:
         """Inside, constraints of the user's (a norm of each column, say) see weights that are zero where pruned.
 
-        Ftrl divides 0 by 0 where gradient and slots are zero: without this, MaxNorm would spread one NaN to a column.
+        Muon's update mixes positions: without this, the norm would count weights that are zero a moment later.
         """
         constrained = [
             (variable, variable.constraint, self._masks[self._index[id(core.native(variable))]])
@@ -143,8 +142,8 @@ class MaskStore:
                 _zero_outside(self._masks[index], self.targets[index].variable)
         for part in core.parts_of(optimizer):
             for target, mask in zip(self.targets, self._masks, strict=True):
-                for slot in _drifting_slots(part, target.variable):
-                    _zero_outside(mask, slot)
+                for name, slot in _drifting_slots(part, target.variable):
+                    _zero_outside(mask, slot, _at_rest(part, name))
         self._updates.assign_add(1)
 
 
@@ -163,13 +162,29 @@ class _MaskedApply:
 
     def __call__(self, grads, trainable_variables=None):
         if trainable_variables is None:
-            variables = list(self._optimizer._trainable_variables)
+            variables = list(self._optimizer._trainable_variables) if self._optimizer.built else []
+            if len(variables) != len(grads):
+                return self._inner(grads)  # Keras says what is wrong.
         else:
             variables = trainable_variables = list(trainable_variables)
-        with self._store.before_constraints(variables):
+        with self._store.before_constraints(variables), _safe_divisions(self._optimizer):
             result = self._inner(self._store.mask_gradients(grads, variables), trainable_variables)
         self._store.after_update(self._optimizer, variables)
         return result
+
+
+@contextlib.contextmanager
+def _safe_divisions(optimizer) -> Iterator[None]:
+    """Inside, Adafactor divides zero by what float32 can hold.
+
+    Where a whole row and a whole column are pruned, its v = r * c / mean(r) is about 1e-60 by Keras's default and 0 in
+    float32: 0 / 0 is NaN, and the root mean square of the update carries it to every weight.
+    """
+    with contextlib.ExitStack() as stack:
+        for part in core.parts_of(optimizer):
+            if isinstance(part, keras.optimizers.Adafactor):
+                stack.enter_context(_shadowed(part, "epsilon_1", max(part.epsilon_1, 1e-16)))
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,9 +215,18 @@ def _shadowed(owner, name: str, value) -> Iterator[None]:
             attributes[name] = former
 
 
-def _zero_outside(mask, variable) -> None:
+def _zero_outside(mask, variable, rest: float = 0.0) -> None:
     # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
-    variable.assign(ops.where(mask, variable, ops.zeros((), dtype=variable.dtype)))
+    variable.assign(ops.where(mask, variable, ops.cast(rest, variable.dtype)))
+
+
+def _at_rest(part, name: str) -> float:
+    """What a slot holds at a pruned position: zero, but for Ftrl's accumulator the value that Keras starts it with.
+
+    Ftrl divides by it: 0 / 0 would be NaN in the next training, when nothing is masked any more.
+    """
+    divisor = isinstance(part, keras.optimizers.Ftrl) and name == "_accumulators"
+    return part.initial_accumulator_value if divisor else 0.0
 
 
 def _masked(gradient, mask):
@@ -215,23 +239,24 @@ def _masked(gradient, mask):
     return ops.where(mask, gradient, ops.zeros((), dtype=gradient.dtype))
 
 
-def _slots(optimizers: Sequence[Any], variable) -> list[Any]:
-    """Every per-weight state of the variable: moments, averages, accumulated gradients."""
+def _slots(optimizers: Sequence[Any], variable) -> list[tuple[Any, str, Any]]:
+    """(optimizer, attribute, slot) of every per-weight state of the variable: moments, averages, accumulations."""
     return [
-        slot
+        (part, name, slot)
         for optimizer in optimizers
         for part in core.parts_of(optimizer)
-        for _, slot in _named_slots(part, variable)
+        for name, slot in _named_slots(part, variable)
     ]
 
 
-def _drifting_slots(optimizer, variable) -> list[Any]:
+def _drifting_slots(optimizer, variable) -> list[tuple[str, Any]]:
     """The slots that an update can make non-zero at a pruned position although the gradient there is zero."""
+    slots = _named_slots(optimizer, variable)
     if type(optimizer) not in _KEEP_ZERO_SLOTS:
-        return [slot for _, slot in _named_slots(optimizer, variable)]
+        return slots
     # The average is taken after the update and before this store acts: an update that mixes positions
     # (Muon's orthogonalisation) or a constraint of the user's would enter it, and Keras writes it back later.
-    return [slot for name, slot in _named_slots(optimizer, variable) if name == "_model_variables_moving_average"]
+    return [(name, slot) for name, slot in slots if name == "_model_variables_moving_average"]
 
 
 def _named_slots(optimizer, variable) -> list[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """Pruner: schedule -> importance -> masks -> store, after each optimizer update, in any loop."""
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -72,6 +73,8 @@ class Pruner:
         self._done = 0
         self._seen_updates = 0
         self._last_update = -1
+        # Masks that changed are looked at after the next update: a loop that goes around the optimizer shows there.
+        self._unchecked = False
         self._finished = False
         self._kept = np.array([target.size for target in self.targets])
         self._size = int(self._kept.sum())
@@ -106,11 +109,13 @@ class Pruner:
         if self._finished:
             raise RuntimeError("Pruner.step() was called after finish(). Build a new Pruner to prune further.")
         self._calls += 1
-        self._done = self.step_count
         if self.optimizers:
             self._check_loop()
         else:
             self.store.enforce()
+        self._done = self.step_count
+        if self._unchecked:
+            self.check()
         return self._follow_schedule()
 
     def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
@@ -129,12 +134,24 @@ class Pruner:
         """{weight name: number of pruned positions that are not exactly zero}."""
         return self.store.audit()
 
+    def check(self) -> None:
+        """Looks for leaks now: reads every target and its mask once.
+
+        Raises:
+            LeakError: There are some; the masks were re-imposed.
+        """
+        self._unchecked = False
+        self._refuse_leaks(np.array(list(self.audit().values())))
+
     def finish(self) -> None:
         """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent."""
-        if not self._finished:
-            self.settle()
-            self._finished = True
-        self._attached.close()
+        try:
+            if not self._finished:
+                self._finished = True
+                for note in self.settle():
+                    warnings.warn(note, stacklevel=2)
+        finally:
+            self._attached.close()
 
     def settle(self) -> list[str]:
         """Re-imposes the masks at the end of a training; returns what its owner should tell the user.
@@ -176,8 +193,14 @@ class Pruner:
     def __enter__(self) -> "Pruner":
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.finish()
+    def __exit__(self, kind, *exception) -> None:
+        if kind is None:
+            self.finish()
+            return
+        # The loop broke: its exception is what the user must see, and weights may be NaN.
+        self._finished = True
+        with self._attached:
+            self.enforce()
 
     # What it knows --------------------------------------------------------------------------------------------------
 
@@ -218,7 +241,8 @@ class Pruner:
     def _iterations(self) -> int:
         if not self.optimizers:
             return self._calls
-        return int(self.optimizers[0].iterations.numpy())
+        # The furthest: a GAN's model may also hold the optimizer that `compile()` makes by default and no one uses.
+        return max(int(optimizer.iterations.numpy()) for optimizer in self.optimizers)
 
     def _check_loop(self) -> None:
         updates = self.store.updates
@@ -241,7 +265,7 @@ class Pruner:
         if due is None or due <= self._last_update:
             return False
         self._last_update = due
-        return self._update_masks(step, self.schedule(step))
+        return self._update_masks(step, self.schedule(due))
 
     def _update_masks(self, step: int, sparsity: float) -> bool:
         choice = self._chooser.choose(sparsity, [self.store.mask(i) for i in range(len(self.targets))])
@@ -251,6 +275,7 @@ class Pruner:
         if changed:
             self.store.replace(choice.masks, self.optimizers)
             self._kept = choice.kept
+            self._unchecked = True
         self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return changed
 
