@@ -14,7 +14,6 @@ from prunekit.delivery.wording import MISSING, clean, count, is_number, number, 
 
 if TYPE_CHECKING:
     from prunekit.anatomy.inspection import WeightRow
-    from prunekit.anatomy.targets import Skipped
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _TALL = 30

@@ -1,0 +1,117 @@
+"""The record of a run, its page and its terminal form."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from run_reports import HOSTILE, make
+
+from prunekit.delivery.record import RunReport, bound_text
+from prunekit.delivery.report import inspect_table, render_html, render_terminal
+
+
+def terminal(report, width=100, is_terminal=False):
+    text = io.StringIO()
+    render_terminal(report, Console(file=text, width=width, force_terminal=is_terminal, color_system=None))
+    return text.getvalue()
+
+
+def test_a_report_survives_strict_json_there_and_back():
+    report = make()
+    text = json.dumps(report.to_dict(), allow_nan=False)
+    again = RunReport.from_dict(json.loads(text))
+    assert again.to_dict() == report.to_dict()
+    assert again.after.weights == report.after.weights
+    assert again.exports == report.exports
+    assert again.metrics["loss_after"] is None, "infinity has no place in JSON"
+
+
+@pytest.mark.parametrize("values", [[], {"report_version": 99}, {"title": "x"}, {"before": 3, "after": 4}])
+def test_what_is_not_a_report_is_refused(values):
+    with pytest.raises((ValueError, TypeError)):
+        RunReport.from_dict(values)
+
+
+def test_the_verdict_says_in_one_sentence_what_was_achieved():
+    report = make()
+    zeros = sum(row.zeros for row in report.after.weights)
+    verdict = report.verdict()
+    assert verdict.startswith(f"{zeros} of 600 weights in 3 weight matrices are exactly zero")
+    assert "0.9000, 0.9100 before pruning" in verdict
+    assert "litert, 2.00 kB (900 B with gzip)" in verdict
+    assert verdict.count(". ") == 0
+
+
+class Page(HTMLParser):
+    """Tags, scripts, addresses and text of a page; fails on a table cell outside a row."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.addresses, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "xlink:href") and value]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_page_is_whole_self_contained_and_escapes_what_users_named():
+    text = render_html(make())
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "A <b>run</b> & more" in page.words, "the title's markup is shown, not obeyed"
+    assert HOSTILE in " ".join(page.words)
+    assert all(address.startswith(("#", "data:")) for address in page.addresses)
+    assert not re.search(r"url\((?!#)", text), "styles fetch nothing"
+    assert page.tags.count("svg") >= 5, "bars, schedule, three histograms"
+    for heading in ("Weights", "Steps taken", "Expectations", "Exported files", "What the zeros buy, and where"):
+        assert heading in page.words
+    joined = " ".join(page.words)
+    for said in ("wrong on <ARM64>", "no sparse convolutions", "abc123", "mind the <gap>", "a/bias, b/bias"):
+        assert said in joined
+    assert "nan" not in joined.lower().split()
+
+
+def test_a_page_of_two_hundred_weights_stays_small():
+    assert len(render_html(make(weights=200)).encode()) < 1_000_000
+
+
+def test_every_picture_has_a_name_for_those_who_cannot_see_it():
+    text = render_html(make())
+    assert len(re.findall(r"<svg[^>]*role=\"img\"[^>]*aria-label=\"[^\"]+\"", text)) == text.count("<svg")
+
+
+def test_a_pipe_gets_plain_lines_that_nothing_cuts():
+    lines = terminal(make()).splitlines()
+    row = next(line for line in lines if line.startswith("litert-sparse"))
+    assert row.rstrip().endswith("wrong on <ARM64>")
+    assert any("NOT MET: accuracy 0.9, expected at least 0.95" in line for line in lines)
+    assert any("left alone, a bias: a/bias, b/bias" in line for line in lines)
+    assert not any(ord(letter) in range(0x2500, 0x2580) for line in lines for letter in line), "no box drawing"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_of_any_width_is_not_overrun(width):
+    lines = terminal(make(), width, is_terminal=True).splitlines()
+    assert max(len(line) for line in lines) <= width
+
+
+def test_the_table_of_a_model_marks_what_was_pruned():
+    text = io.StringIO()
+    Console(file=text, width=120).print(inspect_table(make().after))
+    assert f"{HOSTILE} *" in text.getvalue()
+    assert "whole model" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("bound", "text"),
+    [({"min": 0.96}, "at least 0.96"), ({"max": 10}, "at most 10"), ({"min": 0.5, "max": 0.9}, "between 0.5 and 0.9")],
+)
+def test_bounds_are_said_in_words(bound, text):
+    assert bound_text(bound) == text
