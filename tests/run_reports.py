@@ -34,7 +34,7 @@ def make(weights=3):
         versions={"prunekit": "0.1.0", "keras": "3"},
         seed=7,
         steps=(
-            {"kind": "train", "name": "2 epochs", "seconds": 1.5, "accuracy": 0.9, "history": {"loss": [1.0, math.nan]}},
+            {"kind": "train", "name": "2 epochs", "seconds": 1.5, "accuracy": 0.9, "history": {"loss": [1, math.nan]}},
             {"kind": "export", "name": "keras", "seconds": None, "history": {}, "accuracy": None},
         ),
         before=report(before),
