@@ -25,13 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="VALUE", help="cells with these values, no table")
     parser.add_argument("--cover", action="store_true", help="the subset that the tests run, no table")
     parser.add_argument("--output", type=Path, default=DOCUMENT, help="where the table goes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the table says so")
     options = parser.parse_args(arguments)
 
-    cells = leak_matrix.cover() if options.cover else leak_matrix.product()
+    # The covering subset first, so that a run that is cut short has seen every pair of values.
+    cells = leak_matrix.cover()
+    if not options.cover:
+        cells = [*cells, *(cell for cell in leak_matrix.product() if cell not in set(cells))]
     cells = [cell for cell in cells if set(options.only) <= {cell.optimizer, cell.variant, cell.loop}]
     if not cells:
         parser.error(f"no cell has all of these values: {options.only}")
-    outcomes, seconds = _run(cells, options.jobs)
+    outcomes, seconds = _run(cells, options.jobs, 60 * options.minutes)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
         print(f"FAILED {outcome.cell}: {outcome.reason}", flush=True)
@@ -43,13 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(failed))
 
 
-def _run(cells: Sequence[Cell], jobs: int) -> tuple[list[Outcome], float]:
+def _run(cells: Sequence[Cell], jobs: int, limit: float) -> tuple[list[Outcome], float]:
     start, outcomes = time.perf_counter(), []
     for number, outcome in enumerate(leak_matrix.run_cells(cells, jobs), 1):
         outcomes.append(outcome)
         remaining = (time.perf_counter() - start) / number * (len(cells) - number)
         line = f"{number:4}/{len(cells)}  {outcome.status:8} {outcome.cell}  {outcome.seconds:.1f} s"
         print(f"{line}, about {remaining / 60:.0f} min to go  {outcome.reason}".rstrip(), flush=True)
+        if time.perf_counter() - start > limit:
+            break
     return outcomes, time.perf_counter() - start
 
 
@@ -75,7 +81,7 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
             """
         ),
         "",
-        f"- Cells run: {len(outcomes)}: {counts['ok']} ok, {counts['keras']} that plain Keras refuses in the same way, "
+        f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, {counts['keras']} that plain Keras refuses in the same way, "
         f"{counts['refused']} that prunekit refuses, {counts['failed']} failed.",
         f"- Executions of the compiled step checked: {sum(o.batches for o in outcomes):,}.",
         f"- Values checked at pruned positions, in weights and slots: {sum(o.positions for o in outcomes):,}.",
@@ -95,7 +101,8 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
             `LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner
             optimizers. In a tape loop, "3 steps per execution" is three updates in one compiled function, and
             `run_eagerly` is one that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A
-            dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes.
+            dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes. A dot: not
+            run in the time that the command was given; every pair of values is in the cells that run first.
             """
         ),
         "",
@@ -118,7 +125,7 @@ def _row(optimizer: str, variant: str, outcomes: Sequence[Outcome], notes: dict[
     for loop in LOOPS:
         outcome = found.get(Cell(optimizer, variant, loop))
         if outcome is None:
-            entries.append("–")
+            entries.append("·" if leak_matrix.exists(optimizer, variant) else "–")
             continue
         note = f" [{notes.setdefault(outcome.reason, len(notes) + 1)}]" if outcome.reason else ""
         entries.append(SIGNS[outcome.status] + note)
