@@ -81,7 +81,8 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
             """
         ),
         "",
-        f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, {counts['keras']} that plain Keras refuses in the same way, "
+        f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, "
+        f"{counts['keras']} that plain Keras refuses in the same way, "
         f"{counts['refused']} that prunekit refuses, {counts['failed']} failed.",
         f"- Executions of the compiled step checked: {sum(o.batches for o in outcomes):,}.",
         f"- Values checked at pruned positions, in weights and slots: {sum(o.positions for o in outcomes):,}.",
