@@ -76,7 +76,7 @@ SABOTAGES = {
     ),
     "slots are not cleared": (
         Cell("Adam", "plain", "fit"),
-        (masking, "_named_slots", lambda *_: []),
+        (MaskStore, "_slots", lambda *_: []),
         "pruned positions of adam/.* are not 0",
     ),
     "one weight too few is pruned": (

@@ -136,6 +136,19 @@ def test_weights_written_past_the_optimizer_are_detected_at_the_next_update(perc
             pruner.step()
 
 
+def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_well(perceptron):
+    optimizer = keras.optimizers.SGD(0.1)
+    with Pruner(perceptron, OneShot(0.5), optimizer) as pruner:
+        with pytest.raises(LeakError, match="hidden/kernel"):
+            for step in range(150):
+                optimizer.apply(
+                    [tf.zeros(v.shape) for v in perceptron.trainable_variables], perceptron.trainable_variables
+                )
+                if step > 20:
+                    perceptron.layers[0].kernel.assign(np.ones((8, 16)))
+                pruner.step()
+
+
 def test_step_inside_a_graph_is_refused(perceptron):
     pruner = Pruner(perceptron, ConstantSparsity(0.5))
 

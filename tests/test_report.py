@@ -1,7 +1,9 @@
 """The record of a run, its page and its terminal form."""
 
+import dataclasses
 import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -9,6 +11,8 @@ import pytest
 from rich.console import Console
 from run_reports import HOSTILE, make
 
+from prunekit.anatomy.inspection import Report
+from prunekit.anatomy.targets import Skipped
 from prunekit.delivery.record import RunReport, bound_text
 from prunekit.delivery.report import inspect_table, render_html, render_terminal
 
@@ -115,3 +119,37 @@ def test_the_table_of_a_model_marks_what_was_pruned():
 )
 def test_bounds_are_said_in_words(bound, text):
     assert bound_text(bound) == text
+
+
+def test_a_terminal_of_eighty_columns_leaves_columns_out_and_breaks_no_name_of_usual_length():
+    lines = terminal(make(), 80, is_terminal=True).splitlines()
+    (row,) = [line for line in lines if line.startswith("block_1/kernel")]
+    assert "unstructured" in row
+    assert not any("sparse MACs" in line for line in lines), "the first column to go"
+
+
+def test_many_weights_left_alone_for_one_reason_are_a_few_names_on_a_terminal_and_all_in_a_pipe():
+    report = make()
+    skipped = tuple(Skipped(f"layer_{i}/bias", "a bias") for i in range(40))
+    report = dataclasses.replace(report, after=dataclasses.replace(report.after, skipped=skipped))
+    assert "layer_5/bias and 34 more" in " ".join(terminal(report, 80, is_terminal=True).split())
+    assert "layer_39/bias" in terminal(report)
+
+
+def test_a_run_of_which_nothing_is_known_is_shown_all_the_same():
+    empty = Report("m", ())
+    report = RunReport("nothing", {}, {}, 0, (), empty, empty, {"accuracy_after": math.nan})
+    assert report.verdict() == "No weight was pruned."
+    assert "No weight was pruned." in render_html(report)
+    assert "No weight was pruned." in terminal(report)
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_a_terminal_escape_in_a_layers_name_does_not_reach_the_terminal():
+    report = make()
+    rows = tuple(dataclasses.replace(row, name=f"\x1b[31m[bold]{row.name}\n") for row in report.after.weights)
+    report = dataclasses.replace(report, after=dataclasses.replace(report.after, weights=rows, targets=()))
+    for text in (terminal(report), terminal(report, 200, is_terminal=True)):
+        assert "\x1b" not in text
+        assert "[bold]block_0/kernel" in text
+    assert "\x1b" not in render_html(report)

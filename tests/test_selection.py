@@ -46,8 +46,8 @@ def test_float64_is_told_apart_where_float32_cannot():
     np.testing.assert_array_equal(mask, np.arange(10) >= 6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 65_535, 65_536, 65_537, 200_003])
-def test_mask_is_exact_at_the_sizes_around_the_histogram(size):
+@pytest.mark.parametrize("size", [1, 2, 255, 257, 65_537, 2**17 - 1, 2**17, 200_003])
+def test_mask_is_exact_at_the_sizes_where_digits_change(size):
     importance = np.abs(np.random.default_rng(size).normal(size=size)).astype("float32")
     for kept in {0, 1, size // 10, size}:
         mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance), kept))

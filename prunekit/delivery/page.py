@@ -81,6 +81,11 @@ def _small(main: object, below: object) -> Markup:
     return Markup(f'{_text(main)}<span class="sub">{_text(below)}</span>')
 
 
+def _breakable(name: str) -> Markup:
+    """A weight's name, which a narrow column breaks at its slashes."""
+    return Markup(_text(name).replace("/", "/<wbr>"))
+
+
 def _bytes(value: Any) -> Markup:
     """Bytes in units, the exact number for the pointer."""
     return Markup(f'<span title="{count(value)} bytes">{size(value)}</span>') if is_number(value) else Markup(MISSING)
@@ -247,13 +252,17 @@ def _weights(report: RunReport) -> Markup:
     pruned = report.pruned or list(report.after.weights)
     names = {row.name for row in pruned}
     others = [row for row in report.after.weights if row.name not in names]
-    parts = [_weight_table("Pruned weights" if report.pruned else "Weights", report, pruned, total=not others)]
+    parts = [
+        _paragraph("Wide tables scroll sideways.", "hint phone"),
+        _weight_table("Pruned weights" if report.pruned else "Weights", report, pruned, total=True),
+    ]
     if others:
-        zeros = sum(row.zeros for row in others)
-        text = f"{len(others)} other weights, {count(sum(row.size for row in others))} parameters, {count(zeros)} zeros"
+        figures = (sum(row.size for row in others), sum(row.zeros for row in others))
+        text = "{}: {} parameters, {} of them zero".format(
+            "1 other weight" if len(others) == 1 else f"{len(others)} other weights", *map(count, figures)
+        )
         table = _weight_table("Other weights", report, others, total=False)
         parts.append(Markup(f"<details><summary>{text}</summary>{table}</details>"))
-        parts.append(_weight_table("The whole model", report, [], total=True))
     parts.append(
         _paragraph("Sparse MACs leave out multiplications by zero. gzip: each weight compressed by itself, level 9.")
     )
@@ -282,7 +291,7 @@ def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, t
     if total:
         gzip = [_bytes(report.gzip_total(when)) for when in ("before", "after")]
         zeros, macs = (count(old.zeros), count(new.zeros)), (short_count(old.sparse_macs), short_count(new.sparse_macs))
-        name = _small("Whole model", f"{len(new.weights)} weights")
+        name = _small("Whole model", f"all {len(new.weights)} weights")
         counts = (_bar(new.sparsity), count(new.parameters), *zeros, "", short_count(new.macs), *macs)
         foot = (name, *counts, _bytes(new.bytes), *gzip)
     return _scrolling(label, _WEIGHT_HEAD, _WEIGHT_CLASSES, cells, foot, kind="weights")
@@ -290,7 +299,7 @@ def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, t
 
 def _weight_cells(row: WeightRow, before: WeightRow | None, compressed: dict[str, int]) -> tuple[object, ...]:
     return (
-        _small(row.name, f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
+        _small(_breakable(row.name), f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
         _bar(row.sparsity),
         count(row.size),
         count(before.zeros) if before else MISSING,
@@ -346,13 +355,13 @@ def _course(values: Sequence[Any]) -> str:
 def _expectations(report: RunReport) -> Markup:
     if not report.expectations:
         return _paragraph("The recipe expects nothing in particular.")
-    columns = (("What", "name"), ("Expected", "short"), ("Measured", "number"), ("Result", "short"))
+    columns = (("What", "name"), ("Result", ""), ("Expected", "short"), ("Measured", "number"))
     rows = [
         (
             row.get("what", ""),
+            _badge("good", "✓ met") if row.get("met") else _badge("bad", "✗ not met"),
             bound_text(row.get("bound")),
             number(row.get("measured"), 6) if is_number(row.get("measured")) else "not measured",
-            _badge("good", "✓ met") if row.get("met") else _badge("bad", "✗ not met"),
         )
         for row in report.expectations
     ]
@@ -366,7 +375,7 @@ def _exports(report: RunReport) -> Markup:
     if not report.exports:
         return _paragraph("The recipe exports nothing.")
     heads = ("Bytes", "gzip -9", "Largest error", "Agreement", "Accuracy")
-    columns = (("Format", "name"), ("Status", "short"), *((head, "number") for head in heads), ("Note", "text"))
+    columns = (("Format", "name"), ("Status", ""), *((head, "number") for head in heads), ("Note", "text"))
     rows = [
         (
             _small(row.format, row.file or "no file"),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_html", "render_terminal"]
 
-_MOST_NAMES = 3
+# Names of weights left alone for one reason, on a terminal; the page and a pipe get all.
+_MOST_NAMES = 6
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class FittedTable(Table):
         rows = [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]
         return [max(cell_len(row[index]) for row in rows) for index in range(len(self.heads))]
 
-    def _fitting(self, width: int, gap: int = 1) -> list[int]:
-        """The columns to show; texts may be folded down to 24 cells, figures may not."""
+    def _fitting(self, width: int) -> list[int]:
+        """The columns to show, two cells apart; texts may be folded down to 24 cells, figures may not."""
         needed = [w if head.right else min(w, 24) for w, head in zip(self._widths(), self.heads, strict=True)]
         chosen = list(range(len(self.heads)))
-        while sum(needed[index] + gap for index in chosen) > width:
+        while sum(needed[index] + 2 for index in chosen) - 2 > width:
             least = min(chosen, key=lambda index: (self.heads[index].keep, -index))
             if self.heads[least].keep == 9:
                 break
@@ -97,7 +98,7 @@ class FittedTable(Table):
             width: Columns that do not fit in so many cells are left out; None shows all.
         """
         widths = self._widths()
-        chosen = list(range(len(self.heads))) if width is None else self._fitting(width, gap=2)
+        chosen = list(range(len(self.heads))) if width is None else self._fitting(width)
         if self.heading:
             yield self.heading
         for row in [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]:
@@ -170,7 +171,9 @@ def render_terminal(report: RunReport, console: Console) -> None:
     if report.after.skipped:
         _say(console, "")
     for reason, names in report.skipped_reasons.items():
-        _say(console, f"left alone, {reason}: {', '.join(names)}")
+        shown = names[:_MOST_NAMES] if console.is_terminal else names
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        _say(console, f"left alone, {reason}: {', '.join(shown)}{more}")
     _say(console, "")
     for row in report.expectations:
         mark, style = ("met", "green") if row.get("met") else ("NOT MET", "bold red")

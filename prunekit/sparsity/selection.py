@@ -1,15 +1,15 @@
 """Which entries stay: exact counts from an importance array, without a full sort.
 
 The k-th largest value is found by radix selection on the bit pattern of the floating-point numbers: one histogram per
-16-bit digit, most significant first (two passes over float32, four over float64, one over the 16-bit types). It reads
-the array a fixed number of times on the device that holds it, whatever the values are.
+digit, most significant first (two digits of 16 bits for float32, four for float64; twice as many of 8 bits for small
+arrays, where counting through 65,536 buckets would be most of the work). It reads the array a fixed number of times on
+the device that holds it, whatever the values are.
 """
 
 import keras
 from keras import ops
 
-_DIGIT_BITS = 16
-_BUCKETS = 1 << _DIGIT_BITS
+_SMALL = 1 << 17
 
 
 def pruned_count(sparsity: float, n: int) -> int:
@@ -71,29 +71,31 @@ def _ordered_bits(x):
 
 
 def _kth_largest_key(key, k):
-    """The k-th largest integer of `key`, found one 16-bit digit at a time from the top; needs 1 <= k <= key.size.
+    """The k-th largest integer of `key`, found one digit at a time from the top; needs 1 <= k <= key.size.
 
     With k = 0 the result is the largest key there is; with it, the caller's mask comes out empty, as it should.
     """
     bits = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
+    digit_bits = 8 if key.shape[0] < _SMALL else 16
+    buckets = 1 << digit_bits
     prefix = ops.zeros((), dtype=key.dtype)
-    for shift in range(bits - _DIGIT_BITS, -1, -_DIGIT_BITS):
+    for shift in range(bits - digit_bits, -1, -digit_bits):
         rest = ops.right_shift(key, ops.cast(shift, key.dtype))
-        first = shift == bits - _DIGIT_BITS
+        first = shift == bits - digit_bits
         # The top digit carries the sign: shifted so that buckets count from 0. Below it, only keys that share the
         # digits found so far compete; the others go to one bucket past the end.
         if first:
-            digit = ops.cast(rest + _BUCKETS // 2, "int32")
+            digit = ops.cast(rest + buckets // 2, "int32")
         else:
             digit = ops.where(
-                ops.equal(ops.right_shift(rest, ops.cast(_DIGIT_BITS, key.dtype)), prefix),
-                ops.cast(ops.bitwise_and(rest, ops.cast(_BUCKETS - 1, key.dtype)), "int32"),
-                _BUCKETS,
+                ops.equal(ops.right_shift(rest, ops.cast(digit_bits, key.dtype)), prefix),
+                ops.cast(ops.bitwise_and(rest, ops.cast(buckets - 1, key.dtype)), "int32"),
+                buckets,
             )
-        histogram = ops.bincount(digit, minlength=_BUCKETS + 1)[:_BUCKETS]
+        histogram = ops.bincount(digit, minlength=buckets + 1)[:buckets]
         at_least = ops.flip(ops.cumsum(ops.flip(histogram)))
         found = ops.maximum(_count(at_least >= k) - 1, 0)
         k = k - (ops.take(at_least, found) - ops.take(histogram, found))
         found = ops.cast(found, key.dtype)
-        prefix = found - _BUCKETS // 2 if first else ops.left_shift(prefix, ops.cast(_DIGIT_BITS, key.dtype)) + found
+        prefix = found - buckets // 2 if first else ops.left_shift(prefix, ops.cast(digit_bits, key.dtype)) + found
     return prefix

@@ -102,6 +102,7 @@ class MaskChooser:
         makers: dict[Any, _MaskMaker] = {}
         layouts = [(target.shape, target.in_axes, target.out_axes) for target in self.targets]
         self._makers = [makers.setdefault(layout, _MaskMaker(pattern, *layout)) for layout in layouts]
+        self._choose = core.compiled(self._jointly if self.allocation.joint else self._one_by_one)
 
     def fractions(self, sparsity: float) -> list[float]:
         """The sparsity of each target where all of them together have `sparsity`."""
@@ -121,30 +122,37 @@ class MaskChooser:
             ValueError: The criterion returned another shape than the weight's.
         """
         weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
-        importances = [self._importance(i, weight) for i, weight in enumerate(weights)]
-        choose = self._jointly if self.allocation.joint else self._one_by_one
-        rows = choose(sparsity, weights, importances, masks)
-        counts = (np.array([int(row[i]) for row in rows]) for i in (1, 2, 3))
-        return Choice([row[0] for row in rows], *counts)
+        new, figures = self._choose(weights, list(masks), self._pruned(sparsity))
+        return Choice(list(new), *ops.convert_to_numpy(figures))
 
-    def _one_by_one(self, sparsity, weights, importances, masks) -> list[Any]:
-        return [
-            maker.choose(weight, importance, mask, np.int32(pruned_count(fraction, maker.units)))
-            for maker, fraction, weight, importance, mask in zip(
-                self._makers, self.fractions(sparsity), weights, importances, masks, strict=True
-            )
+    def _pruned(self, sparsity: float) -> np.ndarray:
+        """How many units go: of each target, or of all together where they compete."""
+        units = [maker.units for maker in self._makers]
+        if self.allocation.joint:
+            return np.array(pruned_count(sparsity, sum(units)), "int32")
+        return np.array([pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units, strict=True)], "int32")
+
+    # Both are compiled whole, around functions that are traced once per layout: the cost of starting an operation
+    # from Python, fifty times for each weight, would be most of the time where weights are small.
+    def _one_by_one(self, weights, masks, pruned):
+        rows = [
+            maker.choose(weight, self._importance(i, weight), mask, pruned[i])
+            for i, (maker, weight, mask) in enumerate(zip(self._makers, weights, masks, strict=True))
         ]
+        return _columns(rows)
 
-    def _jointly(self, sparsity, weights, importances, masks) -> list[Any]:
+    def _jointly(self, weights, masks, pruned):
         """One selection over the units of all targets: what is removed is the least important anywhere."""
+        importances = [self._importance(i, weight) for i, weight in enumerate(weights)]
         pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
         units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
-        chosen = _choose_units(units, np.int32(pruned_count(sparsity, int(units.shape[0]))))
+        chosen = _choose_units(units, pruned)
         parts = ops.split(chosen, np.cumsum([maker.units for maker in self._makers])[:-1].tolist())
-        return [
+        rows = [
             maker.finish(weight, part, mask, ops.reshape(one, part.shape))
             for maker, weight, part, mask, one in zip(self._makers, weights, pooled, masks, parts, strict=True)
         ]
+        return _columns(rows)
 
     def _importance(self, index: int, weight):
         importance = ops.convert_to_tensor(self.criterion(weight, seed_offset=index))
@@ -177,6 +185,11 @@ class _MaskMaker:
             return finish(weight, pooled, mask, _choose_units(pooled, pruned))
 
         self.pool, self.finish, self.choose = (core.compiled(f) for f in (pool, finish, choose))
+
+
+def _columns(rows):
+    """Masks, and figures of shape (3, targets), from one row (mask, nans, leaks, kept) per target."""
+    return [row[0] for row in rows], ops.stack([ops.stack([row[i] for row in rows]) for i in (1, 2, 3)])
 
 
 def _choose_units(units, pruned):

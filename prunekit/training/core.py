@@ -28,6 +28,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def compiled_effect(function: Callable[[], None]) -> Callable[[], None]:
+    """`function`, which takes nothing and assigns to variables, compiled where the backend can compile that."""
+    return compiled(function) if keras.backend.backend() == "tensorflow" else function
+
+
 def require_masks_in_steps() -> None:
     """Refuses the backend on which a mask would be a constant of the compiled step, and so never change.
 

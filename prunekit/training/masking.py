@@ -46,6 +46,8 @@ class MaskStore:
                 np.int64(0), dtype="int64", trainable=False, name="updates", aggregation="only_first_replica"
             )
         self._index = {id(core.native(target.variable)): i for i, target in enumerate(self.targets)}
+        self._enforced_slots: tuple[int, ...] = ()
+        self._impose = core.compiled_effect(lambda: self._zero_all(()))
 
     @property
     def masks(self) -> dict[str, np.ndarray]:
@@ -69,10 +71,20 @@ class MaskStore:
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
         """Sets weights, and the optimizers' slots, to zero at pruned positions, now."""
+        slots = [
+            (part, *row) for optimizer in optimizers for part in core.parts_of(optimizer) for row in self._slots(part)
+        ]
+        key = tuple(id(slot) for *_, slot in slots)
+        if key != self._enforced_slots:
+            # Optimizers make their slots at the first update, so what there is to do can grow once.
+            self._enforced_slots, self._impose = key, core.compiled_effect(lambda: self._zero_all(slots))
+        self._impose()
+
+    def _zero_all(self, slots) -> None:
         for target, mask in zip(self.targets, self._masks, strict=True):
             _zero_outside(mask, target.variable)
-            for part, name, slot in _slots(optimizers, target.variable):
-                _zero_outside(mask, slot, _at_rest(part, name))
+        for part, index, name, slot in slots:
+            _zero_outside(self._masks[index], slot, _at_rest(part, name))
 
     def audit(self) -> dict[str, int]:
         """Target name -> number of leaks: pruned positions whose weight is not exactly zero (NaN counts)."""
@@ -141,10 +153,32 @@ class MaskStore:
             if index is not None:
                 _zero_outside(self._masks[index], self.targets[index].variable)
         for part in core.parts_of(optimizer):
-            for target, mask in zip(self.targets, self._masks, strict=True):
-                for name, slot in _drifting_slots(part, target.variable):
-                    _zero_outside(mask, slot, _at_rest(part, name))
+            for index, name, slot in self._slots(part):
+                if _drifts(part, name):
+                    _zero_outside(self._masks[index], slot, _at_rest(part, name))
         self._updates.assign_add(1)
+
+    def _slots(self, part) -> list[tuple[int, str, Any]]:
+        """(index of the target, attribute, slot) of each state that the optimizer holds for a weight of ours.
+
+        Keras has no register of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
+        keyed by variable. Factored states have another shape, and no position to clear.
+        """
+        if not part.built:
+            return []
+        places = {id(core.native(v)): i for i, v in enumerate(part._trainable_variables)}
+        ours = [(i, places[key]) for key, i in self._index.items() if key in places]
+        found = []
+        for name, held in vars(part).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            for index, place in ours:
+                variable = self.targets[index].variable
+                slot = _entry(held, place, len(places), part, variable)
+                same = isinstance(slot, keras.Variable) and tuple(slot.shape) == tuple(variable.shape)
+                if same and slot is not variable:
+                    found.append((index, name, slot))
+        return found
 
 
 def leaking(mask, weight):
@@ -239,48 +273,16 @@ def _masked(gradient, mask):
     return ops.where(mask, gradient, ops.zeros((), dtype=gradient.dtype))
 
 
-def _slots(optimizers: Sequence[Any], variable) -> list[tuple[Any, str, Any]]:
-    """(optimizer, attribute, slot) of every per-weight state of the variable: moments, averages, accumulations."""
-    return [
-        (part, name, slot)
-        for optimizer in optimizers
-        for part in core.parts_of(optimizer)
-        for name, slot in _named_slots(part, variable)
-    ]
-
-
-def _drifting_slots(optimizer, variable) -> list[tuple[str, Any]]:
-    """The slots that an update can make non-zero at a pruned position although the gradient there is zero."""
-    slots = _named_slots(optimizer, variable)
-    if type(optimizer) not in _KEEP_ZERO_SLOTS:
-        return slots
+def _drifts(part, name: str) -> bool:
+    """Whether an update can make the slot non-zero at a pruned position although the gradient there is zero."""
     # The average is taken after the update and before this store acts: an update that mixes positions
     # (Muon's orthogonalisation) or a constraint of the user's would enter it, and Keras writes it back later.
-    return [(name, slot) for name, slot in slots if name == "_model_variables_moving_average"]
+    return type(part) not in _KEEP_ZERO_SLOTS or name == "_model_variables_moving_average"
 
 
-def _named_slots(optimizer, variable) -> list[tuple[str, Any]]:
-    """(attribute, slot) for each list or dictionary of the optimizer that holds one state per trainable variable.
-
-    Keras has no register of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
-    keyed by variable. Factored states have another shape, and no position to clear.
-    """
-    if not optimizer.built:
-        return []
-    order = {id(core.native(v)): i for i, v in enumerate(optimizer._trainable_variables)}
-    index = order.get(id(core.native(variable)))
-    if index is None:
-        return []
-    found = []
-    for name, held in vars(optimizer).items():
-        if name in ("_variables", "_trainable_variables"):
-            continue
-        if isinstance(held, list | tuple) and len(held) == len(order):
-            slot = held[index]
-        elif isinstance(held, dict):
-            slot = held.get(optimizer._var_key(variable)) if hasattr(optimizer, "_var_key") else None
-        else:
-            continue
-        if isinstance(slot, keras.Variable) and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
-            found.append((name, slot))
-    return found
+def _entry(held, place: int, count: int, part, variable):
+    if isinstance(held, list | tuple):
+        return held[place] if len(held) == count else None
+    if isinstance(held, dict) and hasattr(part, "_var_key"):
+        return held.get(part._var_key(variable))
+    return None

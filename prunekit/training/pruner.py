@@ -17,6 +17,9 @@ from prunekit.training import core
 from prunekit.training.choice import MaskChooser, Options, PruningOptions
 from prunekit.training.masking import LeakError, MaskStore
 
+# Steps between two looks for leaks while masks stay as they are: one reads every target and its mask.
+_CHECK_EVERY = 100
+
 
 class Pruner:
     """Prunes a model while any loop trains it: call `step()` after each optimizer update.
@@ -114,7 +117,7 @@ class Pruner:
         else:
             self.store.enforce()
         self._done = self.step_count
-        if self._unchecked:
+        if self._unchecked or self._calls % _CHECK_EVERY == 0:
             self.check()
         return self._follow_schedule()
 
@@ -165,7 +168,8 @@ class Pruner:
             notes.append(
                 f"{restored:,} pruned weights had been written back at the end of training, as EarlyStopping does with "
                 "the best weights of an epoch that was less sparse; they are zero again. Evaluate the model anew, and "
-                "give EarlyStopping start_from_epoch= an epoch after the schedule has landed."
+                "give EarlyStopping start_from_epoch= an epoch after the schedule has landed. Without such a callback, "
+                "the training loop writes weights without passing through the optimizer."
             )
         if self.step_count == self.schedule.landing_step - 1:
             self._update_masks(self.step_count, self.schedule.final_sparsity)

@@ -1,5 +1,7 @@
 """The report page in a real browser: headless Chromium, without a network."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -10,13 +12,15 @@ import run_reports
 from prunekit.delivery.report import render_html
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+COMPLAINTS = r"CONSOLE|Refused to|ERR_"
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
 
 
 def browse(page, folder, *arguments):
     options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    more = "--disable-component-update --disable-sync --host-resolver-rules=MAP*~NOTFOUND --enable-logging=stderr"
-    command = [BROWSER, *options.split(), *more.split(), f"--user-data-dir={folder / 'profile'}", *arguments]
+    more = "--disable-component-update --disable-sync --proxy-server=127.0.0.1:9 --enable-logging=stderr"
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
+    command = [BROWSER, *options.split(), *more.split(), offline, f"--user-data-dir={folder / 'profile'}", *arguments]
     return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
 
 
@@ -33,23 +37,57 @@ def test_the_browser_shows_tables_and_pictures_and_complains_of_nothing(page, tm
     assert dom.count("<table") >= 6
     assert dom.count("<svg") >= 5
     assert len(re.findall(r"<tr", dom)) > 20
-    assert not re.search(r"CONSOLE|Refused to|ERR_", result.stderr), result.stderr
+    assert not re.search(COMPLAINTS, result.stderr), result.stderr
+
+
+def test_a_page_that_fetches_something_would_be_complained_of(page, tmp_path):
+    copy = tmp_path / "fetching.html"
+    image = '<img src="https://example.org/x.png" alt=""></body>'
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", image), encoding="utf-8")
+    assert re.search(COMPLAINTS, browse(copy, tmp_path, "--dump-dom").stderr)
+
+
+# What the layout came to. The page itself has no script: this goes into a copy of it.
+PROBE = """<script>
+const shown = element => element.getClientRects().length > 0;
+const pictures = [...document.querySelectorAll("svg.picture")].filter(shown);
+const letters = svg => [...svg.querySelectorAll("text")].map(text =>
+  parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width);
+const cells = [...document.querySelectorAll("td, p, dd, .sub")].map(e => parseFloat(getComputedStyle(e).fontSize));
+parent.document.title = JSON.stringify({
+  width: document.documentElement.scrollWidth, pictures: pictures.length,
+  smallest: Math.min(...pictures.flatMap(letters)),
+  text: Math.min(...cells), ground: getComputedStyle(document.body).backgroundColor});
+</script></body>"""
+
+
+def measured(page, folder, width, *arguments):
+    text = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text(encoding="utf-8")).replace("</body>", PROBE)
+    (folder / "probe.html").write_text(text, encoding="utf-8")
+    # Headless windows may have a least width, so the page is laid out in a frame of the width that is meant.
+    frame = folder / "frame.html"
+    frame.write_text(f'<iframe src="probe.html" style="width:{width}px;height:900px;border:0"></iframe>')
+    more = ("--virtual-time-budget=3000", "--allow-file-access-from-files", *arguments)
+    found = re.search(r"<title>(.*?)</title>", browse(frame, folder, "--dump-dom", *more).stdout)
+    assert found, "the probe did not run"
+    return json.loads(html.unescape(found[1]))
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_is_no_wider_than_the_window(page, tmp_path, width):
-    # A copy with a line of script that says what the layout came to; the page itself has none.
-    probe = '<script>document.title = "wide " + document.documentElement.scrollWidth</script></body>'
-    text = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text(encoding="utf-8")).replace("</body>", probe)
-    copy = tmp_path / "probe.html"
-    # Headless windows have a least width, so the page is laid out in a frame of the width that is meant.
-    frame = tmp_path / "frame.html"
-    copy.write_text(text.replace("document.title", "parent.document.title"), encoding="utf-8")
-    frame.write_text(f'<iframe src="{copy.name}" style="width:{width}px;height:900px;border:0"></iframe>')
-    result = browse(frame, tmp_path, "--dump-dom", "--virtual-time-budget=3000", "--allow-file-access-from-files")
-    found = re.search(r"<title>wide (\d+)</title>", result.stdout)
-    assert found, result.stdout[:500]
-    assert int(found[1]) <= width
+def test_the_page_fits_the_window_and_its_text_can_be_read(page, tmp_path, width):
+    found = measured(page, tmp_path, width)
+    assert found["width"] <= width
+    assert found["pictures"] == 5, "bars and schedule, each in the form for this width, and three histograms"
+    assert found["smallest"] >= 9, "letters in pictures, in CSS pixels"
+    assert found["text"] >= 12
     shot = tmp_path / "page.png"
     browse(page, tmp_path, f"--window-size={width},1200", f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
+
+
+def test_the_page_follows_the_theme(page, tmp_path):
+    dark, light = (
+        measured(page, tmp_path, 800, f"--blink-settings=preferredColorScheme={scheme}")["ground"] for scheme in (0, 1)
+    )
+    assert max(map(int, re.findall(r"\d+", dark))) < 60
+    assert min(map(int, re.findall(r"\d+", light))) > 200
