@@ -27,8 +27,7 @@ WANTED = {
 # Why a bound may not be met, by what was wanted and model.
 REASONS = {
     "update": {
-        "perceptron": "The update passes over weights, importances, masks and slots some thirty times, without a sort; "
-        "tensorflow-model-optimization sorts on all cores.",
+        "perceptron": "The update passes over weights, importances, masks and slots many times, if without a sort.",
         "resnet20": "22 small weights: the time goes into starting some fifty operations for each, which does not "
         "shrink with the weights, while the sort of tensorflow-model-optimization does.",
     },

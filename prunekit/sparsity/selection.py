@@ -1,7 +1,7 @@
 """Which entries stay: exact counts from an importance array, without a full sort.
 
 The k-th largest value is found by radix selection on the bit pattern of the floating-point numbers: one histogram per
-digit, most significant first (two digits of 16 bits for float32, four for float64; twice as many of 8 bits for small
+digit, most significant first (two digits of 16 bits for float32, four for float64; three of 11 bits for small
 arrays, where counting through 65,536 buckets would be most of the work). It reads the array a fixed number of times on
 the device that holds it, whatever the values are.
 """
@@ -9,7 +9,7 @@ the device that holds it, whatever the values are.
 import keras
 from keras import ops
 
-_SMALL = 1 << 17
+_SMALL = 1 << 18
 
 
 def pruned_count(sparsity: float, n: int) -> int:
@@ -38,19 +38,17 @@ def keep_largest(importance, kept):
     Returns:
         Boolean tensor, the shape of `importance`.
     """
-    shape = tuple(importance.shape)
     key = _ordered_bits(ops.reshape(importance, (-1,)))
-    kept = ops.cast(kept, "int32")
-    threshold = _kth_largest_key(key, kept)
-    above, tied = ops.greater(key, threshold), ops.equal(key, threshold)
-    wanted = kept - _count(above)
+    threshold, wanted, tied = _kth_largest(key, ops.cast(kept, "int32"))
+
+    def some_of_the_tied():
+        ties = ops.equal(key, threshold)
+        first = ops.cumsum(ops.cast(ties, "int32")) <= wanted
+        return ops.logical_or(ops.greater(key, threshold), ops.logical_and(ties, first))
+
     # Ties are rare in trained weights, and a running count costs more than all of the selection: only where needed.
-    mask = ops.cond(
-        ops.equal(_count(tied), wanted),
-        lambda: ops.logical_or(above, tied),
-        lambda: ops.logical_or(above, ops.logical_and(tied, ops.cumsum(ops.cast(tied, "int32")) <= wanted)),
-    )
-    return ops.reshape(mask, shape)
+    mask = ops.cond(ops.equal(tied, wanted), lambda: ops.greater_equal(key, threshold), some_of_the_tied)
+    return ops.reshape(mask, tuple(importance.shape))
 
 
 def _count(mask):
@@ -58,44 +56,46 @@ def _count(mask):
 
 
 def _ordered_bits(x):
-    """Integers of the width of x's type, ordered as the floating-point values are; -0 and 0 are one value."""
+    """Integers, at least 32 bits wide, ordered as the floating-point values are; -0 and 0 are one value."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     bits = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}[dtype]
-    x = ops.where(ops.equal(x, 0), ops.zeros_like(x), x)
-    signed = ops.view(x, dtype=f"int{bits}")
+    key = ops.view(x, dtype=f"int{bits}")
     if bits == 16:
-        signed = ops.cast(signed, "int32")
-    # Negative floats order backwards in their bit pattern: flip all bits but the sign.
-    flip = (1 << (bits - 1)) - 1
-    return ops.where(signed >= 0, signed, ops.bitwise_xor(signed, ops.cast(flip, signed.dtype)))
+        key = ops.cast(key, "int32")
+    sign, others = (ops.cast(n, key.dtype) for n in (bits - 1, (1 << (bits - 1)) - 1))
+    # Negative floats order backwards in their bit pattern: flip all bits but the sign. That makes -0 the integer below
+    # 0: one up for all negative numbers. Shifting a sign down gives -1 or 0, cheaper than comparing and selecting.
+    key = ops.bitwise_xor(key, ops.bitwise_and(ops.right_shift(key, sign), others))
+    return key - ops.right_shift(key, sign)
 
 
-def _kth_largest_key(key, k):
-    """The k-th largest integer of `key`, found one digit at a time from the top; needs 1 <= k <= key.size.
+def _kth_largest(key, k):
+    """The k-th largest integer, how many of those equal to it are among the k largest, and how many there are.
 
-    With k = 0 the result is the largest key there is; with it, the caller's mask comes out empty, as it should.
+    Found one digit at a time from the top; needs 0 <= k <= key.size. For k = 0 the integer is above all there are.
     """
-    bits = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
-    digit_bits = 8 if key.shape[0] < _SMALL else 16
-    buckets = 1 << digit_bits
-    prefix = ops.zeros((), dtype=key.dtype)
-    for shift in range(bits - digit_bits, -1, -digit_bits):
-        rest = ops.right_shift(key, ops.cast(shift, key.dtype))
-        first = shift == bits - digit_bits
-        # The top digit carries the sign: shifted so that buckets count from 0. Below it, only keys that share the
-        # digits found so far compete; the others go to one bucket past the end.
-        if first:
+    unknown = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
+    digit_bits = 11 if key.shape[0] < _SMALL else 16
+    prefix, known = None, None
+    while unknown:
+        width = min(digit_bits, unknown)
+        unknown, buckets = unknown - width, 1 << width
+        rest = ops.right_shift(key, ops.cast(unknown, key.dtype)) if unknown else key
+        if prefix is None:
+            # The top digit carries the sign: shifted so that buckets count from 0.
             digit = ops.cast(rest + buckets // 2, "int32")
         else:
+            # Only keys that share the digits found so far compete; the others go to one bucket past the end.
             digit = ops.where(
-                ops.equal(ops.right_shift(rest, ops.cast(digit_bits, key.dtype)), prefix),
+                ops.equal(known, prefix),
                 ops.cast(ops.bitwise_and(rest, ops.cast(buckets - 1, key.dtype)), "int32"),
                 buckets,
             )
         histogram = ops.bincount(digit, minlength=buckets + 1)[:buckets]
-        at_least = ops.flip(ops.cumsum(ops.flip(histogram)))
-        found = ops.maximum(_count(at_least >= k) - 1, 0)
-        k = k - (ops.take(at_least, found) - ops.take(histogram, found))
-        found = ops.cast(found, key.dtype)
-        prefix = found - buckets // 2 if first else ops.left_shift(prefix, ops.cast(digit_bits, key.dtype)) + found
-    return prefix
+        up_to = ops.cumsum(histogram)
+        found = ops.maximum(_count(up_to[-1] - up_to + histogram >= k) - 1, 0)
+        k = k - (up_to[-1] - ops.take(up_to, found))
+        tied, found = ops.take(histogram, found), ops.cast(found, key.dtype)
+        prefix = found - buckets // 2 if prefix is None else ops.left_shift(prefix, ops.cast(width, key.dtype)) + found
+        known = rest
+    return prefix, k, tied

@@ -1,5 +1,6 @@
 """Which masks a sparsity means: importance -> pooled units -> exact selection -> masks, compiled once per shape."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -99,9 +100,8 @@ class MaskChooser:
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One maker per layout: its functions are traced once per shape.
-        makers: dict[Any, _MaskMaker] = {}
-        layouts = [(target.shape, target.in_axes, target.out_axes) for target in self.targets]
-        self._makers = [makers.setdefault(layout, _MaskMaker(pattern, *layout)) for layout in layouts]
+        make = functools.cache(functools.partial(_MaskMaker, pattern))
+        self._makers = [make(target.shape, target.in_axes, target.out_axes) for target in self.targets]
         self._choose = core.compiled(self._jointly if self.allocation.joint else self._one_by_one)
 
     def fractions(self, sparsity: float) -> list[float]:
