@@ -386,7 +386,7 @@ class TestTrust:
             require_trust(load(self.FACTORIES), trust=False)
 
     def test_trusted_code_is_let_through(self, load):
-        require_trust(load(self.FACTORIES), trust=True)
+        assert require_trust(load(self.FACTORIES), trust=True) is None
 
     def test_only_what_would_run_is_named(self, load):
         with pytest.raises(RecipeError, match=r"\(data: my\.data:load\)"):
@@ -394,7 +394,8 @@ class TestTrust:
         require_trust(load(self.FACTORIES), trust=False, model_given=True, data_given=True)
 
     def test_a_recipe_without_code_needs_no_trust(self, load):
-        require_trust(load(TEXT), trust=False)
+        assert load(TEXT).factories() == ()
+        assert require_trust(load(TEXT), trust=False) is None
 
     def test_loading_imports_nothing(self, load, tmp_path, monkeypatch):
         (tmp_path / "trap.py").write_text("raise SystemExit('imported')")

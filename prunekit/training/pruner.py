@@ -283,23 +283,25 @@ class Pruner:
         self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return changed
 
+    def _named(self, counts) -> str:
+        return ", ".join(f"{target.name} ({n})" for target, n in zip(self.targets, counts, strict=True) if n)
+
     def _refuse_nan(self, nans) -> None:
         if nans.any():
-            named = ", ".join(f"{t.name} ({n})" for t, n in zip(self.targets, nans, strict=True) if n)
             raise ValueError(
-                f"Importances that are NaN have no rank, so no mask can be chosen. Received NaN for: {named}. "
-                "The weights or the criterion are to blame: look for a loss that became NaN, lower the learning rate, "
-                "or train from an earlier checkpoint. The masks are as they were."
+                "Importances that are NaN have no rank, so no mask can be chosen. "
+                f"Received NaN for: {self._named(nans)}. The weights or the criterion are to blame: "
+                "look for a loss that became NaN, lower the learning rate, or train from an "
+                "earlier checkpoint. The masks are as they were."
             )
 
     def _refuse_leaks(self, leaks) -> None:
         if leaks.any():
-            named = ", ".join(f"{t.name} ({n})" for t, n in zip(self.targets, leaks, strict=True) if n)
             self.enforce()
             raise LeakError(
-                f"Pruned weights became non-zero since the last update: {named}. Something in the loop writes weights "
-                "without passing through the optimizer: assign weights before the optimizer update, or call "
-                "pruner.enforce() after writing them. The masks were re-imposed."
+                f"Pruned weights became non-zero since the last update: {self._named(leaks)}. "
+                "Something in the loop writes weights without passing through the optimizer: assign weights "
+                "before the optimizer update, or call pruner.enforce() after writing them. The masks were re-imposed."
             )
 
 
