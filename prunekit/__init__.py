@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         OneShot,
         PolynomialDecay,
     )
-    from prunekit.sparsity.scores import L2, Custom, Magnitude, Random
+    from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
     from prunekit.training import gradients, initializers, loops
     from prunekit.training.callbacks import PruningCallback
     from prunekit.training.masking import LeakError
@@ -49,6 +49,7 @@ __all__ = [
     "LeakError",
     "LinearDecay",
     "Magnitude",
+    "Movement",
     "MultiStep",
     "NM",
     "OneShot",
@@ -97,7 +98,7 @@ _MODULES = {
         "OneShot",
         "PolynomialDecay",
     ),
-    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Random"),
+    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
     "prunekit.training": ("gradients", "initializers", "loops"),
     "prunekit.training.callbacks": ("PruningCallback",),
     "prunekit.training.masking": ("LeakError",),

@@ -178,6 +178,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     raw["least_squares"] = tool("least_squares", smoke=options.smoke, repeats=turns)
     say("gradients of single examples")
     raw["gradients"] = tool("gradients", smoke=options.smoke, repeats=turns)
+    say("what updates change")
+    raw["changes"] = tool("changes", smoke=options.smoke, repeats=2 * turns)
     say("start-up")
     raw["startup"] = startups(turns)
     raw["load_after"] = os.getloadavg()[0]

@@ -200,12 +200,53 @@ def gradients(smoke: bool, repeats: int) -> None:
     answer(batch=batch, seconds=found)
 
 
+def changes(smoke: bool, repeats: int) -> None:
+    """Seconds per step of fashion-cnn in `fit`, as it is, measured, and pruned by magnitude and by movement."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import prunekit as pk
+    from prunekit.recipe.models import fashion_cnn
+
+    batch, steps = (4, 3) if smoke else (64, 10)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(steps, batch, 28, 28, 1)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, generator.integers(0, 10, (steps, batch))))
+
+    def fit(criterion: str | None = None, measured: bool = False) -> Callable[[], Any]:
+        model = fashion_cnn()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(), jit_compile=False)
+        schedule = pk.ConstantSparsity(FINAL_SPARSITY, begin_step=1, frequency=1_000_000)
+        callbacks = [pk.PruningCallback(schedule, criterion=criterion)] if criterion else []
+        if measured:
+            # Measured until the process ends.
+            pk.loops.WeightChanges(model).__enter__()
+        return lambda: model.fit(data, epochs=1, verbose=0, callbacks=callbacks)
+
+    ways = {
+        "model.fit": fit(),
+        "model.fit, once more": fit(),
+        "model.fit within WeightChanges": fit(measured=True),
+        "model.fit with PruningCallback, by magnitude": fit("magnitude"),
+        "model.fit with PruningCallback, by movement": fit("movement"),
+    }
+    seconds = {name: [each / steps for each in values] for name, values in in_turns(ways, repeats).items()}
+    answer(batch=batch, seconds=seconds)
+
+
 def main() -> None:
     """Does what one argument, a JSON object, says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", type=json.loads)
     task = parser.parse_args().task
-    tools = {"selection": selection, "loops": loops, "least_squares": least_squares, "gradients": gradients}
+    tools = {
+        "selection": selection,
+        "loops": loops,
+        "least_squares": least_squares,
+        "gradients": gradients,
+        "changes": changes,
+    }
     tools[task.pop("tool")](**task)
 
 

@@ -62,4 +62,6 @@ def make(weights=3):
         notes=("mind the <gap>",),
         advice=(RuntimeAdvice("LiteRT on x86", "nothing", "no sparse convolutions"),),
         compressed=compressed_sizes(before, after),
+        changes={name: {"updates": 20, "change": 0.01, "last": 0.01, "largest": 0.02, "norm": 4.0, "relative": 0.0025}
+                 for name in names[:-1]},
     )  # fmt: skip

@@ -12,9 +12,9 @@ ORDER = {
     "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
     "anatomy": ["layers", "targets", "fans", "watching", "cost", "inspection"],
     "training": (
-        "core environment trainer observation signals drawing lsuv initializers losses masking choice pruner callbacks "
-        "accumulation capture contributions layer_rules example_pass per_example products derivatives diagnosis "
-        "gradients least_squares loops"
+        "core environment trainer observation signals drawing lsuv initializers losses masking choice changes pruner "
+        "callbacks accumulation capture contributions layer_rules example_pass per_example products derivatives "
+        "diagnosis gradients least_squares loops"
     ).split(),
     "delivery": "wording probe xnnpack litert advice checking export record plots signal_plot page report".split(),
     "recipe": (

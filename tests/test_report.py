@@ -82,6 +82,14 @@ def test_the_page_is_whole_self_contained_and_escapes_what_users_named():
     assert "nan" not in joined.lower().split()
 
 
+def test_the_page_and_the_terminal_say_how_far_updates_moved_a_weight():
+    report = make()
+    row = next(line for line in terminal(report).splitlines() if line.startswith(report.after.weights[0].name))
+    assert row.split()[-1] == "0.0025"
+    assert "Moved per update" in render_html(report) and '<td class="number">0.0025</td>' in render_html(report)
+    assert "moved per update" not in terminal(dataclasses.replace(report, changes={}))
+
+
 def test_a_page_of_two_hundred_weights_stays_small():
     assert len(render_html(make(weights=200)).encode()) < 1_000_000
 

@@ -113,6 +113,22 @@ def test_the_report_tells_what_was_done(whole):
     assert report.advice
 
 
+def test_the_report_tells_how_far_updates_moved_the_weights(whole):
+    report = whole[0].report
+    assert set(report.changes) == {"hidden/kernel", "hidden/bias", "logits/kernel", "logits/bias"}
+    # Five updates in each of the epochs of the train, prune and finetune steps.
+    epochs = sum(len(step["history"]["loss"]) for step in report.steps if "loss" in step["history"])
+    assert {row["updates"] for row in report.changes.values()} == {5 * epochs}
+    assert report.relative_change("hidden/kernel") == report.changes["hidden/kernel"]["relative"] > 0
+    assert report.relative_change("nothing") is None
+
+
+def test_a_recipe_prunes_by_movement(perceptron, pairs, tmp_path):
+    result = compress(recipe(prune(criterion="movement")), perceptron, pairs, tmp_path / "run")
+    assert zeros(result.model, "hidden/kernel") == round(0.8 * 128)
+    assert result.report.recipe["steps"][0]["prune"]["criterion"] == "movement"
+
+
 def test_progress_goes_from_step_to_step_and_finishes_once(whole):
     seen = whole[1]
     assert [item.finished for item in seen] == [False] * (len(seen) - 1) + [True]
@@ -286,6 +302,10 @@ REFUSED = {
     "metrics that do not fit": (
         recipe({"train": {"epochs": 1}}, compile={**COMPILE, "metrics": ["precision"]}),
         "compile: loss and metrics do not fit the outputs",
+    ),
+    "movement before any update": (
+        recipe(prune(criterion="movement", schedule={"initial_sparsity": 0.5})),
+        r"steps\[0\].prune: movement looks at how updates.*asks for sparsity 0.5 before the first",
     ),
     "an earlier step that is fine": (
         recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}, prune(include=["nowhere"])),

@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Random, get_criterion
+from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 
 
 def smallest_first(weight):
     return -ops.abs(weight)
 
 
-FAMILY = [Magnitude(), L2(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)]
+FAMILY = [Magnitude(), L2(), Movement(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)]
 WEIGHTS = {
     "rank 1": np.array([0.5, -0.25, 0.0, -0.0, 3.0, -3.0, 1e-30], "float32"),
     "single": np.array([[-2.0]], "float32"),
@@ -38,8 +38,14 @@ def weight(request) -> np.ndarray:
     return request.param
 
 
+def statistics_for(criterion, weight):
+    """A statistic for each that the criterion needs: minus the weight, for one."""
+    return {name: -ops.convert_to_tensor(weight) for name in criterion.needs} or None
+
+
 def scores(criterion, weight, **arguments) -> np.ndarray:
-    return ops.convert_to_numpy(criterion(ops.convert_to_tensor(weight), **arguments))
+    weight = ops.convert_to_tensor(weight)
+    return ops.convert_to_numpy(criterion(weight, statistics=statistics_for(criterion, weight), **arguments))
 
 
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
@@ -57,19 +63,20 @@ def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(
 def test_an_importance_is_the_same_eagerly_in_a_graph_and_under_xla(criterion, weight):
     eager = scores(criterion, weight, seed_offset=3)
     for jit_compile in (False, True):
-        compiled = tf.function(lambda w: criterion(w, seed_offset=3), jit_compile=jit_compile)
+        compiled = tf.function(
+            lambda w: criterion(w, seed_offset=3, statistics=statistics_for(criterion, w)), jit_compile=jit_compile
+        )
         np.testing.assert_array_equal(compiled(tf.constant(weight)).numpy(), eager)
 
 
 def test_a_criterion_takes_a_keras_variable(criterion):
     variable = keras.Variable(WEIGHTS["ragged"])
-    np.testing.assert_array_equal(
-        ops.convert_to_numpy(criterion(variable, statistics=None)), scores(criterion, WEIGHTS["ragged"])
-    )
+    found = criterion(variable, statistics=statistics_for(criterion, variable))
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), scores(criterion, WEIGHTS["ragged"]))
 
 
-def test_a_criterion_needs_no_statistics_is_frozen_hashable_comparable_and_picklable(criterion):
-    assert criterion.needs == frozenset()
+def test_a_criterion_is_frozen_hashable_comparable_and_picklable(criterion):
+    assert criterion.needs == ({"movement"} if isinstance(criterion, Movement) else frozenset())
     assert criterion == dataclasses.replace(criterion) == pickle.loads(pickle.dumps(criterion))
     assert hash(criterion) == hash(dataclasses.replace(criterion))
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -196,7 +203,7 @@ def test_a_criterion_stays_what_it_is_and_a_function_becomes_custom(criterion):
 
 @pytest.mark.parametrize("name", ["", "weight", "Magnitude", "magnitud", "wanda"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: magnitude, l1, l2, random'):
+    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: magnitude, l1, l2, movement, random'):
         get_criterion(name)
 
 

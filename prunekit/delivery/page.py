@@ -264,7 +264,10 @@ def _weights(report: RunReport) -> Markup:
         table = _weight_table("Other weights", report, others, total=False)
         parts.append(Markup(f"<details><summary>{text}</summary>{table}</details>"))
     parts.append(
-        _paragraph("Sparse MACs leave out multiplications by zero. gzip: each weight compressed by itself, level 9.")
+        _paragraph(
+            "Sparse MACs leave out multiplications by zero. gzip: each weight compressed by itself, level 9. Moved per "
+            "update: L2 norm of what an optimizer update changed, over that of the weight, on average."
+        )
     )
     return _join(parts)
 
@@ -276,16 +279,17 @@ _WEIGHT_HEAD = (
     '<th scope="col" rowspan="2" class="number">MACs</th>'
     '<th scope="colgroup" colspan="2" class="group">Sparse MACs</th>'
     '<th scope="col" rowspan="2" class="number">Bytes, raw</th>'
-    '<th scope="colgroup" colspan="2" class="group">Bytes, gzip</th></tr><tr>'
+    '<th scope="colgroup" colspan="2" class="group">Bytes, gzip</th>'
+    '<th scope="col" rowspan="2" class="number">Moved per update</th></tr><tr>'
     + '<th scope="col" class="number">before</th><th scope="col" class="number">after</th>' * 3
     + "</tr>"
 )
-_WEIGHT_CLASSES = ("name", "bars", *["number"] * 3, "pattern", *["number"] * 6)
+_WEIGHT_CLASSES = ("name", "bars", *["number"] * 3, "pattern", *["number"] * 7)
 
 
 def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, total: bool) -> Markup:
     before = {row.name: row for row in report.before.weights}
-    cells = [_weight_cells(row, before.get(row.name), report.compressed.get(row.name, {})) for row in rows]
+    cells = [_weight_cells(report, row, before.get(row.name)) for row in rows]
     old, new = report.before, report.after
     foot: tuple[object, ...] = ()
     if total:
@@ -293,11 +297,12 @@ def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, t
         zeros, macs = (count(old.zeros), count(new.zeros)), (short_count(old.sparse_macs), short_count(new.sparse_macs))
         name = _small("Whole model", f"all {len(new.weights)} weights")
         counts = (_bar(new.sparsity), count(new.parameters), *zeros, "", short_count(new.macs), *macs)
-        foot = (name, *counts, _bytes(new.bytes), *gzip)
+        foot = (name, *counts, _bytes(new.bytes), *gzip, "")
     return _scrolling(label, _WEIGHT_HEAD, _WEIGHT_CLASSES, cells, foot, kind="weights")
 
 
-def _weight_cells(row: WeightRow, before: WeightRow | None, compressed: dict[str, int]) -> tuple[object, ...]:
+def _weight_cells(report: RunReport, row: WeightRow, before: WeightRow | None) -> tuple[object, ...]:
+    compressed = report.compressed.get(row.name, {})
     return (
         _small(_breakable(row.name), f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
         _bar(row.sparsity),
@@ -311,6 +316,7 @@ def _weight_cells(row: WeightRow, before: WeightRow | None, compressed: dict[str
         _bytes(row.bytes),
         _bytes(compressed.get("before")),
         _bytes(compressed.get("after")),
+        number(report.relative_change(row.name), 2),
     )
 
 

@@ -55,6 +55,8 @@ class RunReport:
         notes: What a reader should know about these figures.
         advice: What the zeros buy, runtime by runtime.
         compressed: `compressed_sizes` of the weights; empty if not measured.
+        changes: What optimizer updates did to each weight, by name, over the whole run; "relative" is the L2 norm of
+            an update's change over that of the weight, averaged. Empty if not measured.
     """
 
     title: str
@@ -75,6 +77,7 @@ class RunReport:
     notes: tuple[str, ...] = ()
     advice: tuple[RuntimeAdvice, ...] = ()
     compressed: dict[str, dict[str, int]] = field(default_factory=dict)
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as strict JSON can hold it: nan and infinities are None."""
@@ -125,6 +128,10 @@ class RunReport:
         """Fraction of zeros over `pruned`; 0.0 where nothing was pruned."""
         total = sum(row.size for row in self.pruned)
         return sum(row.zeros for row in self.pruned) / total if total else 0.0
+
+    def relative_change(self, name: str) -> float | None:
+        """How far an update moved a weight, relative to its norm; None if not measured."""
+        return self.changes.get(name, {}).get("relative")
 
     @property
     def all_notes(self) -> list[str]:

@@ -122,6 +122,7 @@ _WEIGHT_COLUMNS = (
     _Column("sparse MACs", keep=2, right=True),
     _Column("bytes", keep=4, right=True),
 )
+_MOVED = _Column("moved per update", keep=1, right=True)
 
 
 def inspect_table(report: Report) -> Table:
@@ -132,9 +133,11 @@ def inspect_table(report: Report) -> Table:
     return _weight_table(report, report.weights)
 
 
-def _weight_table(report: Report, rows: Sequence[WeightRow], title: str = "") -> FittedTable:
+def _weight_table(
+    report: Report, rows: Sequence[WeightRow], title: str = "", run: RunReport | None = None
+) -> FittedTable:
     marked = set(report.targets) if len(rows) == len(report.weights) else set()
-    cells = [
+    cells: list[tuple[str, ...]] = [
         (
             row.name + (" *" if row.name in marked else ""),
             wording.shape(row.shape),
@@ -150,7 +153,12 @@ def _weight_table(report: Report, rows: Sequence[WeightRow], title: str = "") ->
     ]
     figures = (count(report.parameters), count(report.zeros), wording.sparsity(report.sparsity), "")
     costs = (short_count(report.macs), short_count(report.sparse_macs), size(report.bytes))
-    return FittedTable(_WEIGHT_COLUMNS, cells, ("whole model", "", *figures, *costs), title)
+    heads: tuple[_Column, ...] = _WEIGHT_COLUMNS
+    total: tuple[str, ...] = ("whole model", "", *figures, *costs)
+    if run is not None and run.changes:
+        heads, total = (*heads, _MOVED), (*total, "")
+        cells = [(*cell, number(run.relative_change(row.name), 2)) for cell, row in zip(cells, rows, strict=True)]
+    return FittedTable(heads, cells, total, title)
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -192,7 +200,7 @@ def _tables(report: RunReport) -> Iterator[FittedTable]:
         (_Column("summary"), _Column("", right=True), _Column("compared with")), [card for card in report.cards()]
     )
     if report.pruned:
-        yield _weight_table(report.after, report.pruned, "Pruned weights")
+        yield _weight_table(report.after, report.pruned, "Pruned weights", report)
     if report.steps:
         yield FittedTable(
             (_Column("step"), _Column("what"), _Column("took", right=True), _Column("accuracy", right=True)),

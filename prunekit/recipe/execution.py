@@ -32,7 +32,9 @@ from prunekit.recipe.preparation import (
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
 from prunekit.sparsity.schedules import OneShot
+from prunekit.training import core
 from prunekit.training.callbacks import PruningCallback
+from prunekit.training.changes import WeightChanges
 from prunekit.training.pruner import Pruner
 
 _EVALUATION_BATCH = 256
@@ -50,6 +52,7 @@ class Record:
         pruning_since: Optimizer updates behind the first prune step; events and curve count from there.
         targets: Names of the weights that were pruned.
         skipped: The weights that no prune step took, and why.
+        changes: What the updates of all training steps did to each weight, by its name.
         expectations: What was expected and measured.
     """
 
@@ -63,6 +66,7 @@ class Record:
     curve: list[tuple[int, float]] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     skipped: dict[str, Skipped] = field(default_factory=dict)
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     exports: list[ExportRow] = field(default_factory=list)
     expectations: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -98,6 +102,7 @@ class Execution:
         self._listener = listener
         self._accuracy = accuracy_metric(prepared.compile)
         self._updates = 0
+        self._changes: WeightChanges | None = None
         # Masks of all prune steps so far, by the weight's name, True = kept. Not "what is zero now": a weight that is
         # zero throughout would not be told from one that has not learned yet.
         self._masks: dict[str, np.ndarray] = {}
@@ -169,19 +174,32 @@ class Execution:
             raise RecipeError("a step that trains needs data and compile settings.")
         self.model.optimizer.learning_rate = self._learning_rate if learning_rate is None else learning_rate
         progress = EpochProgress(self._report_progress, self._accuracy)
-        history = self.model.fit(
-            batches(data.train, settings.batch_size, self._seed),
-            epochs=epochs,
-            validation_data=data.validation,
-            validation_batch_size=_EVALUATION_BATCH,
-            callbacks=[*callbacks, progress],
-            shuffle=False,
-            verbose=0,
-        ).history
+        with self._measured():
+            history = self.model.fit(
+                batches(data.train, settings.batch_size, self._seed),
+                epochs=epochs,
+                validation_data=data.validation,
+                validation_batch_size=_EVALUATION_BATCH,
+                callbacks=[*callbacks, progress],
+                shuffle=False,
+                verbose=0,
+            ).history
         found = {name: [float(value) for value in values] for name, values in history.items()}
         self._add_to_curve(found.get(f"val_{self._accuracy}", []))
         self._updates += epochs * (self.prepared.steps_per_epoch or 0)
         return found
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        """Inside, what updates do to the weights adds up for the report."""
+        if not core.on_tensorflow() or not self.model.trainable_variables:
+            yield
+            return
+        if self._changes is None:
+            self._changes = WeightChanges(self.model)
+        with self._changes:
+            yield
+        self.record.changes = {row.pop("name"): row for row in self._changes.report().to_dict()["weights"]}
 
     def _add_to_curve(self, accuracies: Sequence[float]) -> None:
         if self.record.pruning_since is None:

@@ -317,6 +317,12 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
                 f"trains for {prune.epochs} epochs of {steps_per_epoch:,} updates, {steps:,} in all. Train longer, or "
                 "let the schedule end earlier."
             )
+    first = schedule.latest_update(0)
+    if prune.criterion == "movement" and first is not None and schedule(first) > 0:
+        raise ValueError(
+            "movement looks at how updates moved the weights, and the schedule asks for sparsity "
+            f"{schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
+        )
     pattern: Any = prune.pattern
     if prune.pooling is not None:
         inputs, outputs = parse_pattern(prune.pattern).numbers

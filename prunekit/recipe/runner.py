@@ -244,6 +244,7 @@ def _report(prepared: Prepared, record: Record, hashes: dict[str, str]) -> RunRe
         notes=tuple(record.notes),
         advice=tuple(runtime_advice(after, prepared.model)),
         compressed=compressed_sizes(record.weights_before, now),
+        changes=record.changes,
     )
 
 

@@ -88,7 +88,7 @@ class Prune(Settings):
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
-    criterion: Literal["magnitude", "l1", "l2", "random"] = "magnitude"
+    criterion: Literal["magnitude", "l1", "l2", "movement", "random"] = "magnitude"
     pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
     allocation: Literal["uniform", "global", "erk"] = "uniform"
@@ -114,6 +114,12 @@ class Prune(Settings):
             )
         if self.epochs is None:
             self.only_with("epochs", "learning_rate")
+            if self.criterion == "movement":
+                raise refusal(
+                    "'movement' looks at how training moves the weights: add 'epochs' and a 'schedule', or choose "
+                    "another criterion.",
+                    "criterion",
+                )
 
     def _check_moments(self) -> None:
         if self.schedule is None:

@@ -17,7 +17,8 @@ _WORD = 0xFFFFFFFF
 class Criterion(ABC):
     """How much each weight matters. Subclasses are frozen dataclasses whose call works eagerly and in a graph.
 
-    `needs` names the statistics that a call is given: a subset of {"gradients", "activations"}; empty = weights only.
+    `needs` names the statistics that a call is given; empty = weights only. There is one: "movement", of the weight's
+    shape, the sum over optimizer updates of each weight's value times its change.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -29,7 +30,7 @@ class Criterion(ABC):
         Args:
             weight: Floating-point tensor of any shape.
             seed_offset: Tells weights of one model apart where scores are drawn at random.
-            statistics: What `needs` names, gathered over data; None where it is empty.
+            statistics: {name: tensor}, what `needs` names; None where it is empty.
 
         Returns:
             Floating-point tensor, the shape of `weight`; higher = keep. Above -inf, which marks what is pruned already.
@@ -102,6 +103,24 @@ class Random(Criterion):
 
 
 @dataclass(frozen=True)
+class Movement(Criterion):
+    """Sum over updates of w * (change of w): high where training drives a weight away from zero, low where towards it.
+
+    A large weight that shrinks goes before a small one that grows: made for fine-tuning, where magnitudes are those of
+    another task. It needs a training, and updates before the first mask; after an interruption the sum begins anew.
+
+    Source: Sanh et al. 2020, arXiv:2005.07683, section 4, with the change that the optimizer really made (momentum,
+        adaptive rates and decay included) in the place of -rate * gradient.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"movement"})
+
+    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+        """statistics["movement"]."""
+        return ops.convert_to_tensor(statistics["movement"])
+
+
+@dataclass(frozen=True)
 class Custom(Criterion):
     """A user's function: weight -> importance of the same shape, higher = keep.
 
@@ -142,7 +161,13 @@ class Custom(Criterion):
         return ops.where(importance < least, least, importance)
 
 
-CRITERIA: dict[str, type[Criterion]] = {"magnitude": Magnitude, "l1": Magnitude, "l2": L2, "random": Random}
+CRITERIA: dict[str, type[Criterion]] = {
+    "magnitude": Magnitude,
+    "l1": Magnitude,
+    "l2": L2,
+    "movement": Movement,
+    "random": Random,
+}
 
 
 def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:

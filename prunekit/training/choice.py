@@ -34,8 +34,8 @@ class PruningOptions:
     """What is pruned and how; strings are shorthands and become the objects they stand for.
 
     Args:
-        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "random", a `Criterion`, or a function
-            weight -> importance of the same shape, higher = keep.
+        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "movement", "random", a `Criterion`, or a
+            function weight -> importance of the same shape, higher = keep.
         pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
         allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
         include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
@@ -111,18 +111,20 @@ class MaskChooser:
         axes = [target.in_axes for target in self.targets], [target.out_axes for target in self.targets]
         return self.allocation.sparsities(sparsity, [target.shape for target in self.targets], *axes)
 
-    def choose(self, sparsity: float, masks: Sequence[Any]) -> Choice:
+    def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> Choice:
         """The masks for an overall sparsity, each inside the mask that its target has now.
 
         Args:
             sparsity: Fraction of the targets' weights that is removed, in [0, 1).
             masks: One boolean tensor per target, True = kept.
+            statistics: What the criterion needs of each target; None where it needs nothing.
 
         Raises:
             ValueError: The criterion returned another shape than the weight's.
         """
         weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
-        new, figures = self._choose(weights, list(masks), self._pruned(sparsity))
+        statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
+        new, figures = self._choose(weights, list(masks), self._pruned(sparsity), statistics)
         return Choice(list(new), *ops.convert_to_numpy(figures))
 
     def _pruned(self, sparsity: float) -> np.ndarray:
@@ -134,16 +136,16 @@ class MaskChooser:
 
     # Both are compiled whole, around functions that are traced once per layout: the cost of starting an operation
     # from Python, fifty times for each weight, would be most of the time where weights are small.
-    def _one_by_one(self, weights, masks, pruned):
+    def _one_by_one(self, weights, masks, pruned, statistics):
         rows = [
-            maker.choose(weight, self._importance(i, weight), mask, pruned[i])
+            maker.choose(weight, self._importance(i, weight, statistics[i]), mask, pruned[i])
             for i, (maker, weight, mask) in enumerate(zip(self._makers, weights, masks, strict=True))
         ]
         return _columns(rows)
 
-    def _jointly(self, weights, masks, pruned):
+    def _jointly(self, weights, masks, pruned, statistics):
         """One selection over the units of all targets: what is removed is the least important anywhere."""
-        importances = [self._importance(i, weight) for i, weight in enumerate(weights)]
+        importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
         pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
         units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
         chosen = _largest(units, units.shape[0] - pruned)
@@ -154,8 +156,8 @@ class MaskChooser:
         ]
         return _columns(rows)
 
-    def _importance(self, index: int, weight):
-        importance = ops.convert_to_tensor(self.criterion(weight, seed_offset=index))
+    def _importance(self, index: int, weight, statistics):
+        importance = ops.convert_to_tensor(self.criterion(weight, seed_offset=index, statistics=statistics))
         if tuple(importance.shape) != self.targets[index].shape:
             raise ValueError(
                 f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "

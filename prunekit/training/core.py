@@ -107,6 +107,44 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
             attributes[name] = former
 
 
+@contextlib.contextmanager
+def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Iterator[None]:
+    """Inside, every `apply` of the optimizers is `around(optimizer, update, gradients, variables)`, also when traced.
+
+    `apply` is the one method through which `fit`, `apply_gradients` and tape loops pass. It is shadowed on the
+    instance, so the optimizer's class, config and saved state are untouched. `update(gradients)` is its own `apply`.
+    """
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(shadowed(optimizer, "apply", _Apply(optimizer, around)))
+        yield
+
+
+class _Apply:
+    """Stands before `optimizer.apply`, with its signature."""
+
+    def __init__(self, optimizer: Any, around: Callable[..., Any]):
+        self._optimizer = optimizer
+        self._around = around
+        self._inner = optimizer.apply
+
+    def __call__(self, grads, trainable_variables=None):
+        if trainable_variables is None:
+            variables = list(self._optimizer._trainable_variables) if self._optimizer.built else []
+            if len(variables) != len(grads):
+                return self._inner(grads)  # Keras says what is wrong.
+        else:
+            variables = trainable_variables = list(trainable_variables)
+        return self._around(
+            self._optimizer, lambda gradients: self._inner(gradients, trainable_variables), grads, variables
+        )
+
+
+def on_tensorflow() -> bool:
+    """Whether Keras runs on TensorFlow, the home of what is collected inside training steps."""
+    return keras.backend.backend() == "tensorflow"
+
+
 def compiled_effect(function: Callable[[], Any]) -> Callable[[], Any]:
     """`function`, which takes nothing, and reads or assigns variables, compiled where the backend can compile that."""
     return compiled(function) if keras.backend.backend() == "tensorflow" else function
@@ -203,6 +241,12 @@ def native(variable) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def value_now(variable) -> Any:
+    """A tensor with what a variable holds at this moment, whatever is assigned to it later; on TensorFlow."""
+    # keras.ops.convert_to_tensor returns TensorFlow's variable itself, which is read where it is used.
+    return native(variable).read_value()
+
+
 def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
     """The optimizer the model was compiled with, and others that it holds as attributes (as a GAN does)."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
@@ -212,6 +256,21 @@ def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
             found.setdefault(id(value), value)
     inner = {id(part) for optimizer in found.values() for part in parts_of(optimizer) if part is not optimizer}
     return [optimizer for key, optimizer in found.items() if key not in inner]
+
+
+def optimizers_for(model, optimizer: Any, remedy: str = "") -> list[keras.optimizers.Optimizer]:
+    """The optimizer given, or several, as a list; those of the model where it is None.
+
+    Raises:
+        TypeError: It is none; the message ends in `remedy`.
+    """
+    if optimizer is None:
+        return optimizers_of(model)
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in optimizers:
+        if not isinstance(one, keras.optimizers.Optimizer):
+            raise TypeError(f"`optimizer` is a Keras optimizer, or a list of them{remedy}. Received: {one!r}.")
+    return optimizers
 
 
 def parts_of(optimizer) -> list[keras.optimizers.Optimizer]:

@@ -12,11 +12,12 @@ from prunekit.anatomy.targets import check_built
 from prunekit.training import core
 from prunekit.training.accumulation import GradientAccumulator
 from prunekit.training.callbacks import PruningCallback
+from prunekit.training.changes import WeightChanges
 from prunekit.training.least_squares import LevenbergMarquardt
 from prunekit.training.losses import as_loss, leaves_up_to
 from prunekit.training.pruner import Pruner
 
-__all__ = ["GradientAccumulator", "LevenbergMarquardt", "TapeLoop"]
+__all__ = ["GradientAccumulator", "LevenbergMarquardt", "TapeLoop", "WeightChanges"]
 
 
 class TapeLoop:

@@ -109,25 +109,27 @@ class MaskStore:
 
     @contextlib.contextmanager
     def enforcing(self, optimizers: Sequence[Any]) -> Iterator[None]:
-        """Inside, every `apply` of the optimizers masks gradients first and weights last, also when traced.
+        """Inside, every update of the optimizers masks gradients first and weights last, also when traced.
 
-        `apply` is the one method through which `fit`, `apply_gradients` and tape loops pass. It is shadowed on the
-        instance, so the optimizer's class, config and saved state are untouched. An exception leaves the weights
-        sparse, even one that struck between an eager update and its enforcement.
+        An exception leaves the weights sparse, even one that struck between an eager update and its enforcement.
 
         Raises:
             RuntimeError: On the JAX backend.
         """
         core.require_masks_in_steps()
-        with contextlib.ExitStack() as stack:
-            for optimizer in optimizers:
-                stack.enter_context(core.shadowed(optimizer, "apply", _MaskedApply(self, optimizer)))
+        with core.around_updates(optimizers, self._enforced):
             try:
                 yield
             except BaseException:
                 if not core.inside_graph():
                     self.enforce(optimizers)
                 raise
+
+    def _enforced(self, optimizer, update, gradients: Sequence[Any], variables: Sequence[Any]):
+        with self.before_constraints(variables), _safe_divisions(optimizer):
+            result = update(self.mask_gradients(gradients, variables))
+        self.after_update(optimizer, variables)
+        return result
 
     @contextlib.contextmanager
     def before_constraints(self, variables: Sequence[Any]) -> Iterator[None]:
@@ -186,27 +188,6 @@ class MaskStore:
 def leaking(mask, weight):
     """Boolean tensor, True where a pruned position's weight is not exactly zero."""
     return ops.logical_and(ops.logical_not(mask), ops.not_equal(weight, 0))
-
-
-class _MaskedApply:
-    """Stands before `optimizer.apply`, with its signature."""
-
-    def __init__(self, store: MaskStore, optimizer):
-        self._store = store
-        self._optimizer = optimizer
-        self._inner = optimizer.apply
-
-    def __call__(self, grads, trainable_variables=None):
-        if trainable_variables is None:
-            variables = list(self._optimizer._trainable_variables) if self._optimizer.built else []
-            if len(variables) != len(grads):
-                return self._inner(grads)  # Keras says what is wrong.
-        else:
-            variables = trainable_variables = list(trainable_variables)
-        with self._store.before_constraints(variables), _safe_divisions(self._optimizer):
-            result = self._inner(self._store.mask_gradients(grads, variables), trainable_variables)
-        self._store.after_update(self._optimizer, variables)
-        return result
 
 
 @contextlib.contextmanager

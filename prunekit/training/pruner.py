@@ -2,23 +2,24 @@
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-import keras
 import numpy as np
 from keras import ops
 
 from prunekit.anatomy.inspection import Event, Report, inspect
 from prunekit.anatomy.targets import Target, find_targets
 from prunekit.sparsity.schedules import OneShot, Schedule
-from prunekit.sparsity.scores import get_criterion
+from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.training import core, trainer
+from prunekit.training.changes import Movements
 from prunekit.training.choice import MaskChooser, Options, PruningOptions
 from prunekit.training.masking import LeakError, MaskStore
 
 # Steps between two looks for leaks while masks stay as they are: one reads every target and its mask.
 _CHECK_EVERY = 100
+_WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"
 
 
 class Pruner:
@@ -44,7 +45,7 @@ class Pruner:
         with contextlib.ExitStack() as undo:
             self._prepare(model, schedule, optimizer, PruningOptions(**options))
             undo.enter_context(trainer.fresh_train_function(model))
-            undo.enter_context(self.store.enforcing(self.optimizers))
+            undo.enter_context(self.enforcing())
             self.begin()
             self._attached = undo.pop_all()
 
@@ -65,11 +66,12 @@ class Pruner:
         self.model = model
         self.schedule = schedule
         self.options = options
-        self.optimizers = _as_list(optimizer) if optimizer is not None else core.optimizers_of(model)
+        self.optimizers = core.optimizers_for(model, optimizer, _WITHOUT)
         found, self.skipped = find_targets(model, options.include, options.exclude)
         self.targets: tuple[Target, ...] = tuple(found)
         self._chooser = MaskChooser(self.targets, options, schedule.final_sparsity)
         self.store = MaskStore(self.targets, model)
+        self._movements = _movements(get_criterion(self.options.criterion), self.targets, model)
         self.events: list[Event] = []
         self._calls = 0
         self.origin: int = self._iterations() if options.origin is None else options.origin
@@ -129,9 +131,15 @@ class Pruner:
         """Re-imposes every mask on weights and optimizer slots, now."""
         self.store.enforce(self.optimizers)
 
-    def enforcing(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def enforcing(self) -> Iterator[None]:
         """A scope in which updates of the optimizers are enforced, for owners of a detached pruner."""
-        return self.store.enforcing(self.optimizers)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.store.enforcing(self.optimizers))
+            if self._movements is not None:
+                # After the store, so that a change is what remains of it under the mask.
+                stack.enter_context(self._movements.observing(self.optimizers))
+            yield
 
     def audit(self) -> dict[str, int]:
         """{weight name: number of pruned positions that are not exactly zero}."""
@@ -272,7 +280,8 @@ class Pruner:
         return self._update_masks(step, self.schedule(due))
 
     def _update_masks(self, step: int, sparsity: float) -> bool:
-        choice = self._chooser.choose(sparsity, [self.store.mask(i) for i in range(len(self.targets))])
+        masks = [self.store.mask(i) for i in range(len(self.targets))]
+        choice = self._chooser.choose(sparsity, masks, self._statistics(sparsity))
         self._refuse_nan(choice.nans)
         self._refuse_leaks(choice.leaks)
         changed = bool(np.any(choice.kept != self._kept))
@@ -282,6 +291,19 @@ class Pruner:
             self._unchecked = True
         self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return changed
+
+    def _statistics(self, sparsity: float) -> list[Any] | None:
+        if self._movements is None:
+            return None
+        # Half a weight of each target is what rounding may add to what is pruned already, as after a resumption.
+        more = sparsity * self._size > self._size - int(self._kept.sum()) + len(self.targets) / 2
+        if more and not self._movements.updates:
+            raise ValueError(
+                f"The criterion {self.options.criterion} looks at how updates moved the weights. Received: sparsity "
+                f"{sparsity:g} at step {self.step_count}, and no update of a Keras optimizer seen before it. Let the "
+                "schedule begin later, in a training with a Keras optimizer, or choose another criterion."
+            )
+        return [{"movement": movement} for movement in self._movements.sums]
 
     def _named(self, counts) -> str:
         return ", ".join(f"{target.name} ({n})" for target, n in zip(self.targets, counts, strict=True) if n)
@@ -305,15 +327,14 @@ class Pruner:
             )
 
 
-def _as_list(optimizer) -> list[Any]:
-    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    for one in optimizers:
-        if not isinstance(one, keras.optimizers.Optimizer):
-            raise TypeError(
-                "`optimizer` is a Keras optimizer, or a list of them; for a loop with another kind leave it out, on a "
-                f"model that is not compiled, and use pruner.mask_gradients. Received: {one!r}."
-            )
-    return optimizers
+def _movements(criterion: Criterion, targets: Sequence[Target], model) -> Movements | None:
+    unknown = criterion.needs - {"movement"}
+    if unknown:
+        raise ValueError(
+            f'The statistic that prunekit gathers for criteria is "movement". Received: {criterion}, which needs '
+            f"{', '.join(sorted(unknown))}. Compute the importance beforehand, and pass a function that returns it."
+        )
+    return Movements([target.variable for target in targets], model) if criterion.needs else None
 
 
 def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Report:
@@ -330,7 +351,12 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
     """
     settings = PruningOptions(**options)
     criterion = get_criterion(settings.criterion)
-    if data is not None and not criterion.needs:
+    if criterion.needs:
+        raise ValueError(
+            f"The criterion {criterion} looks at what a training does to the weights, and pk.prune trains nothing. "
+            "Train with PruningCallback or Pruner, or choose another criterion."
+        )
+    if data is not None:
         raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
     before = inspect(model)
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings)

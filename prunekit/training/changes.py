@@ -1,0 +1,286 @@
+"""What optimizer updates did to the weights, measured inside the compiled step: the change itself, not the gradient."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.targets import check_built, weights_in
+from prunekit.training import core, trainer
+from prunekit.training.signals import aligned
+
+
+class UpdateObserver(ABC):
+    """Sees weights just before and just after each update of an optimizer.
+
+    Args:
+        variables: The weights, Keras variables.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        core.require_tensorflow(type(self).__name__)
+        self.variables = tuple(variables)
+        self._index = {id(core.native(variable)): index for index, variable in enumerate(self.variables)}
+
+    @contextlib.contextmanager
+    def observing(self, optimizers: Sequence[Any]) -> Iterator[None]:
+        """Inside, every update of the optimizers is seen, also when traced.
+
+        Scopes nest: what is entered later sees more, such as the masks that a `Pruner` imposes at an update's end.
+        """
+        with core.around_updates(optimizers, self._observed):
+            yield
+
+    @abstractmethod
+    def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+        """Takes one update into account; runs inside the compiled step.
+
+        Args:
+            updates: int64 scalar tensor: 0 where the optimizer only accumulated gradients, else 1.
+            seen: index of a variable -> its value before, and after.
+        """
+
+    def _observed(self, optimizer, update, gradients: Sequence[Any], variables: Sequence[Any]):
+        watched = {
+            self._index[key]: variable
+            for key, variable in ((id(core.native(variable)), variable) for variable in variables)
+            if key in self._index
+        }
+        before = {index: core.value_now(variable) for index, variable in watched.items()}
+        count = _updates(optimizer)
+        result = update(gradients)
+        self.add(
+            _updates(optimizer) - count,
+            {index: (before[index], core.value_now(variable)) for index, variable in watched.items()},
+        )
+        return result
+
+
+def _updates(optimizer) -> Any:
+    # With accumulation Keras computes it anew from the variable; without, it is the variable.
+    iterations = optimizer.iterations
+    return ops.cast(core.value_now(iterations) if hasattr(iterations, "assign") else iterations, "int64")
+
+
+class Movements(UpdateObserver):
+    """The movement of each weight: the sum over updates of its value times its change.
+
+    It is positive where the weight was driven away from zero, and negative where it was driven towards it.
+
+    Args:
+        variables: The weights.
+        model: Says under which distribution strategy the sums are created.
+
+    Source: Sanh et al. 2020, arXiv:2005.07683, eq. 3, with the change that the optimizer made where the paper has that
+        of plain gradient descent.
+    """
+
+    def __init__(self, variables: Sequence[Any], model: Any):
+        super().__init__(variables)
+        with core.variable_scope(model):
+            self._sums = [
+                _state(np.zeros(tuple(variable.shape)), _wide(variable.dtype), "movement")
+                for variable in self.variables
+            ]
+            self._updates = _state(np.int64(0), "int64", "updates")
+
+    @property
+    def updates(self) -> int:
+        """How many updates were seen."""
+        return int(self._updates.numpy())
+
+    @property
+    def sums(self) -> list[Any]:
+        """The movement of each variable so far: tensors of its shape, in float32, or float64 for a float64 weight."""
+        return [ops.convert_to_tensor(variable) for variable in self._sums]
+
+    def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+        """Adds value times change."""
+        for index, (before, after) in seen.items():
+            total = self._sums[index]
+            before, after = (ops.cast(value, total.dtype) for value in (before, after))
+            total.assign_add(before * (after - before))
+        self._updates.assign_add(updates)
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """What updates did to one weight variable.
+
+    Attributes:
+        name: Readable path, such as "block/conv_1/kernel".
+        updates: How many updates were measured.
+        change: L2 norm of the change that an update made, averaged over them; NaN without updates.
+        last: The same of the last update.
+        largest: The largest of them.
+        norm: L2 norm of the weight before an update, averaged over them; NaN without updates.
+    """
+
+    name: str
+    updates: int
+    change: float
+    last: float
+    largest: float
+    norm: float
+
+    @property
+    def relative(self) -> float:
+        """`change` / `norm`; infinite for a weight that was zero throughout before its changes."""
+        if self.norm == 0:
+            return float("inf") if self.change else 0.0
+        return self.change / self.norm
+
+
+@dataclass(frozen=True)
+class ChangeReport:
+    """What updates did to each weight variable.
+
+    Attributes:
+        model: Name of the model.
+        weights: One row per trainable variable, in the order of the model's layers.
+    """
+
+    model: str
+    weights: tuple[WeightChange, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {"model": self.model, "weights": [asdict(row) | {"relative": row.relative} for row in self.weights]}
+
+    def __str__(self) -> str:
+        """A table as plain text."""
+        head = ("weight", "updates", "change", "last", "largest", "norm", "change / norm")
+        rows = [
+            (row.name, f"{row.updates:,}", *(f"{value:.3g}" for value in _figures(row)), f"{row.relative:.2e}")
+            for row in self.weights
+        ]
+        return "\n".join([f"Model {self.model!r}: what an update changes", *aligned([head, *rows], left=(0,))])
+
+
+def _figures(row: WeightChange) -> tuple[float, ...]:
+    return row.change, row.last, row.largest, row.norm
+
+
+class WeightChanges(UpdateObserver):
+    """Measures, inside every update of a training, how far it moved each weight; a context manager.
+
+    The gradient does not say that: momentum, adaptive rates, clipping, weight decay, constraints and averages come
+    after it. Inside the `with` block, `fit`, `TapeLoop` and tape loops of the user's are measured; enter it before a
+    compiled step runs for the first time. At its end model and optimizer are as they were. Nothing leaves the device
+    before `report()`. An update that only accumulates gradients counts as none.
+
+    Args:
+        model: A built Keras model; its trainable weights are measured.
+        optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
+            compiled with.
+
+    Raises:
+        RuntimeError: Keras does not run on TensorFlow.
+        TypeError: It is no Keras 3 model, or no Keras optimizer.
+        ValueError: The model is not built, or has neither trainable weights nor an optimizer.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None):
+        check_built(model)
+        self._weights = [weight for weight in weights_in(model) if weight.variable.trainable]
+        super().__init__([weight.variable for weight in self._weights])
+        self.model = model
+        self.optimizers = core.optimizers_for(model, optimizer)
+        if not self._weights or not self.optimizers:
+            missing = "trainable weights" if not self._weights else "an optimizer"
+            raise ValueError(
+                f"Changes are those that an optimizer makes in trainable weights. Received: {model.name!r} without "
+                f"{missing}. " + ("" if not self._weights else "Compile it, or pass the loop's `optimizer`.")
+            )
+        with core.variable_scope(model):
+            # Rows: updates, and over them the sum of changes, the last and the largest one, the sum of norms.
+            self._figures = _state(np.zeros((5, len(self._weights))), "float64", "changes")
+        self._attached = contextlib.ExitStack()
+        self._begun = self._iterations()
+
+    def __enter__(self) -> "WeightChanges":
+        self._begun = self._iterations()
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(trainer.fresh_train_function(self.model))
+            undo.enter_context(self.observing(self.optimizers))
+            self._attached = undo.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._attached.close()
+
+    def reset(self) -> None:
+        """Forgets what was measured so far."""
+        self._figures.assign(np.zeros((5, len(self._weights))))
+        self._begun = self._iterations()
+
+    def report(self) -> ChangeReport:
+        """What updates did to each weight since the beginning, or since `reset()`.
+
+        Raises:
+            RuntimeError: The optimizers made updates, and none of them was measured.
+        """
+        figures = np.asarray(self._figures.numpy())
+        made = self._iterations() - self._begun
+        if made and not figures[0].any():
+            raise RuntimeError(
+                f"The optimizer made {made} updates, and none of them was measured: the compiled step was traced "
+                "before WeightChanges was entered. Enter it first, or make the step anew."
+            )
+        rows = [
+            WeightChange(
+                name=weight.name,
+                updates=int(updates),
+                change=total / updates if updates else float("nan"),
+                last=last,
+                largest=largest,
+                norm=norms / updates if updates else float("nan"),
+            )
+            for weight, (updates, total, last, largest, norms) in zip(self._weights, figures.T.tolist(), strict=True)
+        ]
+        return ChangeReport(self.model.name, tuple(rows))
+
+    def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
+        """Adds the norms of changes and weights."""
+        nothing = ops.zeros((), "float64")
+        did = ops.cast(updates, "float64")
+        order = range(len(self._weights))
+        changes = ops.stack([_norm(seen[i][1] - seen[i][0]) if i in seen else nothing for i in order])
+        norms = ops.stack([_norm(seen[i][0]) * did if i in seen else nothing for i in order])
+        counts = ops.stack([did if i in seen else nothing for i in order])
+        former, total, last, largest, weights = ops.unstack(ops.convert_to_tensor(self._figures))
+        self._figures.assign(
+            ops.stack(
+                [
+                    former + counts,
+                    total + changes,
+                    ops.where(counts > 0, changes, last),
+                    ops.maximum(largest, changes),
+                    weights + norms,
+                ]
+            )
+        )
+
+    def _iterations(self) -> int:
+        return sum(int(optimizer.iterations.numpy()) for optimizer in self.optimizers)
+
+
+def _norm(value: Any) -> Any:
+    """The L2 norm, a float64 scalar."""
+    import tensorflow as tf
+
+    # One pass, and no square of the whole array in memory.
+    return tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(tf.cast(value, _wide(value.dtype))), tf.float64))
+
+
+def _wide(dtype: Any) -> str:
+    return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else "float32"
+
+
+def _state(value: Any, dtype: str, name: str) -> keras.Variable:
+    return keras.Variable(value, dtype=dtype, trainable=False, name=name, aggregation="only_first_replica")
