@@ -1,4 +1,4 @@
-"""The training core beside itself: compiled by XLA, and on a GPU where there is one, within tolerances that are stated."""
+"""The training core beside XLA, and beside a GPU where there is one, within tolerances that the docs state."""
 
 import keras
 import numpy as np

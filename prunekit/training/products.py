@@ -85,10 +85,7 @@ def hvp(model: Any, loss: Any, x: Any, y: Any, vectors: Sequence[Any], *, traini
         TypeError: As `vjp`.
         ValueError: The model is not built; vectors of other shapes or another number; as `per_example` for the loss.
     """
-    _check(model)
-    variables = [core.native(variable) for variable in model.trainable_variables]
-    vectors = _matched("vectors", list(vectors), variables)
-    x, y = tensors(model, x), tensors(model, y)
+    variables, vectors, x, y = _second_order(model, x, y, vectors)
     with tf.GradientTape() as outer:
         with exact_moments(), tf.GradientTape() as inner:
             value = loss_of(loss, y, run(model, x, training=training))
@@ -124,10 +121,7 @@ def gauss_newton_vp(
 
     Source: Schraudolph 2002, Neural Computation 14(7).
     """
-    _check(model)
-    variables = [core.native(variable) for variable in model.trainable_variables]
-    vectors = _matched("vectors", list(vectors), variables)
-    x, y = tensors(model, x), tensors(model, y)
+    variables, vectors, x, y = _second_order(model, x, y, vectors)
     with tf.GradientTape(persistent=True) as tape:
         # Tensors of their own also because Keras's cross-entropies look up the logits behind a softmax.
         prediction = own_tensors(run(model, x, training=training))
@@ -238,6 +232,13 @@ class _Question:
 def _check(model: Any) -> None:
     core.require_tensorflow("pk.gradients")
     check_built(model)
+
+
+def _second_order(model: Any, x: Any, y: Any, vectors: Sequence[Any]) -> tuple[list[Any], Any, Any, Any]:
+    """(variables, vectors, x, y): TensorFlow's trainable variables, and the others as tensors."""
+    _check(model)
+    variables = [core.native(variable) for variable in model.trainable_variables]
+    return variables, _matched("vectors", list(vectors), variables), tensors(model, x), tensors(model, y)
 
 
 def _question(model: Any, x: Any, of: Any, wrt: Any) -> _Question:
