@@ -16,7 +16,9 @@ ORDER = {
         "callbacks accumulation capture contributions layer_rules example_pass per_example products derivatives "
         "diagnosis gradients least_squares loops"
     ).split(),
-    "delivery": "wording probe xnnpack litert advice checking export record plots signal_plot page report".split(),
+    "delivery": (
+        "wording probe xnnpack litert advice checking export record plots signal_plot markup page report"
+    ).split(),
     "recipe": (
         "fields sources timing schema text loader factories idx data models summary preparation plan progress "
         "directory execution runner"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from prunekit.delivery import plots, wording
+from prunekit.delivery import markup, plots, wording
+from prunekit.delivery.markup import Markup
 from prunekit.delivery.record import RunReport, bound_text, json_ready
-from prunekit.delivery.wording import MISSING, clean, count, is_number, number, short_count, size
+from prunekit.delivery.wording import MISSING, clean, count, is_number, number, short_count
 
 if TYPE_CHECKING:
     from prunekit.anatomy.inspection import WeightRow
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_TALL = 30
-
-
-class Markup(str):
-    """HTML that is ready; any other string is escaped."""
 
 
 def render_html(report: RunReport) -> str:
@@ -35,15 +30,15 @@ def render_html(report: RunReport) -> str:
         ("skipped", "What was left alone, and why", _skipped(report.skipped_reasons)),
         ("recipe", "How to get this again", _recipe(report)),
     ]
-    links = _join(Markup(f'<a href="#{key}">{_text(title)}</a>') for key, title, _ in sections)
-    body = _join(
+    links = markup.joined(Markup(f'<a href="#{key}">{markup.escaped(title)}</a>') for key, title, _ in sections)
+    body = markup.joined(
         Markup(
-            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{_text(title)}</h2>\n'
+            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{markup.escaped(title)}</h2>\n'
             f"{part}</section>"
         )
         for key, title, part in sections
     )
-    title = _text(report.title)
+    title = markup.escaped(report.title)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -51,7 +46,7 @@ def render_html(report: RunReport) -> str:
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{title} – prunekit report</title>\n<style>\n{_style()}</style>\n</head>\n<body>\n"
         f'<div class="page">\n{_header(report)}\n<nav aria-label="Sections">{links}</nav>\n{_cards(report)}\n'
-        f"<main>\n{body}\n</main>\n<footer>Written by prunekit {_text(report.versions.get('prunekit', ''))}. "
+        f"<main>\n{body}\n</main>\n<footer>Written by prunekit {markup.escaped(report.versions.get('prunekit', ''))}. "
         "MACs: multiply-accumulates for one example, forward. kB and MB: 1,000 and 1,000,000 bytes.</footer>\n"
         "</div>\n</body>\n</html>\n"
     )
@@ -62,78 +57,6 @@ def _style() -> str:
     return files("prunekit.delivery").joinpath("page.css").read_text(encoding="utf-8")
 
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def _text(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(html.escape(clean(value)))
-
-
-def _join(parts: Iterable[str]) -> Markup:
-    return Markup("\n".join(parts))
-
-
-def _badge(kind: str, text: str) -> Markup:
-    return Markup(f'<span class="badge {kind}">{_text(text)}</span>')
-
-
-def _small(main: object, below: object) -> Markup:
-    return Markup(f'{_text(main)}<span class="sub">{_text(below)}</span>')
-
-
-def _breakable(name: str) -> Markup:
-    """A weight's name, which a narrow column breaks at its slashes."""
-    return Markup(_text(name).replace("/", "/<wbr>"))
-
-
-def _bytes(value: Any) -> Markup:
-    """Bytes in units, the exact number for the pointer."""
-    return Markup(f'<span title="{count(value)} bytes">{size(value)}</span>') if is_number(value) else Markup(MISSING)
-
-
-def _table(
-    label: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]], foot: Sequence[object] = ()
-) -> Markup:
-    """A table that scrolls by itself where it is too wide; the first cell of each row is its header.
-
-    Args:
-        label: What the table holds, read out before it.
-        columns: (heading, class); class "number" aligns to the right.
-        rows: Cells; what is not `Markup` is escaped.
-        foot: Cells of a last row of totals.
-    """
-    head = "".join(f'<th scope="col" class="{css}">{_text(heading)}</th>' for heading, css in columns)
-    classes = [css for _, css in columns]
-    return _scrolling(label, f"<tr>{head}</tr>", classes, rows, foot)
-
-
-def _scrolling(
-    label: str,
-    head: str,
-    classes: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    foot: Sequence[object] = (),
-    kind: str = "",
-) -> Markup:
-    def line(cells: Sequence[object]) -> str:
-        first, *rest = zip(cells, classes, strict=True)
-        others = "".join(f'<td class="{css}">{_text(cell)}</td>' for cell, css in rest)
-        return f'<tr><th scope="row" class="{first[1]}">{_text(first[0])}</th>{others}</tr>'
-
-    body = "\n".join(map(line, rows))
-    total = f"<tfoot>{line(foot)}</tfoot>" if foot else ""
-    tall = " tall" if len(rows) > _TALL else ""
-    # Focusable, so that a keyboard can scroll it.
-    return Markup(
-        f'<div class="scroll{tall}" role="region" tabindex="0" aria-label="{_text(label)}">\n<table class="{kind}">'
-        f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>{total}</table></div>"
-    )
-
-
-def _paragraph(text: object, css: str = "hint") -> Markup:
-    return Markup(f'<p class="{css}">{_text(text)}</p>')
-
-
 # ---- top of the page -------------------------------------------------------------------------------------------------
 
 
@@ -141,14 +64,14 @@ def _header(report: RunReport) -> str:
     total, failed = len(report.expectations), len(report.failed)
     badge = ""
     if failed:
-        badge = _badge("bad", f"✗ {failed} of {total} expectations not met")
+        badge = markup.badge("bad", f"✗ {failed} of {total} expectations not met")
     elif total:
-        badge = _badge("good", f"✓ {total} of {total} expectations met")
-    notes = "".join(f"<li>{_text(note)}</li>" for note in report.all_notes)
+        badge = markup.badge("good", f"✓ {total} of {total} expectations met")
+    notes = "".join(f"<li>{markup.escaped(note)}</li>" for note in report.all_notes)
     return (
-        f'<header><p class="kicker">prunekit report · model {_text(report.after.model)}</p>\n'
-        f"<h1>{_text(report.title)}</h1>\n"
-        f'<p class="verdict">{_text(report.verdict())}</p>\n{badge}'
+        f'<header><p class="kicker">prunekit report · model {markup.escaped(report.after.model)}</p>\n'
+        f"<h1>{markup.escaped(report.title)}</h1>\n"
+        f'<p class="verdict">{markup.escaped(report.verdict())}</p>\n{badge}'
         + (f'<ul class="notes warn" aria-label="Notes">{notes}</ul>' if notes else "")
         + "</header>"
     )
@@ -156,8 +79,8 @@ def _header(report: RunReport) -> str:
 
 def _cards(report: RunReport) -> str:
     cards = "\n".join(
-        f'<div class="card"><dt>{_text(label)}</dt><dd class="figure">{_text(figure)}</dd>'
-        f'<dd class="against">{_text(against)}</dd></div>'
+        f'<div class="card"><dt>{markup.escaped(label)}</dt><dd class="figure">{markup.escaped(figure)}</dd>'
+        f'<dd class="against">{markup.escaped(against)}</dd></div>'
         for label, figure, against in report.cards()
     )
     return f'<dl class="cards" aria-label="Summary">\n{cards}\n</dl>'
@@ -173,13 +96,15 @@ def _pictures(report: RunReport) -> Markup:
     if report.events:
         parts.append(_schedule_picture(report))
     if not parts and not report.histograms:
-        return _paragraph("Nothing was pruned, so there is nothing to draw.")
-    grid = Markup(f'<div class="pictures">{_join(parts)}</div>') if parts else Markup("")
-    return _join([grid, _histograms(report)])
+        return markup.paragraph("Nothing was pruned, so there is nothing to draw.")
+    grid = Markup(f'<div class="pictures">{markup.joined(parts)}</div>') if parts else Markup("")
+    return markup.joined([grid, _histograms(report)])
 
 
 def _picture(title: str, below: str, svg: str) -> Markup:
-    return Markup(f"<figure><figcaption><b>{_text(title)}</b>{_text(below)}</figcaption>\n{svg}</figure>")
+    return Markup(
+        f"<figure><figcaption><b>{markup.escaped(title)}</b>{markup.escaped(below)}</figcaption>\n{svg}</figure>"
+    )
 
 
 def _sparsity_picture(report: RunReport) -> Markup:
@@ -197,7 +122,7 @@ def _sparsity_picture(report: RunReport) -> Markup:
         )
         for css, width in (("wide", 560), ("narrow", 340))
     )
-    return _picture("Sparsity per weight", below, _join(both))
+    return _picture("Sparsity per weight", below, markup.joined(both))
 
 
 def _schedule_picture(report: RunReport) -> Markup:
@@ -220,7 +145,7 @@ def _schedule_picture(report: RunReport) -> Markup:
         )
         for css, width in (("wide", 560), ("narrow", 340))
     )
-    return _picture("The schedule, as asked and as reached", below, _join(both))
+    return _picture("The schedule, as asked and as reached", below, markup.joined(both))
 
 
 def _histograms(report: RunReport) -> Markup:
@@ -242,7 +167,7 @@ def _histograms(report: RunReport) -> Markup:
     limit = f" The {len(chosen)} largest of {total} pruned weights." if len(chosen) < total else ""
     text = f"Exact zeros have a bar and a scale of their own, so that they do not hide the other values.{limit}"
     heading = Markup("<h3>Values of the weights before and after</h3>")
-    return _join([heading, _paragraph(text), f'<div class="histograms">{_join(pictures)}</div>'])
+    return markup.joined([heading, markup.paragraph(text), f'<div class="histograms">{markup.joined(pictures)}</div>'])
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -253,7 +178,7 @@ def _weights(report: RunReport) -> Markup:
     names = {row.name for row in pruned}
     others = [row for row in report.after.weights if row.name not in names]
     parts = [
-        _paragraph("Wide tables scroll sideways.", "hint phone"),
+        markup.paragraph("Wide tables scroll sideways.", "hint phone"),
         _weight_table("Pruned weights" if report.pruned else "Weights", report, pruned, total=True),
     ]
     if others:
@@ -264,12 +189,12 @@ def _weights(report: RunReport) -> Markup:
         table = _weight_table("Other weights", report, others, total=False)
         parts.append(Markup(f"<details><summary>{text}</summary>{table}</details>"))
     parts.append(
-        _paragraph(
+        markup.paragraph(
             "Sparse MACs leave out multiplications by zero. gzip: each weight compressed by itself, level 9. Moved per "
             "update: L2 norm of what an optimizer update changed, over that of the weight, on average."
         )
     )
-    return _join(parts)
+    return markup.joined(parts)
 
 
 _WEIGHT_HEAD = (
@@ -293,18 +218,18 @@ def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, t
     old, new = report.before, report.after
     foot: tuple[object, ...] = ()
     if total:
-        gzip = [_bytes(report.gzip_total(when)) for when in ("before", "after")]
+        gzip = [markup.bytes_of(report.gzip_total(when)) for when in ("before", "after")]
         zeros, macs = (count(old.zeros), count(new.zeros)), (short_count(old.sparse_macs), short_count(new.sparse_macs))
-        name = _small("Whole model", f"all {len(new.weights)} weights")
+        name = markup.small("Whole model", f"all {len(new.weights)} weights")
         counts = (_bar(new.sparsity), count(new.parameters), *zeros, "", short_count(new.macs), *macs)
-        foot = (name, *counts, _bytes(new.bytes), *gzip, "")
-    return _scrolling(label, _WEIGHT_HEAD, _WEIGHT_CLASSES, cells, foot, kind="weights")
+        foot = (name, *counts, markup.bytes_of(new.bytes), *gzip, "")
+    return markup.scrolling_table(label, _WEIGHT_HEAD, _WEIGHT_CLASSES, cells, foot, kind="weights")
 
 
 def _weight_cells(report: RunReport, row: WeightRow, before: WeightRow | None) -> tuple[object, ...]:
     compressed = report.compressed.get(row.name, {})
     return (
-        _small(_breakable(row.name), f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
+        markup.small(markup.breakable(row.name), f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
         _bar(row.sparsity),
         count(row.size),
         count(before.zeros) if before else MISSING,
@@ -313,9 +238,9 @@ def _weight_cells(report: RunReport, row: WeightRow, before: WeightRow | None) -
         short_count(row.macs),
         short_count(before.sparse_macs) if before else MISSING,
         short_count(row.sparse_macs),
-        _bytes(row.bytes),
-        _bytes(compressed.get("before")),
-        _bytes(compressed.get("after")),
+        markup.bytes_of(row.bytes),
+        markup.bytes_of(compressed.get("before")),
+        markup.bytes_of(compressed.get("after")),
         number(report.relative_change(row.name), 2),
     )
 
@@ -330,7 +255,7 @@ def _bar(value: float) -> Markup:
 
 def _steps(report: RunReport) -> Markup:
     if not report.steps:
-        return _paragraph("No step was recorded.")
+        return markup.paragraph("No step was recorded.")
     columns = (
         ("Step", "name"),
         ("What", "text"),
@@ -344,12 +269,12 @@ def _steps(report: RunReport) -> Markup:
         epochs = max((len(values) for values in history.values()), default=0)
         name, took = step.get("name") or step.get("kind"), wording.duration(step.get("seconds"))
         metrics = "; ".join(f"{metric} {_course(values)}" for metric, values in history.items() if values)
-        what = _small(name, metrics) if metrics else name
+        what = markup.small(name, metrics) if metrics else name
         done = wording.accuracy(step.get("accuracy"))
         rows.append((f"{index}. {step.get('kind', '')}", what, took, count(epochs) if epochs else MISSING, done))
     total = wording.duration(sum(step["seconds"] for step in report.steps if is_number(step.get("seconds"))))
-    table = _table("Steps taken", (*columns,), rows, ("Total", "", total, "", ""))
-    return _join([_paragraph("Metrics: first epoch → last epoch."), table])
+    table = markup.table("Steps taken", (*columns,), rows, ("Total", "", total, "", ""))
+    return markup.joined([markup.paragraph("Metrics: first epoch → last epoch."), table])
 
 
 def _course(values: Sequence[Any]) -> str:
@@ -360,18 +285,18 @@ def _course(values: Sequence[Any]) -> str:
 
 def _expectations(report: RunReport) -> Markup:
     if not report.expectations:
-        return _paragraph("The recipe expects nothing in particular.")
+        return markup.paragraph("The recipe expects nothing in particular.")
     columns = (("What", "name"), ("Result", ""), ("Expected", "short"), ("Measured", "number"))
     rows = [
         (
             row.get("what", ""),
-            _badge("good", "✓ met") if row.get("met") else _badge("bad", "✗ not met"),
+            markup.badge("good", "✓ met") if row.get("met") else markup.badge("bad", "✗ not met"),
             bound_text(row.get("bound")),
             number(row.get("measured"), 6) if is_number(row.get("measured")) else "not measured",
         )
         for row in report.expectations
     ]
-    return _table("Expectations", columns, rows)
+    return markup.table("Expectations", columns, rows)
 
 
 _STATUS = {"ok": ("good", "✓ ok"), "refused": ("warn", "refused"), "failed": ("bad", "✗ failed")}
@@ -379,15 +304,15 @@ _STATUS = {"ok": ("good", "✓ ok"), "refused": ("warn", "refused"), "failed": (
 
 def _exports(report: RunReport) -> Markup:
     if not report.exports:
-        return _paragraph("The recipe exports nothing.")
+        return markup.paragraph("The recipe exports nothing.")
     heads = ("Bytes", "gzip -9", "Largest error", "Agreement", "Accuracy")
     columns = (("Format", "name"), ("Status", ""), *((head, "number") for head in heads), ("Note", "text"))
     rows = [
         (
-            _small(row.format, row.file or "no file"),
-            _badge(*_STATUS.get(row.status, ("warn", row.status))),
-            _bytes(row.bytes),
-            _bytes(row.gzip_bytes),
+            markup.small(row.format, row.file or "no file"),
+            markup.badge(*_STATUS.get(row.status, ("warn", row.status))),
+            markup.bytes_of(row.bytes),
+            markup.bytes_of(row.gzip_bytes),
             number(row.max_error, 2),
             wording.accuracy(row.agreement),
             wording.accuracy(row.accuracy),
@@ -399,21 +324,21 @@ def _exports(report: RunReport) -> Markup:
         "Each file was opened again and run on real inputs. Largest error: against the Keras model, as a fraction of "
         "the range of its outputs. Agreement: the fraction of inputs with the same most likely class."
     )
-    return _join([_paragraph(text), _table("Exported files", columns, rows)])
+    return markup.joined([markup.paragraph(text), markup.table("Exported files", columns, rows)])
 
 
 def _advice(report: RunReport) -> Markup:
     if not report.advice:
-        return _paragraph("No runtime was looked at.")
+        return markup.paragraph("No runtime was looked at.")
     columns = (("Runtime", "name"), ("What it buys", "short"), ("Why", "text"))
-    return _table("Runtimes", columns, [(row.runtime, row.what_it_buys, row.why) for row in report.advice])
+    return markup.table("Runtimes", columns, [(row.runtime, row.what_it_buys, row.why) for row in report.advice])
 
 
 def _skipped(reasons: dict[str, list[str]]) -> Markup:
     if not reasons:
-        return _paragraph("Nothing was left alone.")
+        return markup.paragraph("Nothing was left alone.")
     rows = [(reason, count(len(names)), ", ".join(map(clean, names))) for reason, names in reasons.items()]
-    return _table("Weights left alone", (("Reason", "name"), ("Weights", "number"), ("Which", "text")), rows)
+    return markup.table("Weights left alone", (("Reason", "name"), ("Weights", "number"), ("Which", "text")), rows)
 
 
 # ---- how to get it again ---------------------------------------------------------------------------------------------
@@ -422,17 +347,17 @@ def _skipped(reasons: dict[str, list[str]]) -> Markup:
 def _recipe(report: RunReport) -> Markup:
     facts = [("seed", str(report.seed)), *report.versions.items()]
     plain = [(name, value) for name, value in facts]
-    hashes = [(name, Markup(f"<code>{_text(value)}</code>")) for name, value in report.hashes.items()]
+    hashes = [(name, Markup(f"<code>{markup.escaped(value)}</code>")) for name, value in report.hashes.items()]
     parts = [
         Markup("<h3>Versions and seed</h3>"),
-        _table("Versions and seed", (("What", "name"), ("Value", "text")), plain),
+        markup.table("Versions and seed", (("What", "name"), ("Value", "text")), plain),
     ]
     if hashes:
-        parts += [Markup("<h3>SHA-256</h3>"), _table("Hashes", (("Of", "name"), ("SHA-256", "text")), hashes)]
+        parts += [Markup("<h3>SHA-256</h3>"), markup.table("Hashes", (("Of", "name"), ("SHA-256", "text")), hashes)]
     # Line by line, since `clean` takes line breaks for what they are in a name: a way to forge a line.
-    lines = "\n".join(_text(line) for line in _as_yaml(report.recipe).splitlines())
+    lines = "\n".join(markup.escaped(line) for line in _as_yaml(report.recipe).splitlines())
     parts.append(Markup(f'<details><summary>The locked recipe</summary><pre tabindex="0">{lines}</pre></details>'))
-    return _join(parts)
+    return markup.joined(parts)
 
 
 def _as_yaml(recipe: dict[str, Any]) -> str:
