@@ -1,5 +1,6 @@
 import json
 import threading
+from collections import Counter
 
 import keras
 import numpy as np
@@ -40,7 +41,8 @@ def test_a_lenet_costs_what_paper_and_pencil_say():
     counted = cost(model)
     assert {row.layer: row.macs for row in counted.layers if row.macs} == expected
     assert counted.macs == counted.sparse_macs == 416_520
-    assert counted.backward_macs == 833_040
+    # Weights and inputs, but for the inputs of c1, which nothing trained comes before.
+    assert counted.backward_macs == counted.sparse_backward_macs == 833_040 - 117_600
     assert counted.parameters == model.count_params() == 61_706
     assert counted.unknown == ()
     first = counted.layers[0]
@@ -67,6 +69,9 @@ def test_sparse_macs_follow_the_zeros_of_each_weight_exactly():
     sparse = {row.layer: row.sparse_macs for row in cost(model).layers}
     assert (sparse["c1"], sparse["c2"], sparse["f1"]) == (784 * (150 - 7), 100, 0)
     assert (sparse["f2"], sparse["f3"]) == (10_079, 840)
+    backward = {row.layer: row.sparse_backward_macs for row in cost(model).layers}
+    assert (backward["c1"], backward["c2"], backward["f1"]) == (784 * (150 - 7), 200, 0)
+    assert (backward["f2"], backward["f3"]) == (2 * 10_079, 1_680)
 
 
 def test_a_residual_block_with_strides_and_a_projection():
@@ -123,7 +128,7 @@ def test_layer_types_cost_what_their_arithmetic_says(layer, shape, expected):
     counted = cost(sequential(layer, shape=shape))
     assert (counted.macs, counted.unknown) == (expected, ())
     assert counted.sparse_macs == expected
-    assert counted.backward_macs == 2 * expected
+    assert counted.sparse_backward_macs == counted.backward_macs <= 2 * expected
     assert cost(sequential(layer, shape=shape), batch_size=3).macs == 3 * expected
 
 
@@ -131,7 +136,7 @@ def test_channels_first_finds_the_channels():
     layer = L.Conv2D(6, 3, data_format="channels_first")
     layer.build((None, 4, 9, 8))
     call = table.Call(((2, 4, 9, 8),), ((2, 6, 7, 6),))
-    assert table.macs(layer, call) == ({"kernel": 2 * 7 * 6}, 0)
+    assert table.macs(layer, call) == ({"kernel": 2 * 7 * 6}, ())
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -296,7 +301,9 @@ def test_an_unknown_layer_counts_in_parameters_and_is_listed():
     model = sequential(L.Dense(3, name="known"), Mixing(name="mix"), shape=(4,))
     counted = cost(model)
     by_name = {row.layer: row for row in counted.layers}
-    assert (by_name["mix"].macs, by_name["mix"].sparse_macs, by_name["mix"].backward_macs) == (None, None, None)
+    mix = by_name["mix"]
+    assert (mix.macs, mix.sparse_macs, mix.backward_macs, mix.sparse_backward_macs) == (None, None, None, None)
+    assert (mix.activation_bytes, mix.backward_activation_bytes) == (20, 20)
     assert (by_name["mix"].parameters, counted.parameters, counted.macs) == (15, 30, 12)
     assert [(item.name, item.reason) for item in counted.unknown] == [
         ("mix", "prunekit has no formula for the multiply-accumulates of Mixing")
@@ -347,7 +354,13 @@ def test_a_layer_that_is_not_called_has_unknown_macs():
 def test_frozen_layers_need_no_gradient_of_their_weights():
     model = sequential(L.Dense(3, name="frozen"), L.Dense(2, name="free"), shape=(4,))
     model.get_layer("frozen").trainable = False
-    assert [row.backward_macs for row in cost(model).layers] == [12, 12]
+    # Nothing trained comes before either: "free" needs the gradient of its weights alone, "frozen" none at all.
+    assert [row.backward_macs for row in cost(model).layers] == [0, 6]
+    model.get_layer("frozen").trainable, model.get_layer("free").trainable = True, False
+    assert [row.backward_macs for row in cost(model).layers] == [12, 6]
+    model.trainable = False
+    assert (cost(model).backward_macs, cost(model).backward_activation_bytes) == (0, 0)
+    assert (cost(model).macs, cost(model).activation_bytes) == (18, 20)
 
 
 def test_mixed_precision_changes_nothing():
@@ -361,29 +374,23 @@ def test_a_single_layer_can_be_counted():
     assert rows(dense) == {"alone": 12}
 
 
-def test_the_counts_agree_with_tensorflows_own_profiler():
-    tf = pytest.importorskip("tensorflow")
-    ops = pytest.importorskip("tensorflow.python.framework.ops")
-    model = sequential(
-        L.Conv2D(6, 3, strides=2, padding="same"),
-        L.Conv2D(8, (3, 1), dilation_rate=(2, 1)),
-        L.DepthwiseConv2D(3),
-        L.Flatten(),
-        L.Dense(5),
-        shape=(23, 19, 3),
-    )
-    function = tf.function(model).get_concrete_function(tf.TensorSpec((1, 23, 19, 3)))
-    total = 0
-    for operation in function.graph.get_operations():
-        if operation.type in ("Conv2D", "DepthwiseConv2dNative", "MatMul"):
-            total += ops.get_stats_for_node_def(function.graph, operation.node_def, "flops").value
-    assert cost(model).macs * 2 == total
-
-
 def test_a_cost_becomes_json_with_totals():
     loaded = json.loads(json.dumps(cost(lenet()).to_dict()))
-    assert loaded["macs"] == 416_520
+    assert (loaded["macs"], loaded["backward_macs"]) == (416_520, 715_440)
+    for total in loaded.keys() & loaded["layers"][0].keys():
+        assert loaded[total] == sum(row[total] for row in loaded["layers"])
     assert loaded["layers"][0]["layer"] == "c1"
+
+
+def test_a_printed_cost_is_a_table_with_totals_and_what_is_not_known():
+    lines = str(cost(sequential(L.Dense(3, name="known"), Mixing(name="mix"), shape=(4,)), 1000)).splitlines()
+    assert lines[0].startswith("Model 'sequential")
+    assert lines[1].split("  ")[0] == "layer"
+    cells = [" ".join(line.split()) for line in lines]
+    assert "known Dense 15 12,000 12,000 12,000 12,000 12,000 12,000" in cells
+    assert "mix Mixing 15 ? ? ? ? 20,000 20,000" in cells
+    assert "total 30 12,000 12,000 12,000 12,000 32,000 32,000" in cells
+    assert lines[-1] == "not known: mix: prunekit has no formula for the multiply-accumulates of Mixing"
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0, True, None])
@@ -413,3 +420,193 @@ def test_what_fails_inside_the_users_layers_is_named():
 def test_an_unbuilt_model_is_refused():
     with pytest.raises(ValueError, match="not built"):
         cost(keras.Sequential([L.Dense(2)]))
+
+
+# ---------------------------------------------------------------- bytes of activations
+
+
+def outputs_in(run, *known):
+    """(layer, tensor) of everything that layers put out while `run` runs, each tensor once."""
+    seen, ids, original = [], set(map(id, known)), L.Layer.__call__
+
+    def noting(layer, *args, **kwargs):
+        outputs = original(layer, *args, **kwargs)
+        for tensor in keras.tree.flatten(outputs):
+            if id(tensor) not in ids:
+                ids.add(id(tensor))
+                seen.append((layer, tensor))
+        return outputs
+
+    L.Layer.__call__ = noting
+    try:
+        return run(), seen
+    finally:
+        L.Layer.__call__ = original
+
+
+def bytes_by_name(model, tensors):
+    """Sizes per layer name; a cell's count for its RNN layer."""
+    cells = {id(layer.cell): layer.name for layer in model._flatten_layers() if isinstance(layer, L.RNN)}
+    total = Counter()
+    for layer, tensor in tensors:
+        total[cells.get(id(layer), layer.name)] += tensor.numpy().nbytes if tensor is not None else 0
+    return {name: size for name, size in total.items() if size}
+
+
+def measured_bytes(model, data):
+    """What layers put out in a real pass, and the gradients of it that a real tape takes."""
+    tf = pytest.importorskip("tensorflow")
+    arrays = [keras.ops.convert_to_tensor(array) for array in (data if isinstance(data, list) else [data])]
+    inputs = arrays if isinstance(data, list) else arrays[0]
+    _, forward = outputs_in(lambda: model(inputs, training=False), *arrays)
+    # Frozen variables are variables that a tape follows too, unless told not to.
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch([variable.value for variable in model.trainable_variables])
+        outputs, seen = outputs_in(lambda: model(inputs, training=True), *arrays)
+        loss = sum(tf.reduce_sum(tf.square(tf.cast(each, "float64"))) for each in keras.tree.flatten(outputs))
+    layers, tensors = zip(*seen, strict=True)
+    gradients = tape.gradient(loss, list(tensors))
+    return bytes_by_name(model, forward), bytes_by_name(model, zip(layers, gradients, strict=True))
+
+
+def counted_bytes(model, batch_size):
+    counted = cost(model, batch_size)
+    assert counted.unknown == ()
+    names = [row.layer.rpartition("/")[2] for row in counted.layers]
+    assert len(set(names)) == len(names)
+    forward = {name: row.activation_bytes for name, row in zip(names, counted.layers, strict=True)}
+    backward = {name: row.backward_activation_bytes for name, row in zip(names, counted.layers, strict=True)}
+    assert (counted.activation_bytes, counted.backward_activation_bytes) == (
+        sum(forward.values()),
+        sum(backward.values()),
+    )
+    return tuple({name: size for name, size in each.items() if size} for each in (forward, backward))
+
+
+def convolutional():
+    return sequential(
+        L.Rescaling(2.0),
+        L.Conv2D(4, 3, name="frozen", trainable=False),
+        L.Conv2D(5, 3, padding="same"),
+        L.BatchNormalization(),
+        L.ReLU(),
+        L.MaxPooling2D(),
+        L.Flatten(),
+        L.Dropout(0.5),
+        L.Dense(3),
+        shape=(10, 10, 2),
+    )
+
+
+def with_attention():
+    inputs = keras.Input((6, 4))
+    attended = L.MultiHeadAttention(2, 3, dropout=0.1)(inputs, inputs)
+    hidden = L.LayerNormalization()(L.Add()([inputs, attended]))
+    block = keras.Sequential([keras.Input((6, 4)), L.Dense(8, activation="gelu"), L.Dense(4)], name="block")
+    return keras.Model(inputs, [block(hidden), L.GlobalAveragePooling1D()(hidden)])
+
+
+def recurrent():
+    return sequential(
+        L.Bidirectional(L.LSTM(3, return_sequences=True, unroll=True)),
+        L.GRU(5, return_sequences=True, unroll=True),
+        L.SimpleRNN(2, return_sequences=True, unroll=True, trainable=False),
+        shape=(4, 3),
+    )
+
+
+def shared():
+    one, two = keras.Input((4,)), keras.Input((4,))
+    dense = L.Dense(3)
+    return keras.Model([one, two], L.Concatenate()([dense(one), L.Identity()(dense(two)), two]))
+
+
+class WithOperations(keras.Model):
+    """Adds and stops gradients outside its layers; one branch ends before the outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.unused = (
+            L.Dense(3, name="left"),
+            L.Dense(3, name="right"),
+            L.Dense(5, name="unused"),
+        )
+        self.block = keras.Sequential([keras.Input((3,)), L.Dense(3, name="inner"), L.ReLU(name="relu")], name="block")
+
+    def call(self, inputs):
+        left, right = self.left(inputs), keras.ops.stop_gradient(self.right(inputs))
+        self.unused(left)
+        return self.block(left + right) + 1.0
+
+
+def operations():
+    model = WithOperations()
+    model(np.zeros((1, 4)))
+    return model
+
+
+@pytest.mark.parametrize("build", [convolutional, with_attention, recurrent, shared, operations])
+def test_bytes_of_activations_are_those_of_a_real_pass_and_its_gradients(build, precision):
+    model = build()
+    shapes = [tensor.shape[1:] for tensor in getattr(model, "inputs", None) or [keras.Input((4,))]]
+    data = [np.ones((3, *shape), precision) for shape in shapes]
+    forward, backward = measured_bytes(model, data if len(data) > 1 else data[0])
+    assert counted_bytes(model, batch_size=3) == (forward, backward)
+    assert forward and backward
+
+
+def test_a_layer_whose_result_no_output_needs_costs_nothing_backward():
+    rows = {row.layer: row for row in cost(operations()).layers}
+    assert (rows["unused"].macs, rows["unused"].backward_macs) == (15, 0)
+    # Behind `stop_gradient`, "right" is trained in name alone.
+    assert (rows["right"].macs, rows["right"].backward_macs, rows["right"].backward_activation_bytes) == (12, 0, 0)
+    assert (rows["left"].backward_macs, rows["block/inner"].backward_macs) == (12, 18)
+
+
+def test_mixed_precision_halves_the_bytes_and_changes_no_multiplication():
+    layers = [L.Conv2D(4, 3, name="c"), L.LSTM(3, name="lstm"), L.Dense(2, dtype="float32", name="d")]
+    half = sequential(
+        L.Conv2D(4, 3, dtype="mixed_float16", name="c"),
+        L.Reshape((9, 4), dtype="mixed_float16", name="r"),
+        L.LSTM(3, dtype="mixed_float16", name="lstm"),
+        L.Dense(2, dtype="float32", name="d"),
+        shape=(5, 5, 2),
+    )
+    layers.insert(1, L.Reshape((9, 4), name="r"))
+    whole = sequential(*layers, shape=(5, 5, 2))
+    for small, large in zip(cost(half, 2).layers, cost(whole, 2).layers, strict=True):
+        assert (small.macs, small.backward_macs) == (large.macs, large.backward_macs)
+        divisor = 1 if small.layer == "d" else 2
+        assert small.activation_bytes * divisor == large.activation_bytes
+        assert small.backward_activation_bytes * divisor == large.backward_activation_bytes
+
+
+def test_the_steps_of_a_recurrent_layer_count_one_by_one():
+    # Two examples, five steps of three numbers: output and cell state at each, and the layer's own output.
+    steps = 2 * 5 * (3 + 3) * 4
+    assert cost(sequential(L.LSTM(3), shape=(5, 4)), 2).activation_bytes == steps + 2 * 3 * 4
+    assert cost(sequential(L.LSTM(3, return_sequences=True), shape=(5, 4)), 2).activation_bytes == steps + 2 * 5 * 3 * 4
+    within = cost(sequential(L.TimeDistributed(L.Dense(7, name="inner"), name="all"), shape=(5, 4)), 2)
+    assert {row.layer: row.activation_bytes for row in within.layers} == {"all": 280, "all/inner": 280}
+    assert within.backward_activation_bytes == 560
+
+
+def test_outputs_of_no_known_size_are_listed_and_left_out():
+    tf = pytest.importorskip("tensorflow")
+
+    class Sparse(L.Layer):
+        def call(self, inputs):
+            return tf.sparse.from_dense(inputs)
+
+    model = sequential(Sparse(name="sparse"), L.Dense(2, name="d"), shape=(4,))
+    counted = cost(model)
+    assert {row.layer: row.activation_bytes for row in counted.layers} == {"sparse": None, "d": 8}
+    assert (counted.activation_bytes, counted.macs) == (8, 8)
+    assert [(item.name, item.reason) for item in counted.unknown] == [
+        ("sparse", "the size of what it puts out is not known before the model runs")
+    ]
+
+
+def test_integers_have_bytes_but_no_gradient():
+    model = keras.Sequential([keras.Input((5,), dtype="int64"), L.Reshape((5, 1), dtype="int64", name="r")])
+    assert (cost(model).activation_bytes, cost(model).backward_activation_bytes) == (40, 0)

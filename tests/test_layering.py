@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "prunekit"
 # In order; inside a folder a module imports only from files before it. A new module is a new name here.
 ORDER = {
     "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
-    "anatomy": ["layers", "targets", "fans", "watching", "cost", "inspection"],
+    "anatomy": ["counting", "layers", "targets", "fans", "watching", "tables", "flow", "tracing", "cost", "inspection"],
     "training": (
         "core environment trainer observation signals drawing lsuv initializers losses masking choice changes pruner "
         "callbacks accumulation capture contributions layer_rules example_pass per_example products derivatives "

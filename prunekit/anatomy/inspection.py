@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
-from prunekit.anatomy.cost import Trace, checked_trace, fixed_batch, nonzero_mask
+from prunekit.anatomy.cost import nonzero_mask
+from prunekit.anatomy.tables import plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, weights_in
+from prunekit.anatomy.tracing import Trace, checked_trace, fixed_batch, item_bytes
 from prunekit.sparsity.patterns import detect
 
 
@@ -137,7 +137,7 @@ class Report:
         head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")
         rows = [_cells(row, marked=row.name in self.targets) for row in self.weights]
         total = ("total", "", self.zeros, self.parameters, self.sparsity, "", self.macs, self.sparse_macs, self.bytes)
-        lines = [f"Model {self.model!r}", *_table(head, rows, tuple(map(_text, total)))]
+        lines = [f"Model {self.model!r}", *table(head, rows, tuple(map(plain, total)), left={0, 1, 5})]
         if self.targets:
             lines.append(f"* pruned: {len(self.targets)} weights, sparsity {self.target_sparsity:.4f} in them")
         if self.before is not None:
@@ -149,28 +149,7 @@ class Report:
 def _cells(row: WeightRow, *, marked: bool) -> tuple[str, ...]:
     shape = "x".join(map(str, row.shape)) or "scalar"
     figures = (row.zeros, row.size, row.sparsity, row.pattern, row.macs, row.sparse_macs, row.bytes)
-    return (row.name + (" *" if marked else ""), shape, *map(_text, figures))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], total: tuple[str, ...]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, total, strict=True)]
-    left = {0, 1, head.index("pattern")}
-
-    def line(cells: tuple[str, ...]) -> str:
-        aligned = (
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(aligned).rstrip()
-
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return [line(head), rule, *map(line, rows), rule, line(total)]
+    return (row.name + (" *" if marked else ""), shape, *map(plain, figures))
 
 
 def _by_reason(skipped: tuple[Skipped, ...]) -> list[str]:
@@ -232,11 +211,5 @@ def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
         pattern=detect(kept, weight.spec.in_axes, weight.spec.out_axes),
         macs=uses * weight.size,
         sparse_macs=uses * nonzeros,
-        bytes=weight.size * _item_bytes(weight.variable),
+        bytes=weight.size * item_bytes(weight.variable.dtype),
     )
-
-
-def _item_bytes(variable: Any) -> int:
-    # NumPy has no bfloat16 or float8 of its own to ask; the number in the type's name is its bits.
-    bits = re.search(r"\d+", keras.backend.standardize_dtype(variable.dtype))
-    return int(bits.group()) // 8 if bits else 1

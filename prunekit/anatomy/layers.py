@@ -7,7 +7,6 @@ layer type: to teach it a new one, add a row here, or call `register_layer`.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,7 +14,8 @@ from typing import Any
 
 import keras
 
-Shape = tuple[int, ...]
+from prunekit.anatomy import counting
+from prunekit.anatomy.counting import Call, Product, Shape, Sources, Steps
 
 ROLES = (
     "kernel",
@@ -93,14 +93,6 @@ class WeightSpec:
         return replace(self, in_axes=in_axes, out_axes=out_axes, parallel_axes=parallel_axes)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer: the shapes of the tensors that went in, in the order of `call`'s signature, and came out."""
-
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-
-
 Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
 Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
 
@@ -113,13 +105,13 @@ class Row:
         weights: Attribute name (without leading underscore) to its spec, or to a function of the layer that gives it.
         uses: Function (layer, Call) -> how many multiply-accumulates one element of a kernel takes part in during that
             call: one number for all kernels, or one per attribute. None: its weights multiply nothing that is counted.
-        products: Function (layer, Call) -> multiply-accumulates of products between activations (attention).
+        products: Function (layer, Call) -> the products between activations (attention).
         counted: False where the table cannot tell the MACs of this type.
     """
 
     weights: Weights
     uses: Uses | None = None
-    products: Callable[[Any, Call], int] | None = None
+    products: Callable[[Any, Call], tuple[Product, ...]] | None = None
     counted: bool = True
 
 
@@ -140,15 +132,8 @@ _OTHER_STATE = WeightSpec("other", (), (), prunable=False, refused=_STATE)
 _SLOPE = WeightSpec("other", (), (), prunable=False, refused="a zero slope changes the activation and saves no work")
 
 
-def _einsum_labels(layer: Any) -> tuple[str, str, str]:
-    """Labels of input, kernel and output of an EinsumDense, spaces removed ("...x", "xy", "...y")."""
-    inputs, output = layer.equation.replace(" ", "").split("->")
-    data, kernel = inputs.split(",")
-    return data, kernel, output
-
-
 def _einsum_kernel(layer: Any) -> WeightSpec:
-    data, kernel, output = _einsum_labels(layer)
+    data, kernel, output = counting.einsum_labels(layer)
     return WeightSpec(
         "kernel",
         in_axes=tuple(axis for axis, label in enumerate(kernel) if label in data and label not in output),
@@ -159,75 +144,6 @@ def _einsum_kernel(layer: Any) -> WeightSpec:
 
 def _convolution_kernel(layer: Any) -> WeightSpec:
     return WeightSpec("kernel", (-2,), (-1,), groups=layer.groups)
-
-
-# ---------------------------------------------------------------- uses: MACs per kernel element and call
-
-
-def _per_input_row(layer: Any, call: Call) -> int:
-    return math.prod(call.inputs[0][:-1])
-
-
-def _per_example(layer: Any, call: Call) -> int:
-    return call.inputs[0][0]
-
-
-def _channels(layer: Any, shape: Shape) -> int:
-    return shape[-1] if layer.data_format == "channels_last" else shape[1]
-
-
-def _per_output_position(layer: Any, call: Call) -> int:
-    return math.prod(call.outputs[0]) // _channels(layer, call.outputs[0])
-
-
-def _per_input_position(layer: Any, call: Call) -> int:
-    # A transposed convolution spreads every input position over the whole kernel; what padding crops is counted too.
-    return math.prod(call.inputs[0]) // _channels(layer, call.inputs[0])
-
-
-def _einsum_uses(layer: Any, call: Call) -> int:
-    data, kernel, _ = _einsum_labels(layer)
-    shape = call.inputs[0]
-    before, dots, after = data.partition("...")
-    free = [size for label, size in zip(before, shape, strict=False) if label not in kernel]
-    if dots:
-        end = len(shape) - len(after)
-        free += shape[len(before) : end]
-        free += [size for label, size in zip(after, shape[end:], strict=True) if label not in kernel]
-    return math.prod(free)
-
-
-def _reversible_uses(layer: Any, call: Call) -> dict[str, int]:
-    # A lookup multiplies nothing and adds an axis; the reverse projection keeps the rank.
-    rows = math.prod(call.inputs[0][:-1]) if len(call.inputs[0]) == len(call.outputs[0]) else 0
-    return {"embeddings": rows} if layer.tie_weights else {"embeddings": 0, "reverse_embeddings": rows}
-
-
-# ---------------------------------------------------------------- products between activations
-
-
-def _attention_products(layer: Any, call: Call) -> int:
-    """Scores (queries x values x width) plus the weighted sum of the values."""
-    query, value = call.inputs[0], call.inputs[1]
-    pairs = math.prod(query[:-1]) * value[-2]
-    return pairs * query[-1] + pairs * value[-1]
-
-
-def _multi_head_products(layer: Any, call: Call) -> int:
-    query, value = call.inputs[0], call.inputs[1]
-    axes = [axis % len(query) for axis in layer._attention_axes]
-    pairs = math.prod(query[:-1]) * math.prod(value[axis] for axis in axes)
-    return layer._num_heads * pairs * (layer._key_dim + layer._value_dim)
-
-
-def _group_query_products(layer: Any, call: Call) -> int:
-    query, value = call.inputs[0], call.inputs[1]
-    return layer.num_query_heads * math.prod(query[:-1]) * value[1] * 2 * layer.head_dim
-
-
-def _dot_products(layer: Any, call: Call) -> int:
-    axis = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
-    return math.prod(call.outputs[0]) * call.inputs[0][axis]
 
 
 # ---------------------------------------------------------------- the table
@@ -254,20 +170,20 @@ def _first_table() -> dict[type, Row]:
     kernel_and_bias: Weights = {"kernel": _KERNEL, "bias": _BIAS}
     recurrent: Weights = {"kernel": _KERNEL, "recurrent_kernel": _RECURRENT, "bias": _BIAS}
     table = {
-        _L.Dense: Row(kernel_and_bias, _per_input_row),
-        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": _BIAS}, _einsum_uses),
-        _base(_L.Conv2D, "BaseConv"): Row({"kernel": _convolution_kernel, "bias": _BIAS}, _per_output_position),
+        _L.Dense: Row(kernel_and_bias, counting.per_input_row),
+        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": _BIAS}, counting.einsum_uses),
+        _base(_L.Conv2D, "BaseConv"): Row({"kernel": _convolution_kernel, "bias": _BIAS}, counting.per_output_position),
         _base(_L.Conv2DTranspose, "BaseConvTranspose"): Row(
-            {"kernel": _TRANSPOSED, "bias": _BIAS}, _per_input_position
+            {"kernel": _TRANSPOSED, "bias": _BIAS}, counting.per_input_position
         ),
         _base(_L.DepthwiseConv2D, "BaseDepthwiseConv"): Row(
-            {"kernel": _DEPTHWISE, "bias": _BIAS}, _per_output_position
+            {"kernel": _DEPTHWISE, "bias": _BIAS}, counting.per_output_position
         ),
         _base(_L.SeparableConv2D, "BaseSeparableConv"): Row(
-            {"depthwise_kernel": _DEPTHWISE, "pointwise_kernel": _KERNEL, "bias": _BIAS}, _per_output_position
+            {"depthwise_kernel": _DEPTHWISE, "pointwise_kernel": _KERNEL, "bias": _BIAS}, counting.per_output_position
         ),
         _L.Embedding: Row({"embeddings": _EMBEDDING}),
-        _cell(_L.ConvLSTM2D): Row(recurrent, _per_output_position),
+        _cell(_L.ConvLSTM2D): Row(recurrent, counting.per_output_position),
         _L.BatchNormalization: Row(
             {"gamma": _NORM, "beta": _NORM}
             | dict.fromkeys(
@@ -277,19 +193,20 @@ def _first_table() -> dict[type, Row]:
         _L.SpectralNormalization: Row({"vector_u": _NORM_STATE}),
         _L.Normalization: Row(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), _NORM_STATE)),
         _L.PReLU: Row({"alpha": _SLOPE}),
-        _L.Attention: Row({"scale": _OTHER, "concat_score_weight": _OTHER}, products=_attention_products),
-        _L.AdditiveAttention: Row({"scale": _OTHER}, products=_attention_products),
-        _L.MultiHeadAttention: Row({}, products=_multi_head_products),
-        _L.GroupQueryAttention: Row({}, products=_group_query_products),
-        _L.Dot: Row({}, products=_dot_products),
+        _L.Attention: Row({"scale": _OTHER, "concat_score_weight": _OTHER}, products=counting.attention_products),
+        _L.AdditiveAttention: Row({"scale": _OTHER}, products=counting.additive_attention_products),
+        _L.MultiHeadAttention: Row({}, products=counting.multi_head_products),
+        _L.GroupQueryAttention: Row({}, products=counting.group_query_products),
+        _L.Dot: Row({}, products=counting.dot_products),
         _L.STFTSpectrogram: Row({"real_kernel": _OTHER_STATE, "imag_kernel": _OTHER_STATE}, counted=False),
+        _L.MelSpectrogram: Row({}, counted=False),
     }
-    table |= {cell: Row(recurrent, _per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")}
+    table |= {cell: Row(recurrent, counting.per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")}
     table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("LayerNormalization")}
     table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("GroupNormalization")}
     table |= {layer: Row({"scale": _NORM}) for layer in _types("RMSNormalization")}
     table |= {
-        layer: Row({"reverse_embeddings": WeightSpec("kernel")}, _reversible_uses)
+        layer: Row({"reverse_embeddings": WeightSpec("kernel")}, counting.reversible_uses)
         for layer in _types("ReversibleEmbedding")
     }
     return table
@@ -305,7 +222,8 @@ def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: 
         layer_type: A subclass of `keras.layers.Layer`; its subclasses inherit the description.
         uses: Function (layer, Call) -> how many multiply-accumulates one element of its kernels takes part in during a
             call, for `pk.cost`; one int, or a dict per attribute. Left out, an inherited one is used, or the layer's
-            MACs are reported as unknown.
+            MACs are reported as unknown. The first kernel is taken to multiply the inputs, a later one what those
+            before it made of them.
         **weights: Attribute name on the layer (without leading underscore) to its `WeightSpec`.
 
     Raises:
@@ -415,11 +333,11 @@ def cell_of(layer: Any) -> Any | None:
 # ---------------------------------------------------------------- multiply-accumulates
 
 
-def macs(layer: Any, call: Call) -> tuple[dict[str, int], int] | None:
+def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] | None:
     """(uses per attribute, products) of one call of `layer` itself, without its sublayers; None where not known.
 
-    An attribute's MACs are its uses times its size; products are multiply-accumulates between activations. Biases,
-    normalisation, activations and pooling count as none.
+    An attribute's MACs are its uses times its size; products are those between activations. Biases, normalisation,
+    activations and pooling count as none.
     """
     rows = list(_rows(layer))
     if not all(row.counted for row in rows):
@@ -427,17 +345,31 @@ def macs(layer: Any, call: Call) -> tuple[dict[str, int], int] | None:
     own = [(attribute, spec_of(layer, attribute, variable)) for variable, attribute, _ in own_variables(layer)]
     if any(spec.role == "unknown" for _, spec in own):
         return None
-    products = next((row.products for row in rows if row.products is not None), None)
-    total = products(layer, call) if products is not None else 0
+    count = next((row.products for row in rows if row.products is not None), None)
+    products = count(layer, call) if count is not None else ()
     kernels = [attribute for attribute, spec in own if spec.prunable or spec.role == "depthwise_kernel"]
     uses = next((row.uses for row in rows if row.uses is not None), None)
     if uses is None:
         counted = all(spec.role == "embedding" for attribute, spec in own if attribute in kernels)
-        return ({}, total) if counted else None
+        return ({}, products) if counted else None
     each = uses(layer, call)
     if isinstance(each, int):
-        return dict.fromkeys(kernels, each), total
-    return dict(each), total
+        return dict.fromkeys(kernels, each), products
+    return dict(each), products
+
+
+def multiplied_by(layer: Any, uses: Mapping[str, int]) -> dict[str, Sources]:
+    """What the activations come from that each kernel in `uses` multiplies, in a call of `layer`.
+
+    The first kernel multiplies the inputs, a later one what those before it made of them; a recurrent kernel
+    multiplies the state.
+    """
+    found: dict[str, Sources] = {}
+    for variable, attribute, _ in own_variables(layer):
+        if uses.get(attribute):
+            recurrent = spec_of(layer, attribute, variable).role == "recurrent_kernel"
+            found[attribute] = (1,) if recurrent else (0, *found)
+    return found
 
 
 def is_repeater(layer: Any) -> bool:
@@ -445,19 +377,16 @@ def is_repeater(layer: Any) -> bool:
     return isinstance(layer, keras.layers.TimeDistributed | keras.layers.RNN)
 
 
-def repeats(layer: Any, call: Call) -> tuple[Callable[[Any], Any], Shape, int] | None:
-    """(function, input shape, times) where `layer` applies an inner layer to every time step; None for other layers.
-
-    The function takes one time step's tensor of that shape, (batch, features ...).
-    """
+def steps_of(layer: Any, call: Call) -> Steps | None:
+    """The steps of a layer that applies an inner one to every time step; None for other layers."""
     if not is_repeater(layer):
         return None
-    batch, steps, *rest = call.inputs[0]
+    batch, number, *features = call.inputs[0]
     if isinstance(layer, keras.layers.TimeDistributed):
-        return layer.layer, (batch, *rest), steps
+        return Steps(layer.layer, (batch, *features), number)
 
-    def step(inputs: Any) -> Any:
+    def state() -> list[Any]:
         states = layer.get_initial_state(batch)
-        return layer.cell(inputs, states if isinstance(states, list | tuple) else [states])
+        return list(states) if isinstance(states, list | tuple) else [states]
 
-    return step, (batch, *rest), steps
+    return Steps(layer.cell, (batch, *features), number, state)

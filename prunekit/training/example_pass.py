@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prunekit.anatomy.cost import fixed_batch
 from prunekit.anatomy.layers import is_repeater, own_variables
 from prunekit.anatomy.targets import places
+from prunekit.anatomy.tracing import fixed_batch
 from prunekit.anatomy.watching import watching
 from prunekit.training import core
 from prunekit.training.capture import graph_in_scope, is_differentiable, own_tensors, standing_in

@@ -1,0 +1,341 @@
+"""One pass over a model on tensors without values: what its layer calls do, and which of it a gradient passes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.counting import Call, Shape, Sources
+from prunekit.anatomy.flow import Flow, Seen, SymbolicPass, gradient_flow
+from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variables, steps_of
+from prunekit.anatomy.watching import watching
+
+
+def _type_name(dtype: Any) -> str:
+    try:
+        return keras.backend.standardize_dtype(dtype)
+    except ValueError:  # TensorFlow's handles and lists
+        return str(dtype)
+
+
+def item_bytes(dtype: Any) -> int:
+    """Bytes of one number of this type; 0 for text and whatever else has no fixed size."""
+    # NumPy has no bfloat16 or float8 of its own to ask; the number in the type's name is its bits.
+    name = _type_name(dtype)
+    bits = re.search(r"\d+", name)
+    return int(bits.group()) // 8 if bits else int(name == "bool")
+
+
+@dataclass
+class Trace:
+    """What one symbolic pass over a model showed.
+
+    Attributes:
+        batch_size: Number of examples in the pass.
+        trained: The variables that are trained.
+        uses: id of a variable -> multiply-accumulates that one element of it takes part in, forward.
+        gradient_uses: The same in the backward pass, for the gradients of the weights and of the activations together.
+        products: id of a layer -> multiply-accumulates between activations, forward.
+        gradient_products: The same in the backward pass.
+        outputs: id of a layer -> shape of its first output.
+        output_bytes: id of a layer -> bytes of what its calls put out; a tensor that passes through counts once, for
+            the innermost layer.
+        gradient_bytes: id of a layer -> bytes of the gradients of these tensors.
+        unknown: id of a layer -> why its multiply-accumulates are not known.
+        unsized: id of a layer -> why the bytes that it puts out are not known.
+    """
+
+    batch_size: int = 1
+    trained: tuple[Any, ...] = ()
+    uses: dict[int, int] = field(default_factory=dict)
+    gradient_uses: dict[int, int] = field(default_factory=dict)
+    products: dict[int, int] = field(default_factory=dict)
+    gradient_products: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    output_bytes: dict[int, int] = field(default_factory=dict)
+    gradient_bytes: dict[int, int] = field(default_factory=dict)
+    unknown: dict[int, str] = field(default_factory=dict)
+    unsized: dict[int, str] = field(default_factory=dict)
+
+    def add(self, seen: Seen, flow: Flow, times: int) -> Call:
+        """Counts the multiply-accumulates of `times` calls like this one."""
+        layer, key = seen.layer, id(seen.layer)
+        types = tuple(_type_name(tensor.dtype) for tensor in seen.inputs)
+        call = Call(tuple(map(self._static, seen.inputs)), tuple(map(self._static, seen.outputs)), types)
+        counted = macs(layer, call)
+        self.outputs.setdefault(key, tuple(seen.outputs[0].shape) if seen.outputs else ())
+        if counted is None:
+            self.unknown[key] = f"prunekit has no formula for the multiply-accumulates of {type(layer).__name__}"
+            return call
+        uses, products = counted
+        dynamic = any(None in tuple(tensor.shape)[1:] for tensor in (*seen.inputs, *seen.outputs))
+        if dynamic and (any(product.macs for product in products) or any(uses.values())):
+            self.unknown[key] = "the shapes that it is called on are not known before the model runs"
+            return call
+        needed = _Needed(self, seen, flow)
+        _increase(self.products, key, times * sum(product.macs for product in products))
+        for product in products:
+            _increase(self.gradient_products, key, times * product.macs * sum(map(needed.of, product.factors)))
+        factors = multiplied_by(layer, uses)
+        for variable, attribute, _ in own_variables(layer):
+            each = times * uses.get(attribute, 0)
+            _increase(self.uses, id(variable), each)
+            if each:
+                gradients = needed.weight(variable) + needed.of(factors[attribute])
+                _increase(self.gradient_uses, id(variable), each * gradients)
+        return call
+
+    def add_bytes(self, seen: Seen, flow: Flow, times: int, known: set[int]) -> None:
+        """Counts the tensors that `times` calls like this one put out, but for those already `known`."""
+        for tensor, has_gradient in zip(seen.outputs, flow.receives(seen), strict=True):
+            if id(tensor) in known:
+                continue
+            known.add(id(tensor))
+            bytes_of_one = item_bytes(tensor.dtype)
+            if not bytes_of_one or _irregular(tensor) or None in tuple(tensor.shape)[1:]:
+                self.unsized[id(seen.layer)] = "the size of what it puts out is not known before the model runs"
+                continue
+            size = times * bytes_of_one * math.prod(self._static(tensor))
+            _increase(self.output_bytes, id(seen.layer), size)
+            _increase(self.gradient_bytes, id(seen.layer), size * has_gradient)
+
+    def _static(self, tensor: Any) -> Shape:
+        # Layers that work on strings lose the batch's size; elsewhere an open size leaves the count unknown.
+        return tuple(
+            int(length) if length is not None else (1 if axis else self.batch_size)
+            for axis, length in enumerate(tensor.shape)
+        )
+
+
+def _increase(counts: dict[int, int], key: int, amount: int) -> None:
+    counts[key] = counts.get(key, 0) + amount
+
+
+def _irregular(tensor: Any) -> bool:
+    """Whether it is sparse or ragged."""
+    return any(hasattr(tensor, name) for name in ("dense_shape", "row_splits", "nse"))
+
+
+class _Needed:
+    """Which gradients the backward pass of one call needs."""
+
+    def __init__(self, found: Trace, seen: Seen, flow: Flow) -> None:
+        self._layer, self._inputs = seen.layer, flow.depends(seen)
+        self._any = any(flow.receives(seen))
+        self._trained = frozenset(map(id, found.trained))
+        self._own = own_variables(seen.layer)
+
+    def weight(self, variable: Any) -> bool:
+        """Whether that of a weight is needed."""
+        return self._any and id(variable) in self._trained
+
+    def of(self, sources: Sources) -> bool:
+        """Whether that of a factor which comes from these is needed."""
+        return self._any and any(
+            source < len(self._inputs) and self._inputs[source]
+            if isinstance(source, int)
+            else any(map(self.weight, self._variables(source)))
+            for source in sources
+        )
+
+    def _variables(self, attribute: str) -> list[Any]:
+        own = [variable for variable, name, _ in self._own if name == attribute]
+        return own or getattr(getattr(self._layer, attribute, None), "variables", [])
+
+
+# ---------------------------------------------------------------- passes
+
+
+class _Symbolic(keras.Operation):
+    """Runs a function on tensors without values; state that it would change is thrown away."""
+
+    received: list[Any]
+    returned: list[Any]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._function(*args, **kwargs)
+        self.received, self.returned = _tensors((args, kwargs)), _tensors(outputs)
+        return outputs
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A pass to do.
+
+    Attributes:
+        function: What is called.
+        args: Its arguments, with tensors without values.
+        kwargs: The same.
+        times: How often the model does it.
+        dependent: Whether trained weights were used on the way to each tensor in the arguments; empty: to none.
+        needed: Whether the loss depends on what comes out.
+        repeated: Whether all outputs but the first are the next time's inputs.
+    """
+
+    function: Callable[..., Any]
+    args: tuple
+    kwargs: dict
+    times: int = 1
+    dependent: tuple[bool, ...] = ()
+    needed: bool = True
+    repeated: bool = False
+
+
+def _in_order(layer: Any, args: tuple, kwargs: dict) -> list[Any]:
+    """The arguments in the order of the signature: attention may be called with value and key by name."""
+    try:
+        return list(inspect.signature(layer.call).bind(*args, **kwargs).arguments.values())
+    except TypeError:  # arguments that Keras takes for itself
+        return [*args, *kwargs.values()]
+
+
+def _tensors(structure: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(structure) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+
+def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = False) -> Trace:
+    """Runs the model once on tensors without values and counts every layer call, those of shared layers one by one."""
+    shapes = [tuple(tensor.shape) for tensor in _tensors(prepared[:2])]
+    trained = tuple(variable for variable in model.variables if variable.trainable)
+    found = Trace(shapes[0][0] if shapes and shapes[0] else 1, trained)
+    pending = [_Pending(model, *prepared)]
+    while pending:
+        pending.extend(_one_pass(found, pending.pop(), training=training))
+    return found
+
+
+def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
+    """Counts the calls that the function makes; returns the inner passes still to do."""
+    calls: list[Seen] = []
+    inside: list[Any] = []
+
+    def see(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
+        if inside:
+            return original(layer, *args, **kwargs)
+        if is_repeater(layer):
+            # The backend may call the inner layer once, in a loop, or never: it gets a pass of its own.
+            inside.append(layer)
+        try:
+            outputs = original(layer, *args, **kwargs)
+        finally:
+            inside.clear()
+        calls.append(Seen(layer, tuple(_tensors(_in_order(layer, args, kwargs))), tuple(_tensors(outputs))))
+        return outputs
+
+    symbolic = _Symbolic(one.function)
+    with watching(see):
+        symbolic.compute_output_spec(*one.args, **one.kwargs, training=training)
+    inputs = symbolic.received
+    dependent = one.dependent or (False,) * len(inputs)
+    flow = gradient_flow(
+        SymbolicPass(calls, inputs, dependent, symbolic.returned, found.trained, one.needed, one.repeated)
+    )
+    known = set(map(id, inputs))
+    inner = []
+    for seen in calls:
+        call = found.add(seen, flow, one.times)
+        found.add_bytes(seen, flow, one.times, known)
+        inner += _steps(seen, call, flow, one.times)
+    return inner
+
+
+def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
+    """The pass over one time step of a layer that goes over several; none for other layers."""
+    steps = steps_of(seen.layer, call)
+    if steps is None:
+        return []
+    features = keras.KerasTensor(steps.shape, call.types[0])
+    state = [_Symbolic(steps.state).compute_output_spec()] if steps.state is not None else []
+    first, *given = flow.depends(seen)
+    dependent = (first, *[any(given) for _ in _tensors(state)])
+    needed, repeated = any(flow.receives(seen)), bool(state)
+    return [_Pending(steps.layer, (features, *state), {}, times * steps.number, dependent, needed, repeated)]
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def _declared_inputs(model: Any) -> Any:
+    # Functional models keep the structure (dict, list) of their inputs; `inputs` is that structure, flattened.
+    return getattr(model, "_inputs_struct", getattr(model, "inputs", None))
+
+
+def fixed_batch(model: Any) -> int | None:
+    """The batch size that the model's own inputs prescribe; None where any will do."""
+    return next((tensor.shape[0] for tensor in _tensors(_declared_inputs(model)) if tensor.shape[0] is not None), None)
+
+
+def _symbolic_inputs(model: Any, batch_size: int, inputs: Any) -> tuple[tuple, dict, int]:
+    """(args, kwargs, times): tensors without values to call the model on, and how many such calls the batch is."""
+    if inputs is None:
+        declared = _declared_inputs(model)
+        if declared is None:
+            return _inputs_from_build(model, batch_size)
+        structure = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
+        one = fixed_batch(model)
+        if one is not None:
+            if batch_size % one:
+                raise ValueError(
+                    f"The model {model.name!r} takes batches of {one}; its cost is counted in multiples of that. "
+                    f"Received: batch_size={batch_size}."
+                )
+            return (_with_batch(model, structure, one),), {}, batch_size // one
+        inputs = structure
+    return (_with_batch(model, inputs, batch_size),), {}, 1
+
+
+def _with_batch(model: Any, structure: Any, batch_size: int) -> Any:
+    def symbolic(tensor: Any) -> Any:
+        shape = (batch_size, *tuple(tensor.shape)[1:])
+        if None in shape:
+            raise ValueError(
+                f"The inputs of the model {model.name!r} have no fixed size, so its cost has none. Received: "
+                f"input shape {tuple(tensor.shape)}. Pass an example of the size to count as `inputs`."
+            )
+        return keras.KerasTensor(shape, keras.backend.standardize_dtype(tensor.dtype))
+
+    return keras.tree.map_structure(symbolic, structure)
+
+
+def _inputs_from_build(model: Any, batch_size: int) -> tuple[tuple, dict, int]:
+    """Inputs of a model that declares none, from the shapes that it was built on."""
+    config = model.get_build_config() or {}
+    shapes = config.get("shapes_dict") or {"input_shape": config.get("input_shape")}
+    if any(shape is None for shape in shapes.values()):
+        raise ValueError(
+            f"The model {model.name!r} does not say which inputs it takes. Pass an example, such as a batch of "
+            "data, as `inputs`."
+        )
+    tensors = {
+        name.removesuffix("_shape"): keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), shape)
+        for name, shape in shapes.items()
+    }
+    tensors = {name: _with_batch(model, tensor, batch_size) for name, tensor in tensors.items()}
+    if len(tensors) == 1:
+        return tuple(tensors.values()), {}, 1
+    return (), tensors, 1
+
+
+def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = False) -> Trace:
+    """`trace`, with whatever goes wrong inside the user's layers turned into a ValueError that names the remedy."""
+    prepared = _symbolic_inputs(model, batch_size, inputs)
+    try:
+        return trace(model, prepared, training=training)
+    except Exception as error:
+        # Keras puts a paragraph about overriding methods before what went wrong.
+        cause = str(error).split("Error encountered:\n\n")[-1].strip()
+        raise ValueError(
+            f"The model {model.name!r} could not be followed on tensors without values. Received: "
+            f"{type(error).__name__}: {cause}. Pass an example of its inputs as `inputs`, or describe the layer that "
+            "fails with `compute_output_shape`."
+        ) from error
