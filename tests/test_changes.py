@@ -142,12 +142,30 @@ def test_a_loop_of_the_users_own_with_two_optimizers_is_measured(samples):
 
 def test_a_step_that_was_traced_before_is_an_error_that_names_the_remedy(perceptron, samples):
     optimizer = keras.optimizers.SGD(0.1)
+    features, labels = map(tf.constant, samples)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = LOSS(labels, perceptron(features, training=True))
+        optimizer.apply(tape.gradient(loss, perceptron.trainable_variables), perceptron.trainable_variables)
+
+    step()
+    with pk.loops.WeightChanges(perceptron, optimizer) as changes:
+        step()
+        with pytest.raises(RuntimeError, match="made 1 updates, and none of them was measured.*Enter it first"):
+            changes.report()
+
+
+def test_a_tape_loop_that_ran_before_is_measured_and_goes_on_unmeasured_afterwards(perceptron, samples):
+    optimizer = keras.optimizers.SGD(0.1)
     loop = pk.loops.TapeLoop(perceptron, optimizer, LOSS)
     loop.step(*samples)
     with pk.loops.WeightChanges(perceptron, optimizer) as changes:
         loop.step(*samples)
-        with pytest.raises(RuntimeError, match="made 1 updates, and none of them was measured.*Enter it first"):
-            changes.report()
+    loop.step(*samples)
+    assert changes.report().weights[0].updates == 1
+    assert loop._train.traces == 1
 
 
 def test_a_model_that_was_fitted_before_is_measured_and_comes_back_as_it_was(perceptron, samples):

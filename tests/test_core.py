@@ -31,6 +31,22 @@ def operations(concrete):
 
 
 class TestOpenFunction:
+    def test_what_it_is_traced_with_inside_a_scope_stays_there(self):
+        factor = [2.0]
+        function = core.OpenFunction(lambda x: x * factor[0])
+        pure = core.OpenFunction(lambda x: x + 1, pure=True)
+        assert function(ones(2, 3))[0, 0] == 2 and pure(ones(2, 3))[0, 0] == 2
+        factor[0] = 5.0
+        with core.traced_anew():
+            assert function(ones(2, 3))[0, 0] == 5 and pure(ones(2, 3))[0, 0] == 2
+            factor[0] = 7.0
+            with core.traced_anew():
+                assert function(ones(4, 3))[0, 0] == 7
+            assert function(ones(4, 3))[0, 0] == 5
+            assert (function.traces, pure.traces) == (1, 1)
+        assert function(ones(4, 3))[0, 0] == 2 and function.traces == 1
+        assert len(function._traced) == 1, "traces go with their scope"
+
     def test_batches_of_any_size_share_one_trace(self):
         double = core.OpenFunction(lambda x: x * 2)
         for size in (1, 7, 32, 7, 0):

@@ -13,8 +13,8 @@ ORDER = {
     "anatomy": ["counting", "layers", "targets", "fans", "watching", "tables", "flow", "tracing", "cost", "inspection"],
     "training": (
         "core environment trainer observation signals drawing lsuv initializers losses masking choice changes pruner "
-        "callbacks accumulation capture contributions layer_rules example_pass per_example products derivatives "
-        "diagnosis gradients least_squares loops"
+        "callbacks accumulation capture gradient_statistics interception gradient_estimates measured contributions "
+        "layer_rules example_pass per_example products derivatives diagnosis gradients least_squares loops"
     ).split(),
     "delivery": (
         "wording probe xnnpack litert advice checking export record plots signal_plot markup page report"

@@ -81,8 +81,12 @@ def find_site(model: Any, name: Any, option: str) -> Site:
     if not isinstance(label, str) or not (call is None or isinstance(call, int)):
         raise TypeError(f"`{option}` takes a layer's name, or (name, number of the call). Received: {name!r}.")
     below = [place for place in places(model) if place.path and not isinstance(place.layer, keras.layers.InputLayer)]
-    exact = [place for place in below if label in (place.path, place.full_path)]
-    found = {id(place.layer): place for place in exact or [one for one in below if one.names[-1] == label]}
+    # An RNN and its cell have one path, and different full paths.
+    matches = (
+        [place for place in below if label == key(place)]
+        for key in (lambda place: place.full_path, lambda place: place.path, lambda place: place.names[-1])
+    )
+    found = {id(place.layer): place for place in next(filter(None, matches), [])}
     if len(found) == 1:
         return Site(next(iter(found.values())).layer, label, call)
     if found:

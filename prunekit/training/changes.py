@@ -12,6 +12,7 @@ from keras import ops
 
 from prunekit.anatomy.targets import check_built, weights_in
 from prunekit.training import core, trainer
+from prunekit.training.observation import wide
 from prunekit.training.signals import aligned
 
 
@@ -84,7 +85,9 @@ class Movements(UpdateObserver):
         super().__init__(variables)
         with core.variable_scope(model):
             self._sums = [
-                _state(np.zeros(tuple(variable.shape)), _wide(variable.dtype), "movement")
+                _state(
+                    np.zeros(tuple(variable.shape)), keras.backend.result_type(variable.dtype, "float32"), "movement"
+                )
                 for variable in self.variables
             ]
             self._updates = _state(np.int64(0), "int64", "updates")
@@ -170,9 +173,9 @@ class WeightChanges(UpdateObserver):
     """Measures, inside every update of a training, how far it moved each weight; a context manager.
 
     The gradient does not say that: momentum, adaptive rates, clipping, weight decay, constraints and averages come
-    after it. Inside the `with` block, `fit`, `TapeLoop` and tape loops of the user's are measured; enter it before a
-    compiled step runs for the first time. At its end model and optimizer are as they were. Nothing leaves the device
-    before `report()`. An update that only accumulates gradients counts as none.
+    after it. Inside the `with` block, `fit`, `TapeLoop` and tape loops of the user's are measured; a `tf.function` of
+    the user's is to be traced inside. At its end model and optimizer are as they were. Nothing leaves the device before
+    `report()`. An update that only accumulates gradients counts as none.
 
     Args:
         model: A built Keras model; its trainable weights are measured.
@@ -206,7 +209,7 @@ class WeightChanges(UpdateObserver):
     def __enter__(self) -> "WeightChanges":
         self._begun = self._iterations()
         with contextlib.ExitStack() as undo:
-            undo.enter_context(trainer.fresh_train_function(self.model))
+            undo.enter_context(trainer.fresh_functions(self.model))
             undo.enter_context(self.observing(self.optimizers))
             self._attached = undo.pop_all()
         return self
@@ -230,7 +233,7 @@ class WeightChanges(UpdateObserver):
         if made and not figures[0].any():
             raise RuntimeError(
                 f"The optimizer made {made} updates, and none of them was measured: the compiled step was traced "
-                "before WeightChanges was entered. Enter it first, or make the step anew."
+                "before WeightChanges was entered. Enter it first, or make the tf.function anew."
             )
         rows = [
             WeightChange(
@@ -275,11 +278,7 @@ def _norm(value: Any) -> Any:
     import tensorflow as tf
 
     # One pass, and no square of the whole array in memory.
-    return tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(tf.cast(value, _wide(value.dtype))), tf.float64))
-
-
-def _wide(dtype: Any) -> str:
-    return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else "float32"
+    return tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(wide(value)), tf.float64))
 
 
 def _state(value: Any, dtype: str, name: str) -> keras.Variable:

@@ -1,6 +1,7 @@
 """The one place that knows the backend, its devices and compilers, and where optimizers hide in models."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Call
         # optimise each copy: a second, for a small network.
         options: dict[str, Any] = {"experimental_attributes": {"_noinline": True}}
         if open_shapes:
-            return OpenFunction(function, closed_from=None, **options)
+            return OpenFunction(function, closed_from=None, pure=True, **options)
         traced = tf.function(function, autograph=False, **options)
         # TensorFlow counts traces by line of code, so one function per shape looks to it like one that is traced again
         # and again, and it warns. There is no public way to tell it.
@@ -37,6 +38,24 @@ def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Call
     return function
 
 
+class _Tracing:
+    """What was traced under the same circumstances."""
+
+
+_TRACINGS = [_Tracing()]
+
+
+@contextlib.contextmanager
+def traced_anew() -> Iterator[None]:
+    """Every `OpenFunction` has traces of its own inside, which go with it: the place for what a step is traced with."""
+    tracing = _Tracing()
+    _TRACINGS.append(tracing)
+    try:
+        yield
+    finally:
+        _TRACINGS.remove(tracing)
+
+
 class OpenFunction:
     """A function compiled by TensorFlow with one trace for all lengths of its arguments' open axes.
 
@@ -45,15 +64,24 @@ class OpenFunction:
         closed_from: Axes from this one on have a static length in the trace. 1 leaves the number of examples open, so
             that the last, smaller batch of an epoch costs no second trace; None leaves every axis open.
         xla: Whether XLA compiles it (then once per shape).
+        pure: Whether it depends on its arguments alone, so that `traced_anew` does not concern it.
         **options: For `tf.function`.
     """
 
-    def __init__(self, function: Callable[..., Any], *, closed_from: int | None = 1, xla: bool = False, **options: Any):
-        import tensorflow as tf
-
-        self._function = tf.function(function, autograph=False, jit_compile=xla or None, **options)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        closed_from: int | None = 1,
+        xla: bool = False,
+        pure: bool = False,
+        **options: Any,
+    ):
+        self._python_function = function
         self._closed_from = closed_from
-        self._signatures: dict[str, Any] = {}
+        self._pure = pure
+        self._options = {"autograph": False, "jit_compile": xla or None, **options}
+        self._traced: weakref.WeakKeyDictionary[_Tracing, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
     @property
     def traces(self) -> int:
@@ -63,17 +91,31 @@ class OpenFunction:
     @property
     def graphs(self) -> list[Any]:
         """The graph of each trace, the first one first."""
-        return [self._function.get_concrete_function(*specs).graph for specs in self._signatures.values()]
+        function, signatures = self._now()
+        return [function.get_concrete_function(*specs).graph for specs in signatures.values()]
 
     def __call__(self, *arguments: Any) -> Any:
         arguments = keras.tree.map_structure(_tensor, arguments)
         specs = keras.tree.map_structure(self._open, arguments)
         signature = repr(specs)
-        if signature not in self._signatures:
-            self._signatures[signature] = specs
-            self._function.get_concrete_function(*specs)
+        function, signatures = self._now()
+        if signature not in signatures:
+            signatures[signature] = specs
+            function.get_concrete_function(*specs)
         # TensorFlow finds the trace whose specification these tensors meet.
-        return self._function(*arguments)
+        return function(*arguments)
+
+    @property
+    def _function(self) -> Any:
+        return self._now()[0]
+
+    def _now(self) -> tuple[Any, dict[str, Any]]:
+        import tensorflow as tf
+
+        tracing = _TRACINGS[0 if self._pure else -1]
+        if tracing not in self._traced:
+            self._traced[tracing] = tf.function(self._python_function, **self._options), {}
+        return self._traced[tracing]
 
     def _open(self, leaf: Any) -> Any:
         import tensorflow as tf

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import keras
 
+from prunekit.training import core
+
 
 class ScopedTrainFunction:
     """The model's train function compiled anew, and run inside a scope for one batch at a time.
@@ -77,6 +79,22 @@ def fresh_train_function(model) -> Iterator[None]:
     finally:
         # A model that was compiled anew meanwhile has no use for a function that updates with its old optimizer.
         model.train_function = former if getattr(model, "_compile_config", None) is compiled_as else None
+
+
+@contextlib.contextmanager
+def fresh_functions(model) -> Iterator[None]:
+    """Inside, whatever the model and the loops on the core compile is traced anew; at the end its former state is back.
+
+    For what is to be traced into steps, and to leave no trace.
+    """
+    forward = {name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)}
+    with core.traced_anew(), fresh_train_function(model):
+        try:
+            yield
+        finally:
+            for name, former in forward.items():
+                if getattr(model, name) is not former:
+                    setattr(model, name, None)
 
 
 def callback_list_above() -> keras.callbacks.CallbackList | None:

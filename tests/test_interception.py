@@ -1,0 +1,563 @@
+"""Interception: against gradients written out by hand, in every way to train; and without a trace afterwards."""
+
+import gradient_models
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import prunekit as pk
+from prunekit.anatomy.targets import places
+
+intercepting = pk.gradients.intercepting
+
+
+def network(**options):
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(6, "tanh", name="hidden"), layers.Dense(3, name="last", **options)]
+    )
+    rng = np.random.default_rng(4)
+    for weight in model.weights:
+        weight.assign(rng.normal(size=weight.shape))
+    return model
+
+
+def data(precision, examples=8):
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(examples, 5)).astype(precision), rng.normal(size=(examples, 3)).astype(precision)
+
+
+def by_hand(model, x, y, at_hidden):
+    """Gradients of the mean squared error with respect to the four weights, by NumPy in float64."""
+    first, bias, last, end = (weight.numpy().astype("float64") for weight in model.weights)
+    hidden = np.tanh(x @ first + bias)
+    at_output = 2 * (hidden @ last + end - y) / y.size
+    behind = at_hidden(at_output @ last.T) * (1 - hidden**2)
+    return [x.T @ behind, behind.sum(0), hidden.T @ at_output, at_output.sum(0)]
+
+
+def by_tape(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def stepped(model, update):
+    """What an update by plain SGD at a rate of 1 took from the weights."""
+    before = [weight.numpy() for weight in model.weights]
+    update()
+    return [old - weight.numpy() for old, weight in zip(before, model.weights, strict=True)]
+
+
+def compiled(model, **options):
+    model.compile(keras.optimizers.SGD(1.0), "mse", **{"jit_compile": False, **options})
+    return model
+
+
+def by_fit(model, x, y):
+    return stepped(model, lambda: model.fit(x, y, batch_size=len(x), verbose=0))
+
+
+def by_train_on_batch(model, x, y):
+    return stepped(model, lambda: model.train_on_batch(x, y))
+
+
+WAYS = {
+    "a tape": (lambda model: None, by_tape),
+    "a tf.function": (lambda model: None, lambda *args: tf.function(by_tape)(*args)),
+    "an XLA function": (lambda model: None, lambda *args: tf.function(by_tape, jit_compile=True)(*args)),
+    "fit": (compiled, by_fit),
+    "fit, compiled by XLA": (lambda model: compiled(model, jit_compile=True), by_fit),
+    "fit, not compiled": (lambda model: compiled(model, run_eagerly=True), by_fit),
+    "fit, two steps a call": (lambda model: compiled(model, steps_per_execution=2), by_fit),
+    "train_on_batch": (compiled, by_train_on_batch),
+    "TapeLoop": (
+        lambda model: pk.loops.TapeLoop(model, keras.optimizers.SGD(1.0), "mse"),
+        lambda loop, x, y: stepped(loop.model, lambda: loop.step(x, y)),
+    ),
+}
+
+
+@pytest.mark.parametrize("used_before", [False, True], ids=["new", "used before"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_function_returns_goes_further_back(way, used_before, precision):
+    prepare, gradients_of = WAYS[way]
+    model, (x, y) = network(), data(precision)
+    trained = prepare(model) or model
+    if used_before:
+        gradients_of(trained, x, y)
+    weights = model.get_weights()
+    expected = by_hand(model, x, y, lambda gradient: np.clip(3 * gradient, -0.1, 0.2))
+    with intercepting(model, {"hidden": lambda gradient: tf.clip_by_value(3 * gradient, -0.1, 0.2)}):
+        found = gradients_of(trained, x, y)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9 if precision == "float64" else 2e-4, atol=1e-6)
+    # Afterwards it is gone, from traces too.
+    model.set_weights(weights)
+    expected = by_hand(model, x, y, lambda gradient: gradient)
+    for ours, theirs in zip(gradients_of(trained, x, y), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9 if precision == "float64" else 2e-4, atol=1e-6)
+
+
+def test_fit_with_pruning_is_intercepted_and_pruned():
+    (x, y), model = data("float32"), compiled(network())
+    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), include="last/kernel")
+    model.fit(x, y, verbose=0, callbacks=[pruning])
+    before = model.get_weights()
+    with intercepting(model, {"hidden": tf.zeros_like}):
+        model.fit(x, y, verbose=0, epochs=2, callbacks=[pruning])
+    assert all((old == new.numpy()).all() for old, new in zip(before[:2], model.weights[:2], strict=True))
+    assert (model.layers[1].kernel.numpy() == 0).mean() == 0.5
+    model.fit(x, y, verbose=0, callbacks=[pruning])
+    assert all((old != new.numpy()).any() for old, new in zip(before[:2], model.weights[:2], strict=True))
+
+
+@pytest.mark.parametrize("name", gradient_models.CASES)
+def test_a_function_that_changes_nothing_changes_nothing(name, precision):
+    model, x, y, loss = gradient_models.case(name)
+    loss = keras.losses.get(loss)
+    # The softmax of attention is not called where TensorFlow fuses it, and its dropout not in inference.
+    unseen = (keras.layers.InputLayer, keras.layers.Softmax, keras.layers.Dropout)
+    paths = {
+        id(one.layer): one.full_path for one in places(model) if one.full_path and not isinstance(one.layer, unseen)
+    }
+    functions = {path: lambda gradient: gradient for path in paths.values()}
+
+    def value_and_gradients():
+        with tf.GradientTape() as tape:
+            output = model(x, training=False)
+            value = loss(y, output)
+        gradients = tape.gradient(value, model.trainable_variables)
+        return [output, value, *map(tf.convert_to_tensor, gradients)]
+
+    expected = value_and_gradients()
+    with intercepting(model, functions):
+        found = value_and_gradients()
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if number < 2:
+            np.testing.assert_array_equal(ours, theirs)
+        # Where a tensor is used several times, TensorFlow adds its gradients up in another order.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_two_trainings_with_and_without_a_function_that_changes_nothing_end_in_the_same_bits():
+    x, y = data("float32", 30)
+    ends = []
+    for functions in (None, {"hidden": tf.identity, "last": pk.gradients.GradientStatistics()}):
+        keras.utils.set_random_seed(1)
+        model = network(activation="softmax")
+        model.compile("adam", "categorical_crossentropy", jit_compile=False)
+        if functions is None:
+            history = model.fit(x, np.abs(y), epochs=3, verbose=0)
+        else:
+            with intercepting(model, functions):
+                history = model.fit(x, np.abs(y), epochs=3, verbose=0)
+        ends.append([*model.get_weights(), history.history["loss"]])
+    for ours, theirs in zip(*ends, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["at once", "in a graph"])
+def test_behind_a_softmax_the_gradient_at_the_logits_is_caught(graph, precision):
+    model, (x, y) = network(activation="softmax"), data(precision)
+    labels = np.eye(3, dtype=precision)[np.abs(y).argmax(1)]
+    seen, loss = pk.gradients.GradientStatistics(), keras.losses.CategoricalCrossentropy()
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(x))
+        return tape.gradient(value, model.trainable_variables)
+
+    with intercepting(model, {"last": lambda gradient: 0 * seen(gradient)}):
+        found = (tf.function(gradients) if graph else gradients)()
+    assert all((gradient.numpy() == 0).all() for gradient in found)
+    # Of a mean cross-entropy at the logits: (softmax - labels) / batch.
+    expected = (model(x).numpy() - labels) / len(x)
+    np.testing.assert_allclose(seen.read().largest, np.abs(expected).max(), rtol=1e-5)
+    with intercepting(model, {"last": tf.zeros_like}), tf.GradientTape() as tape:
+        value = tf.reduce_sum(tf.square(model(x)))
+        found = tape.gradient(value, model.trainable_variables)
+    assert all((gradient.numpy() == 0).all() for gradient in found)
+
+
+@pytest.mark.parametrize("calls", [(0,), (1,), (2,), (0, 2), "all"], ids=str)
+def test_calls_of_a_shared_layer_are_told_apart(calls, precision):
+    inputs = keras.Input((3,))
+    shared = layers.Dense(3, "tanh", name="shared")
+    model = keras.Model(inputs, layers.Dense(1, name="end")(shared(shared(shared(inputs)))))
+    x = np.random.default_rng(2).normal(size=(4, 3)).astype(precision)
+    with tf.GradientTape() as tape:
+        value = x
+        for call in range(3):
+            value = shared(value)
+            if calls == "all" or call in calls:
+                # Its gradient is that of 3 * value.
+                value = 3 * value - tf.stop_gradient(2 * value)
+        loss = tf.reduce_sum(tf.square(model.layers[-1](value)))
+    expected = tape.gradient(loss, model.trainable_variables)
+    triple = lambda gradient: 3 * gradient  # noqa: E731
+    with intercepting(model, {"shared": triple} if calls == "all" else {("shared", call): triple for call in calls}):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x)))
+        found = tape.gradient(loss, model.trainable_variables)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10 if precision == "float64" else 1e-4)
+
+
+def test_a_layer_inside_a_block_and_the_block_itself_both_count(precision):
+    block = keras.Sequential([keras.Input((3,)), layers.Dense(3, name="inner"), layers.Dense(3)], name="block")
+    model = keras.Sequential([keras.Input((3,)), block, layers.Dense(2)])
+    x = np.ones((2, 3), precision)
+    plain = by_tape(model, x, 0.0)
+    with intercepting(model, {"block/inner": lambda gradient: 5 * gradient, "block": lambda gradient: 2 * gradient}):
+        found = by_tape(model, x, 0.0)
+    for ours, theirs, factor in zip(found, plain, (10, 10, 2, 2, 1, 1), strict=True):
+        np.testing.assert_allclose(ours, factor * theirs.numpy(), rtol=1e-5)
+
+
+def test_of_several_outputs_each_passes_through_the_function():
+    inputs = keras.Input((3, 2))
+    whole, *states = layers.LSTM(4, return_sequences=True, return_state=True, name="lstm")(inputs)
+    model = keras.Model(inputs, [whole, *states])
+    shapes = []
+    with intercepting(model, {"lstm": lambda gradient: shapes.append(tuple(gradient.shape)) or gradient}):
+        with tf.GradientTape() as tape:
+            outputs = model(np.ones((5, 3, 2)))
+            loss = tf.reduce_sum(outputs[0]) + tf.reduce_sum(outputs[2])
+        tape.gradient(loss, model.trainable_variables)
+    assert sorted(shapes) == [(5, 3, 4), (5, 4)], "the state that is not used has no gradient"
+
+
+def test_gradients_of_rows_that_were_looked_up_arrive_whole():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3, name="rows")])
+    with intercepting(model, {"rows": lambda gradient: tf.ensure_shape(gradient, (4, 3))}), tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(model(np.ones((4, 2))), [0, 2, 2]))
+        found = tape.gradient(loss, model.trainable_variables)
+    np.testing.assert_array_equal(found[1], [3, 3, 3])
+
+
+def test_masks_travel_on():
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Embedding(5, 3, mask_zero=True, name="rows"), layers.LSTM(2, name="lstm")]
+    )
+    x = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
+    expected = model(x)
+    with pytest.warns(UserWarning), intercepting(model, {"rows": tf.identity, "lstm": tf.identity}):
+        np.testing.assert_array_equal(model(x), expected)
+        assert model.layers[0](x)._keras_mask is not None
+
+
+def test_mixed_precision_hands_on_half_precision_times_the_scale_of_the_loss():
+    policy = keras.DTypePolicy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(6, name="hidden", dtype=policy), layers.Dense(3, name="last")]
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024.0)
+    model.compile(optimizer, "mse", jit_compile=False)
+    x, y = data("float32")
+    kinds, statistics = [], pk.gradients.GradientStatistics()
+    with intercepting(model, {"hidden": lambda gradient: kinds.append(gradient.dtype) or statistics(gradient)}):
+        model.fit(x, y, verbose=0)
+    assert set(kinds) == {tf.float16}
+    at_output = 2 * (model(x).numpy() - y) / y.size
+    expected = 1024 * np.abs(at_output @ model.layers[1].kernel.numpy().T).max()
+    np.testing.assert_allclose(statistics.read().largest, expected, rtol=0.01)
+
+
+def test_quantized_layers_are_intercepted_in_the_call_that_keras_makes_of_them():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(4, name="hidden"), layers.Dense(3)])
+    model.layers[0].enable_lora(2)
+    model.layers[0].quantize("int8")
+    (x, y), hidden = data("float32"), model.layers[0]
+    compiled(model)
+    before = [weight.numpy() for weight in hidden.trainable_weights]
+    with intercepting(model, {"hidden": tf.zeros_like}):
+        model.fit(x, y, verbose=0)
+    assert all((old == new.numpy()).all() for old, new in zip(before, hidden.trainable_weights, strict=True))
+    model.fit(x, y, verbose=0)
+    assert any((old != new.numpy()).any() for old, new in zip(before, hidden.trainable_weights, strict=True))
+
+
+# Loops, recomputation ----------------------------------------------------------------------------------------------
+
+
+def recurrent():
+    return keras.Sequential([keras.Input((4, 3)), layers.SimpleRNN(3, name="rnn"), layers.Dense(1)])
+
+
+def square_of(model, x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(model(x)))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+@pytest.mark.parametrize("xla", [None, True], ids=["plain", "xla"])
+def test_a_cell_is_intercepted_at_every_step_of_its_loop(xla, precision):
+    model, x = recurrent(), np.random.default_rng(3).normal(size=(2, 4, 3)).astype(precision)
+    cell = model.layers[0].cell
+    with tf.GradientTape() as tape:
+        state = tf.zeros((2, 3), precision)
+        for step in range(4):
+            _, (state,) = cell(x[:, step], [state])
+            state = 0.5 * state + tf.stop_gradient(0.5 * state)
+        loss = tf.reduce_sum(tf.square(model.layers[1](state)))
+    expected = tape.gradient(loss, model.trainable_variables)
+
+    def only_once(gradient):
+        return 0.5 * gradient
+
+    # The cell's output is its state: the last one comes back as output, those before it as states.
+    with intercepting(model, {"rnn/simple_rnn_cell": only_once}):
+        found = tf.function(square_of, jit_compile=xla)(model, tf.constant(x))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10 if precision == "float64" else 2e-4, atol=1e-7)
+
+
+def test_the_rnn_itself_is_not_its_cell():
+    model, x = recurrent(), np.ones((2, 4, 3), "float32")
+    shapes = []
+    with intercepting(model, {"rnn": lambda gradient: shapes.append(tuple(gradient.shape)) or gradient}):
+        tf.function(square_of)(model, x)
+    assert shapes == [(2, 3)]
+
+
+def test_variables_in_a_loop_of_a_graph_are_refused_in_words():
+    model, x = recurrent(), np.ones((2, 4, 3), "float32")
+    statistics = pk.gradients.GradientStatistics()
+    with pytest.raises(ValueError, match="'rnn/simple_rnn_cell' uses variables .* Name the layer around it"):
+        with intercepting(model, {"rnn/simple_rnn_cell": statistics}):
+            tf.function(square_of)(model, x)
+    with intercepting(model, {"rnn/simple_rnn_cell": statistics}):
+        square_of(model, x)
+    assert statistics.read().gradients == 4, "at once, a loop is a loop of Python's"
+
+
+class OneRowAtATime(layers.Layer):
+    """A layer called in a condition, in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(2, "tanh", name="inner")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return tf.map_fn(
+            lambda row: tf.cond(row[0] > 0, lambda: self.inner(row[None])[0], lambda: row[:2]),
+            x,
+            fn_output_signature=tf.TensorSpec((2,), x.dtype),
+        )
+
+
+def test_inside_conditions_and_loops_functions_without_variables_work(precision):
+    model = keras.Sequential([keras.Input((3,)), OneRowAtATime(), layers.Dense(1)])
+    x = np.random.default_rng(8).normal(size=(6, 3)).astype(precision)
+    plain = square_of(model, x)
+    with intercepting(model, {"inner": lambda gradient: 3 * gradient}):
+        found = tf.function(square_of)(model, tf.constant(x))
+    for ours, theirs, factor in zip(found, plain, (3, 3, 1, 1), strict=True):
+        np.testing.assert_allclose(ours, factor * theirs.numpy(), rtol=1e-10 if precision == "float64" else 1e-4)
+    with pytest.raises(ValueError, match="'inner' uses variables"):
+        with intercepting(model, {"inner": pk.gradients.GradientStatistics()}):
+            tf.function(square_of)(model, tf.constant(x))
+
+
+def test_vectorized_map_is_refused_and_a_fixed_number_of_steps_is_not():
+    inner = layers.Dense(2, name="inner")
+    model = keras.Sequential([keras.Input((None, 3)), layers.TimeDistributed(inner)])
+    compute = tf.function(square_of, input_signature=None)
+    with pytest.raises(ValueError, match="'inner' is called inside vectorized_map"):
+        with intercepting(model, {"inner": tf.zeros_like}):
+            tf.function(lambda x: square_of(model, x), input_signature=[tf.TensorSpec((None, None, 3))])(
+                np.ones((2, 4, 3))
+            )
+    with intercepting(model, {"inner": tf.zeros_like}):
+        assert all((gradient.numpy() == 0).all() for gradient in compute(model, tf.ones((2, 4, 3))))
+
+
+class Recomputed(layers.Layer):
+    """Two layers whose activations are computed again on the way back."""
+
+    def __init__(self):
+        super().__init__(name="recomputed")
+        self.first, self.second = layers.Dense(3, "tanh", name="first"), layers.Dense(2, name="second")
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda x: self.second(self.first(x)))(x)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["at once", "in a graph"])
+def test_layers_that_are_recomputed_are_intercepted(graph):
+    model = keras.Sequential([keras.Input((3,)), Recomputed()])
+    compute = tf.function(square_of) if graph else square_of
+    x, statistics = np.ones((2, 3), "float32"), pk.gradients.GradientStatistics()
+    plain = square_of(model, x)
+    with intercepting(model, {"first": lambda gradient: 3 * statistics(gradient)}):
+        found = compute(model, x)
+    assert statistics.read().gradients == 1
+    for ours, theirs, factor in zip(found, plain, (3, 3, 1, 1), strict=True):
+        np.testing.assert_allclose(ours, factor * theirs.numpy(), rtol=1e-5)
+
+
+# Without a trace ----------------------------------------------------------------------------------------------------
+
+
+class TestNothingIsLeft:
+    @pytest.mark.parametrize("ends", ["well", "in the block", "in the function"])
+    def test_on_the_model_and_its_layers(self, ends, tmp_path):
+        (x, y), model = data("float32"), compiled(network())
+        model.fit(x, y, verbose=0, validation_data=(x, y))
+        model.predict(x, verbose=0)
+        model.predict_function = None
+        attributes = [set(vars(layer)) for layer in (model, *model.layers)]
+        functions, config = (model.train_function, model.test_function, model.predict_function), model.get_config()
+
+        def function(gradient):
+            if ends == "in the function":
+                raise RuntimeError("on purpose")
+            return gradient
+
+        def run():
+            with intercepting(model, {"hidden": function, ("last", 0): tf.identity}):
+                model.fit(x, y, verbose=0, validation_data=(x, y))
+                model.predict(x, verbose=0)
+                model.save(tmp_path / "inside.keras")
+                assert model.get_config() == config
+                if ends == "in the block":
+                    raise RuntimeError("on purpose")
+
+        if ends == "well":
+            run()
+            loaded = keras.models.load_model(tmp_path / "inside.keras")
+            np.testing.assert_array_equal(loaded(x), model(x))
+        else:
+            with pytest.raises(RuntimeError, match="on purpose"):
+                run()
+        for layer, former in zip((model, *model.layers), attributes, strict=True):
+            # Keras leaves an iterator where fit is interrupted.
+            assert set(vars(layer)) - {"_eval_epoch_iterator"} == former
+        assert functions == (model.train_function, model.test_function, model.predict_function)
+        assert functions[2] is None, "what was traced inside has gone"
+
+    def test_in_a_loop_which_goes_on_with_its_former_trace(self):
+        (x, y), model = data("float32"), network()
+        loop = pk.loops.TapeLoop(model, "sgd", "mse")
+        loop.step(x, y)
+        for _ in range(2):
+            with intercepting(model, {"hidden": tf.zeros_like}):
+                loop.step(x, y)
+                loop.step(x[:3], y[:3])
+                assert loop._train.traces == 1
+        loop.step(x, y)
+        assert loop._train.traces == 1
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("functions", "error", "message"),
+    [
+        ({}, TypeError, "at least one"),
+        ([("hidden", tf.identity)], TypeError, "dictionary of layers' names"),
+        ({"hidden": 3.0}, TypeError, "a function gradient -> gradient. Received: 3.0 for 'hidden'"),
+        ({"hiden": tf.identity}, ValueError, "Did you mean 'hidden'"),
+        ({3: tf.identity}, TypeError, "takes a layer's name"),
+        ({("hidden", -1): tf.identity}, ValueError, "counted from 0"),
+        ({"hidden": tf.identity, ("hidden", 0): tf.identity}, ValueError, "Each call of a layer has one function"),
+    ],
+)
+def test_what_is_no_interception_is_refused_before_anything_happens(functions, error, message):
+    model = network()
+    with pytest.raises(error, match=message):
+        with intercepting(model, functions):
+            raise AssertionError
+    assert "call" not in vars(model.layers[0])
+
+
+def test_models_that_are_not_built_are_refused():
+    with pytest.raises(ValueError, match="not built"), intercepting(keras.Sequential([layers.Dense(2)]), {"x": abs}):
+        pass
+
+
+def test_a_call_that_does_not_take_place_is_refused_in_the_pass():
+    model = network()
+    with pytest.raises(ValueError, match="'hidden' is called 1 times in a pass of the model. Received: call 1"):
+        with intercepting(model, {("hidden", 1): tf.identity}):
+            model(np.ones((2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda gradient: None, TypeError, "'hidden' returns a gradient. Received: None"),
+        (lambda gradient: gradient[:, :2], ValueError, r"\(None, 6\), float32. Received: \(None, 2\), float32"),
+        (lambda gradient: tf.cast(gradient, "float64"), ValueError, r"Received: \(None, 6\), float64"),
+        (lambda gradient: 0.0, ValueError, r"Received: \(\), float32"),
+    ],
+    ids=["nothing", "another shape", "another type", "a number"],
+)
+def test_what_is_no_gradient_is_refused_in_fit(function, error, message):
+    model, (x, y) = compiled(network()), data("float32")
+    with pytest.raises(error, match=message), intercepting(model, {"hidden": function}):
+        model.fit(x, y, verbose=0)
+
+
+def test_another_number_of_examples_is_refused_where_it_shows_only_while_running():
+    model, (x, y) = compiled(network()), data("float32")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="returns another shape"):
+        with intercepting(model, {"hidden": lambda gradient: gradient[:1]}):
+            model.fit(x, y, verbose=0)
+
+
+def test_no_gradient_at_all_is_not_passed_over():
+    model, (x, y) = network(), data("float32")
+    traced = tf.function(by_tape)
+    traced(model, x, y)
+    with pytest.warns(UserWarning, match="No gradient came back to 'hidden'.*keeps its old trace"):
+        with intercepting(model, {"hidden": tf.identity}):
+            traced(model, x, y)
+    with pytest.warns(UserWarning, match="No gradient came back to 'last'"), intercepting(model, {"last": tf.identity}):
+        model(x)
+
+
+# Clipping -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_example", [True, False])
+def test_norms_are_clipped_as_numpy_does_it(per_example, precision):
+    gradient = np.random.default_rng(6).normal(size=(6, 3, 2)).astype(precision) * np.array(
+        [1e-3, 0.1, 1, 10, 100, 0], precision
+    ).reshape(6, 1, 1)
+    found = pk.gradients.clipped_by_norm(2.0, per_example=per_example)(tf.constant(gradient)).numpy()
+    whole = np.linalg.norm(gradient.reshape(6, -1).astype("float64"), axis=1)
+    norms = whole if per_example else np.full(6, np.linalg.norm(whole))
+    factors = np.minimum(1, 2.0 / np.where(norms > 0, norms, 1)).reshape(6, 1, 1)
+    np.testing.assert_allclose(found, gradient * factors, rtol=1e-12 if precision == "float64" else 1e-6)
+    assert found.dtype == precision
+    np.testing.assert_array_equal(found[norms <= 2], gradient[norms <= 2])
+
+
+def test_clipping_neither_overflows_in_half_precision_nor_spreads_nan():
+    gradient = np.array([[3e4, 4e4], [np.nan, 1], [0.3, 0.4], [0, 0]], "float16")
+    found = pk.gradients.clipped_by_norm(1.0)(tf.constant(gradient)).numpy()
+    np.testing.assert_allclose(found[0], [0.6, 0.8], rtol=1e-3)
+    np.testing.assert_array_equal(found[1:], gradient[1:])
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+def test_a_limit_may_be_a_variable_and_is_above_zero(kind):
+    limit = kind(1.0)
+    clip = tf.function(pk.gradients.clipped_by_norm(limit))
+    np.testing.assert_allclose(clip(tf.constant([[3.0, 4.0]])), [[0.6, 0.8]], rtol=1e-6)
+    limit.assign(10.0)
+    np.testing.assert_array_equal(clip(tf.constant([[3.0, 4.0]])), [[3, 4]])
+    for wrong in (0, -1.0, float("nan"), np.float32(-1), "1", None):
+        with pytest.raises(ValueError, match="limit above zero"):
+            pk.gradients.clipped_by_norm(wrong)
