@@ -180,6 +180,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     raw["gradients"] = tool("gradients", smoke=options.smoke, repeats=turns)
     say("what updates change")
     raw["changes"] = tool("changes", smoke=options.smoke, repeats=2 * turns)
+    say("cached prefixes")
+    with Worker(WORKER.with_name("benchmark_prefix.py"), smoke=options.smoke, repeats=turns) as worker:
+        raw["prefix"] = worker.hear()
     say("start-up")
     raw["startup"] = startups(turns)
     raw["load_after"] = os.getloadavg()[0]

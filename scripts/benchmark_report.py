@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmark_prefix import section as prefix_section
+
 TITLES = {
     "perceptron": "Perceptron 784-2048-2048-10, 5.8 M weights, batch 64, Adam",
     "resnet20": "ResNet-20 with batch normalisation on 32x32x3, 0.27 M weights, batch 32, SGD with momentum",
@@ -326,6 +328,7 @@ def document(raw: dict[str, Any]) -> str:
         f"A step of fashion-cnn at batch {raw['changes']['batch']}, as part of an epoch of ten. In turns. Wanted: 1.15 "
         "for measuring, in the compiled step, what each update changes in each weight.",
         table(["", "ms", "to model.fit"], loop_rows(raw["changes"]["seconds"])),
+        prefix_section(raw["prefix"]),
         "## Start-up of the command line",
         "Wanted: `--help` in 0.4 s, `check` well under a second.",
         table(["", "s"], [[f"`{name}`", spread(values, digits=2)] for name, values in raw["startup"].items()]),

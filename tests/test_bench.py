@@ -51,6 +51,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
         "## Wanted and measured",
         "## Perceptron",
         "## Finding the largest fifth",
+        "## Cached prefixes",
         "## Start-up",
         "## How it is measured",
     ):

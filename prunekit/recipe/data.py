@@ -14,6 +14,7 @@ from prunekit.recipe.factories import call_factory
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import DataSource
+from prunekit.training.activation_store import array_digest
 
 # What to run where the data are missing.
 GET_DIGITS = "pip install 'prunekit[examples]'"
@@ -58,13 +59,6 @@ class Data:
         for array in (*self.train, *self.validation, *self.test):
             total.update(array_digest(array).encode())
         return total.hexdigest()
-
-
-def array_digest(array: np.ndarray) -> str:
-    """SHA-256 over type, shape and bytes of an array."""
-    total = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
 
 
 def check_files(source: DataSource) -> None:

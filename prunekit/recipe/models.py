@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.recipe.data import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import ModelSource
+from prunekit.training.activation_store import array_digest
 
 
 def digits_cnn() -> keras.Model:

@@ -15,9 +15,10 @@ from prunekit.training.callbacks import PruningCallback
 from prunekit.training.changes import WeightChanges
 from prunekit.training.least_squares import LevenbergMarquardt
 from prunekit.training.losses import as_loss, leaves_up_to
+from prunekit.training.prefix import CachedPrefix
 from prunekit.training.pruner import Pruner
 
-__all__ = ["GradientAccumulator", "LevenbergMarquardt", "TapeLoop", "WeightChanges"]
+__all__ = ["CachedPrefix", "GradientAccumulator", "LevenbergMarquardt", "TapeLoop", "WeightChanges"]
 
 
 class TapeLoop:
