@@ -20,6 +20,8 @@ from benchmark_report import document
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 TOOLS = Path(__file__).with_name("benchmark_tools.py")
+PREFIX = Path(__file__).with_name("benchmark_prefix.py")
+PARTS = Path(__file__).with_name("benchmark_parts.py")
 STEPS_PER_TURN = 5
 
 # (contestant, frequency or None, steps) by thoroughness, model and library. Updates of tensorflow-model-optimization
@@ -138,7 +140,12 @@ def memories(model: str, smoke: bool) -> dict[str, Any]:
 
 def tool(name: str, **task: Any) -> dict[str, Any]:
     """What benchmark_tools.py answers."""
-    with Worker(TOOLS, tool=name, **task) as worker:
+    return asked(TOOLS, tool=name, **task)
+
+
+def asked(program: Path, **task: Any) -> dict[str, Any]:
+    """What a program answers to its one task."""
+    with Worker(program, **task) as worker:
         return worker.hear()
 
 
@@ -181,8 +188,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     say("what updates change")
     raw["changes"] = tool("changes", smoke=options.smoke, repeats=2 * turns)
     say("cached prefixes")
-    with Worker(WORKER.with_name("benchmark_prefix.py"), smoke=options.smoke, repeats=turns) as worker:
-        raw["prefix"] = worker.hear()
+    raw["prefix"] = asked(PREFIX, smoke=options.smoke, repeats=turns)
+    say("backward in parts")
+    raw["parts"] = {name: asked(PARTS, network=name, smoke=options.smoke, repeats=turns) for name in ("wide", "deep")}
     say("start-up")
     raw["startup"] = startups(turns)
     raw["load_after"] = os.getloadavg()[0]

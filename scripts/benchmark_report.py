@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmark_parts import section as parts_section
 from benchmark_prefix import section as prefix_section
 
 TITLES = {
@@ -329,6 +330,7 @@ def document(raw: dict[str, Any]) -> str:
         "for measuring, in the compiled step, what each update changes in each weight.",
         table(["", "ms", "to model.fit"], loop_rows(raw["changes"]["seconds"])),
         prefix_section(raw["prefix"]),
+        parts_section(raw["parts"]),
         "## Start-up of the command line",
         "Wanted: `--help` in 0.4 s, `check` well under a second.",
         table(["", "s"], [[f"`{name}`", spread(values, digits=2)] for name, values in raw["startup"].items()]),

@@ -52,6 +52,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
         "## Perceptron",
         "## Finding the largest fifth",
         "## Cached prefixes",
+        "## Backward in parts",
         "## Start-up",
         "## How it is measured",
     ):

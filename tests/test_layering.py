@@ -14,8 +14,8 @@ ORDER = {
     "training": (
         "core environment trainer observation signals drawing lsuv initializers losses masking choice changes pruner "
         "callbacks accumulation capture gradient_statistics interception gradient_estimates measured contributions "
-        "layer_rules example_pass per_example products derivatives diagnosis gradients least_squares "
-        "activation_store cutting prefix loops"
+        "layer_rules example_pass per_example products recomputation parts derivatives diagnosis gradients "
+        "least_squares activation_store cutting prefix loops"
     ).split(),
     "delivery": (
         "wording probe xnnpack litert advice checking export record plots signal_plot markup page report"

@@ -330,6 +330,12 @@ def test_a_name_that_several_layers_have_is_refused():
     assert pk.gradients.vjp(model, x, x, wrt="first/dense").shape == (2, 3)
 
 
+def test_the_name_of_a_recurrent_layer_is_not_that_of_its_cell():
+    model, x, _, _ = case("recurrent", 2)
+    name = next(layer.name for layer in model.layers if isinstance(layer, layers.LSTM))
+    assert pk.gradients.vjp(model, x, np.ones((2, 3)), wrt=name).shape == (2, 3)
+
+
 def test_layers_out_of_sight_are_refused():
     model, x, _, _ = case("recurrent", 2)
     rnn = next(layer for layer in model.layers if isinstance(layer, layers.LSTM))

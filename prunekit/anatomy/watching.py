@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 _ONE_AT_A_TIME = threading.RLock()
+_WATCHED = threading.local()
 
 
 @contextmanager
@@ -23,7 +24,14 @@ def watching(see: Callable[[Callable[..., Any], Any, tuple, dict], Any]) -> Iter
             return see(original, layer, args, kwargs)
 
         keras.layers.Layer.__call__ = watched
+        _WATCHED.depth = getattr(_WATCHED, "depth", 0) + 1
         try:
             yield
         finally:
+            _WATCHED.depth -= 1
             keras.layers.Layer.__call__ = original
+
+
+def is_watched() -> bool:
+    """Whether layer calls of this thread are watched."""
+    return getattr(_WATCHED, "depth", 0) > 0

@@ -70,6 +70,19 @@ class Site:
     call: int | None
 
 
+def as_names(names: Any, option: str) -> list[Any]:
+    """Several names of layers, or one, as a list.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, Iterable):
+        raise TypeError(f"`{option}` takes names of layers. Received: {names!r}.")
+    return list(names)
+
+
 def find_site(model: Any, name: Any, option: str) -> Site:
     """The layer of that name or path, such as "block/conv_1"; ("conv_1", 2) stands for its third call in a pass.
 
