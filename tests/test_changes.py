@@ -157,6 +157,15 @@ def test_a_step_that_was_traced_before_is_an_error_that_names_the_remedy(percept
             changes.report()
 
 
+def test_another_optimizer_than_at_first_is_an_error_and_not_an_empty_report(perceptron, samples):
+    perceptron.compile("sgd", LOSS)
+    with pk.loops.WeightChanges(perceptron) as changes:
+        perceptron.compile("adam", LOSS)
+        perceptron.fit(*samples, verbose=0)
+        with pytest.raises(RuntimeError, match="made 3 updates, and none.*compiled with another optimizer"):
+            changes.report()
+
+
 def test_a_tape_loop_that_ran_before_is_measured_and_goes_on_unmeasured_afterwards(perceptron, samples):
     optimizer = keras.optimizers.SGD(0.1)
     loop = pk.loops.TapeLoop(perceptron, optimizer, LOSS)
@@ -317,3 +326,106 @@ def test_a_statistic_that_nobody_gathers_is_refused_by_name(perceptron):
 
     with pytest.raises(ValueError, match='gathers for criteria is "movement".*which needs activations'):
         pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=1), criterion=Hungry())
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("why", ["frozen", "no gradient", "zero so far"])
+def test_weights_that_no_update_moved_are_named_and_not_pruned_by_position(why, samples):
+    inputs = keras.Input((8,))
+    layer = keras.layers.Dense(4, name="still", kernel_initializer="zeros" if why == "zero so far" else "normal")
+    still, outputs = layer(inputs), keras.layers.Dense(4, name="logits")(inputs)
+    layer.trainable = why != "frozen"
+    model = keras.Model(inputs, [outputs, still])
+    model.compile("sgd", [LOSS, None if why == "no gradient" else LOSS])
+    x, y = samples
+    labels = [y, None if why == "no gradient" else y]
+    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=1, frequency=1), criterion="movement")
+    with pytest.raises(ValueError, match="none that moved in still/kernel. Frozen layers"):
+        model.fit(x, labels, batch_size=16, verbose=0, callbacks=[callback])
+    assert np.all(model.get_layer("logits").kernel.numpy() != 0), "the masks are as they were"
+
+
+def test_a_training_that_is_resumed_where_masks_are_due_goes_on(samples, tmp_path):
+    class Crash(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise RuntimeError("crash")
+
+    def train(*more):
+        model = network()
+        model.compile("sgd", LOSS)
+        schedule = pk.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=1)
+        pruning = pk.PruningCallback(schedule, criterion="movement")
+        # Saved before the pruner's step: the weights are less sparse than the schedule asks at their step.
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)
+        model.fit(*samples, batch_size=8, epochs=2, verbose=0, callbacks=[backup, pruning, *more])
+        return pruning.pruner
+
+    with pytest.raises(RuntimeError, match="crash"):
+        train(Crash())
+    pruner = train()
+    assert pruner.events[0].step == 3, "what was due at step 2 was done after the first update"
+    assert pruner.sparsity == 0.5 and not any(pruner.audit().values())
+
+
+# Scopes in scopes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entered", "left"),
+    [
+        ((0, 1, 2), (0, 1, 2)),
+        ((0, 2, 1), (0, 1, 2)),
+        ((1, 0, 2), (1, 2, 0)),
+        ((1, 2, 0), (1, 0, 2)),
+        ((2, 0, 1), (2, 0, 1)),
+        ((2, 1, 0), (2, 0, 1)),
+    ],
+    ids=str,
+)
+def test_zeros_hold_while_scopes_come_and_go_in_any_order(entered, left, perceptron, samples):
+    # Without momentum, a weight whose gradient is stopped stands still.
+    optimizer = keras.optimizers.SGD(0.1)
+    perceptron.compile(optimizer, LOSS)
+    perceptron.make_train_function()
+    function, inside = perceptron.train_function, set()
+    unpruned = pk.loops.TapeLoop(perceptron, optimizer, LOSS)
+    hidden = perceptron.layers[0]
+    changes, loop, bias = pk.loops.WeightChanges(perceptron), unpruned, hidden.bias.numpy()
+    scopes = [changes, pk.gradients.intercepting(perceptron, {hidden.name: tf.zeros_like}), None]
+
+    def step():
+        nonlocal bias
+        loop.step(*samples)
+        former, bias = bias, hidden.bias.numpy()
+        assert (np.all(former == bias)) == (1 in inside), "intercepted inside, and nowhere else"
+        if 2 in inside:
+            assert [np.mean(layer.kernel.numpy() == 0) for layer in perceptron.layers] == [0.5, 0.5]
+
+    for one in entered:
+        if one == 2:
+            scopes[2] = pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=0, frequency=1), optimizer)
+            loop = pk.loops.TapeLoop(perceptron, optimizer, LOSS, scopes[2])
+        scopes[one].__enter__()
+        inside.add(one)
+        step()
+    for one in left:
+        scopes[one].__exit__(None, None, None)
+        inside.remove(one)
+        loop = loop if 2 in inside else pk.loops.TapeLoop(perceptron, optimizer, LOSS)
+        step()
+    assert "apply" not in vars(optimizer) and "call" not in vars(hidden)
+    assert perceptron.train_function is function and not any("before" in name for name in vars(perceptron))
+    measured = changes.report().weights[0].updates
+    assert measured == len(entered) - entered.index(0) + left.index(0), "every update inside, and no other"
+
+
+def test_entering_it_inside_itself_is_refused(perceptron, samples):
+    perceptron.compile("sgd", LOSS)
+    with pk.loops.WeightChanges(perceptron) as changes:
+        with pytest.raises(RuntimeError, match="measures already. Make a second one"):
+            changes.__enter__()
+        perceptron.fit(*samples, batch_size=16, verbose=0)
+    with changes:
+        perceptron.fit(*samples, batch_size=16, verbose=0)
+    assert changes.report().weights[0].updates == 2 * -(-len(samples[0]) // 16)

@@ -1,5 +1,6 @@
 """The training core: when functions are traced, what is in their graphs, and what is put back."""
 
+import itertools
 import logging
 
 import keras
@@ -52,6 +53,21 @@ class TestOpenFunction:
         for size in (1, 7, 32, 7, 0):
             np.testing.assert_array_equal(double(ones(size, 3)), np.full((size, 3), 2.0))
         assert double.traces == 1
+
+    def test_scopes_left_out_of_order_take_their_traces_with_them(self):
+        factor = [2.0]
+        function = core.OpenFunction(lambda x: x * factor[0])
+        assert function(ones(2, 3))[0, 0] == 2
+        outer, inner = core.traced_anew(), core.traced_anew()
+        outer.__enter__()
+        inner.__enter__()
+        factor[0] = 5.0
+        assert function(ones(2, 3))[0, 0] == 5
+        outer.__exit__(None, None, None)
+        factor[0] = 7.0
+        assert function(ones(2, 3))[0, 0] == 7, "what was traced inside both scopes has gone"
+        inner.__exit__(None, None, None)
+        assert function(ones(2, 3))[0, 0] == 2 and len(function._traced) == 1
 
     @pytest.mark.parametrize(
         "other",
@@ -227,3 +243,22 @@ class TestShadowed:
             assert optimizer.apply([], []) == "shadow"
         assert "apply" not in vars(optimizer) and not hasattr(perceptron, "extra")
         assert len(perceptron.variables) == saved
+
+
+class TestWrapped:
+    @pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
+    @pytest.mark.parametrize("own", [False, True], ids=["of the class", "of the instance"])
+    def test_who_wraps_a_method_may_leave_in_any_order(self, order, own):
+        owner = Owner()
+        if own:
+            owner.method = lambda: "method"
+        before, inside = dict(vars(owner)), list("abc")
+        scopes = {one: core.wrapped(owner, "method", lambda method, one=one: lambda: one + method()) for one in inside}
+        for one in inside:
+            scopes[one].__enter__()
+        assert owner.method() == "cbamethod"
+        for one in order:
+            scopes[one].__exit__(None, None, None)
+            inside.remove(one)
+            assert owner.method() == "".join(reversed(inside)) + "method"
+        assert vars(owner) == before

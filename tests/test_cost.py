@@ -274,6 +274,13 @@ def test_a_size_that_the_model_leaves_open_is_asked_for():
     assert rows(model, inputs=np.zeros((1, 5, 4))) == {"lstm": 5 * 4 * 77, "out": 5 * 14}
 
 
+def test_inputs_that_are_no_arrays_are_refused():
+    model = sequential(L.Dense(2), shape=(4,))
+    for inputs in ("x", [np.ones((1, 4)), 3.0]):
+        with pytest.raises(TypeError, match="`inputs` is an array or tensor.*Received: ('x'|3.0)"):
+            cost(model, inputs=inputs)
+
+
 def test_a_text_model_whose_first_layer_loses_the_batch_size_is_counted():
     vectorization = L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=5)
     model = keras.Sequential(

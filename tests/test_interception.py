@@ -445,6 +445,37 @@ class TestNothingIsLeft:
         assert functions == (model.train_function, model.test_function, model.predict_function)
         assert functions[2] is None, "what was traced inside has gone"
 
+    def test_on_a_model_whose_function_a_pruner_found_inside(self):
+        (x, y), model = data("float32"), compiled(network())
+        model.fit(x, y, verbose=0)
+        function = model.train_function
+        with intercepting(model, {"hidden": tf.zeros_like}):
+            model.train_on_batch(x, y)
+            pruner = pk.Pruner(model, pk.ConstantSparsity(0.5, begin_step=0, frequency=1))
+            model.train_on_batch(x, y)
+            pruner.step()
+        bias = model.get_layer("hidden").bias.numpy()
+        model.train_on_batch(x, y)
+        pruner.step()
+        assert np.any(model.get_layer("hidden").bias.numpy() != bias) and not any(pruner.audit().values())
+        pruner.finish()
+        assert model.train_function is function
+
+    def test_of_two_scopes_that_are_left_out_of_order(self):
+        (x, y), model = data("float32"), compiled(network())
+        model.fit(x, y, verbose=0)
+        function, layer = model.train_function, model.get_layer("hidden")
+        first, second = (intercepting(model, {"hidden": change}) for change in (tf.zeros_like, tf.identity))
+        first.__enter__()
+        second.__enter__()
+        for scope, moves in ((None, False), (first, True), (second, True)):
+            if scope is not None:
+                scope.__exit__(None, None, None)
+            bias = layer.bias.numpy()
+            model.fit(x, y, verbose=0)
+            assert np.any(layer.bias.numpy() != bias) == moves
+        assert model.train_function is function and "call" not in vars(layer)
+
     def test_in_a_loop_which_goes_on_with_its_former_trace(self):
         (x, y), model = data("float32"), network()
         loop = pk.loops.TapeLoop(model, "sgd", "mse")

@@ -1,5 +1,8 @@
 """Pruner in tape loops, train_on_batch loops and loops without a Keras optimizer; one-shot pruning."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -147,6 +150,26 @@ def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_wel
                 if step > 20:
                     perceptron.layers[0].kernel.assign(np.ones((8, 16)))
                 pruner.step()
+
+
+def test_a_pruner_that_nobody_holds_goes_on_to_enforce(perceptron, samples):
+    perceptron.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    Pruner(perceptron, ConstantSparsity(0.5, begin_step=0))
+    gc.collect()
+    perceptron.train_on_batch(*samples)
+    assert [np.mean(layer.kernel.numpy() == 0) for layer in perceptron.layers] == [0.5, 0.5]
+
+
+def test_a_pruner_that_is_collected_as_garbage_touches_no_weight(perceptron):
+    weights, optimizer = perceptron.get_weights(), keras.optimizers.SGD()
+    pruner = Pruner(perceptron, ConstantSparsity(0.5, begin_step=0), optimizer)
+    collected = weakref.ref(pruner)
+    perceptron.set_weights(weights)
+    del pruner, optimizer
+    gc.collect()
+    assert collected() is None
+    for now, before in zip(perceptron.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(now, before)
 
 
 def test_step_inside_a_graph_is_refused(perceptron):

@@ -158,7 +158,7 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
         A `Cost`: multiply-accumulates, bytes and numbers of weights, all exact integers.
 
     Raises:
-        TypeError: It is no Keras 3 model.
+        TypeError: It is no Keras 3 model; `inputs` are no arrays.
         ValueError: It is not built; the sizes of its inputs are not known; it cannot be called on such inputs.
     """
     check_built(model)

@@ -296,6 +296,8 @@ def _symbolic_inputs(model: Any, batch_size: int, inputs: Any) -> tuple[tuple, d
 
 def _with_batch(model: Any, structure: Any, batch_size: int) -> Any:
     def symbolic(tensor: Any) -> Any:
+        if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
+            raise TypeError(f"`inputs` is an array or tensor, or a structure of them. Received: {tensor!r}.")
         shape = (batch_size, *tuple(tensor.shape)[1:])
         if None in shape:
             raise ValueError(

@@ -183,7 +183,7 @@ class WeightChanges(UpdateObserver):
             compiled with.
 
     Raises:
-        RuntimeError: Keras does not run on TensorFlow.
+        RuntimeError: Keras does not run on TensorFlow; it is entered inside itself.
         TypeError: It is no Keras 3 model, or no Keras optimizer.
         ValueError: The model is not built, or has neither trainable weights nor an optimizer.
     """
@@ -203,10 +203,12 @@ class WeightChanges(UpdateObserver):
         with core.variable_scope(model):
             # Rows: updates, and over them the sum of changes, the last and the largest one, the sum of norms.
             self._figures = _state(np.zeros((5, len(self._weights))), "float64", "changes")
-        self._attached = contextlib.ExitStack()
+        self._attached: contextlib.ExitStack | None = None
         self._begun = self._iterations()
 
     def __enter__(self) -> "WeightChanges":
+        if self._attached is not None:
+            raise RuntimeError("This WeightChanges measures already. Make a second one for a part of the training.")
         self._begun = self._iterations()
         with contextlib.ExitStack() as undo:
             undo.enter_context(trainer.fresh_functions(self.model))
@@ -215,7 +217,9 @@ class WeightChanges(UpdateObserver):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._attached.close()
+        if self._attached is not None:
+            attached, self._attached = self._attached, None
+            attached.close()
 
     def reset(self) -> None:
         """Forgets what was measured so far."""
@@ -233,7 +237,8 @@ class WeightChanges(UpdateObserver):
         if made and not figures[0].any():
             raise RuntimeError(
                 f"The optimizer made {made} updates, and none of them was measured: the compiled step was traced "
-                "before WeightChanges was entered. Enter it first, or make the tf.function anew."
+                "before WeightChanges was entered, or the model was compiled with another optimizer since. Enter it "
+                "first, or make the tf.function anew; make it after compiling."
             )
         rows = [
             WeightChange(
@@ -270,7 +275,9 @@ class WeightChanges(UpdateObserver):
         )
 
     def _iterations(self) -> int:
-        return sum(int(optimizer.iterations.numpy()) for optimizer in self.optimizers)
+        # With those that the model has been compiled with since.
+        known = {id(optimizer): optimizer for optimizer in [*self.optimizers, *core.optimizers_of(self.model)]}
+        return sum(int(optimizer.iterations.numpy()) for optimizer in known.values())
 
 
 def _norm(value: Any) -> Any:

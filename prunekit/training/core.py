@@ -1,6 +1,7 @@
 """The one place that knows the backend, its devices and compilers, and where optimizers hide in models."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,18 +43,31 @@ class _Tracing:
     """What was traced under the same circumstances."""
 
 
-_TRACINGS = [_Tracing()]
+class _Circumstances:
+    """What holds until a scope is left, with the traces made while it does."""
+
+    def __init__(self) -> None:
+        self.tracing = _Tracing()
+
+
+_CIRCUMSTANCES = [_Circumstances()]
 
 
 @contextlib.contextmanager
 def traced_anew() -> Iterator[None]:
-    """Every `OpenFunction` has traces of its own inside, which go with it: the place for what a step is traced with."""
-    tracing = _Tracing()
-    _TRACINGS.append(tracing)
+    """Every `OpenFunction` has traces of its own inside, which go with it: the place for what a step is traced with.
+
+    Scopes may be left in any order: those entered later trace anew then, without what was left.
+    """
+    mine = _Circumstances()
+    _CIRCUMSTANCES.append(mine)
     try:
         yield
     finally:
-        _TRACINGS.remove(tracing)
+        place = _CIRCUMSTANCES.index(mine)
+        del _CIRCUMSTANCES[place]
+        for later in _CIRCUMSTANCES[place:]:
+            later.tracing = _Tracing()
 
 
 class OpenFunction:
@@ -112,7 +126,7 @@ class OpenFunction:
     def _now(self) -> tuple[Any, dict[str, Any]]:
         import tensorflow as tf
 
-        tracing = _TRACINGS[0 if self._pure else -1]
+        tracing = _CIRCUMSTANCES[0 if self._pure else -1].tracing
         if tracing not in self._traced:
             self._traced[tracing] = tf.function(self._python_function, **self._options), {}
         return self._traced[tracing]
@@ -150,6 +164,45 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """A method of one instance as `wrap(method)`. Who wraps it several times may leave in any order."""
+    attributes = vars(owner)
+    wrapping = attributes.get(name)
+    if not isinstance(wrapping, _Wrapping):
+        wrapping = _Wrapping(owner, name)
+    mine = wrapping.enter(wrap)
+    try:
+        yield
+    finally:
+        wrapping.leave(mine)
+
+
+class _Wrapping:
+    """Stands in an instance before a method that is wrapped, while it is."""
+
+    def __init__(self, owner: Any, name: str):
+        functools.update_wrapper(self, getattr(owner, name))
+        self._method = self._outermost = getattr(owner, name)
+        self._wraps: list[tuple[Callable[..., Any]]] = []
+        self._shadow = contextlib.ExitStack()
+        self._shadow.enter_context(shadowed(owner, name, self))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._outermost(*args, **kwargs)
+
+    def enter(self, wrap: Callable[..., Any]) -> Any:
+        self._wraps.append((wrap,))
+        self._outermost = wrap(self._outermost)
+        return self._wraps[-1]
+
+    def leave(self, one: Any) -> None:
+        self._wraps = [other for other in self._wraps if other is not one]
+        self._outermost = functools.reduce(lambda inner, each: each[0](inner), self._wraps, self._method)
+        if not self._wraps:
+            self._shadow.close()
+
+
+@contextlib.contextmanager
 def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Iterator[None]:
     """Inside, every `apply` of the optimizers is `around(optimizer, update, gradients, variables)`, also when traced.
 
@@ -158,17 +211,17 @@ def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Ite
     """
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
-            stack.enter_context(shadowed(optimizer, "apply", _Apply(optimizer, around)))
+            stack.enter_context(wrapped(optimizer, "apply", functools.partial(_Apply, optimizer, around)))
         yield
 
 
 class _Apply:
     """Stands before `optimizer.apply`, with its signature."""
 
-    def __init__(self, optimizer: Any, around: Callable[..., Any]):
+    def __init__(self, optimizer: Any, around: Callable[..., Any], inner: Callable[..., Any]):
         self._optimizer = optimizer
         self._around = around
-        self._inner = optimizer.apply
+        self._inner = inner
 
     def __call__(self, grads, trainable_variables=None):
         if trainable_variables is None:

@@ -138,7 +138,7 @@ def _interceptions(model: Any, functions: Any) -> list["_Interception"]:
 def _calling(layer: Any, instead: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Keras looks a layer's `call` up on the instance, in whatever thread and trace: what stands there is called."""
     name = "call" if getattr(layer, "quantization_mode", None) is None else "quantized_call"
-    with core.shadowed(layer, name, instead(getattr(layer, name))):
+    with core.wrapped(layer, name, instead):
         yield
 
 

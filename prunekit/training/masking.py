@@ -47,6 +47,8 @@ class MaskStore:
                 np.int64(0), dtype="int64", trainable=False, name="updates", aggregation="only_first_replica"
             )
         self._index = {id(core.native(target.variable)): i for i, target in enumerate(self.targets)}
+        # Held by the optimizer's `apply`, and so holds its owner as long: zeros outlive a pruner that is dropped.
+        self.owner: Any = None
         self._enforced_slots: tuple[int, ...] = ()
         self._impose = core.compiled_effect(lambda: self._zero_all(()))
         self._count_leaks = core.compiled_effect(self._leaks)
@@ -120,6 +122,9 @@ class MaskStore:
         with core.around_updates(optimizers, self._enforced):
             try:
                 yield
+            except GeneratorExit:
+                # Nobody left: the scope's owner was collected as garbage, at no moment for touching weights.
+                raise
             except BaseException:
                 if not core.inside_graph():
                     self.enforce(optimizers)

@@ -48,6 +48,7 @@ class Pruner:
             undo.enter_context(self.enforcing())
             self.begin()
             self._attached = undo.pop_all()
+        self.store.owner = self
 
     @classmethod
     def detached(cls, model, schedule: Schedule, options: PruningOptions) -> "Pruner":
@@ -97,7 +98,9 @@ class Pruner:
             masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
             self._kept = np.where(kept, kept, self._kept)
             self.store.replace(masks, self.optimizers)
-        self._follow_schedule()
+        # A training that is resumed has statistics again after its first update; what is due waits until then.
+        if self._movements is None or self._movements.updates or not self.step_count:
+            self._follow_schedule()
 
     def step(self) -> bool:
         """To be called after each optimizer update; returns True if masks changed.
@@ -284,6 +287,7 @@ class Pruner:
         choice = self._chooser.choose(sparsity, masks, self._statistics(sparsity))
         self._refuse_nan(choice.nans)
         self._refuse_leaks(choice.leaks)
+        self._refuse_unmoved(choice.kept < self._kept)
         changed = bool(np.any(choice.kept != self._kept))
         if changed:
             self.store.replace(choice.masks, self.optimizers)
@@ -317,6 +321,20 @@ class Pruner:
                 "earlier checkpoint. The masks are as they were."
             )
 
+    def _refuse_unmoved(self, pruned) -> None:
+        if self._movements is None or not self._movements.updates or not pruned.any():
+            return
+        # All alike, they would be pruned by position.
+        unmoved = pruned & ~np.array([bool(ops.any(ops.not_equal(movement, 0))) for movement in self._movements.sums])
+        if unmoved.any():
+            named = ", ".join(target.name for target, one in zip(self.targets, unmoved, strict=True) if one)
+            raise ValueError(
+                f"The criterion {self.options.criterion} ranks weights by how updates moved them. Received: none that "
+                f"moved in {named}. Frozen layers, those without a gradient, and weights that began at zero do not "
+                "so far: leave them out with `exclude`, begin later, or choose another criterion. The masks are as "
+                "they were."
+            )
+
     def _refuse_leaks(self, leaks) -> None:
         if leaks.any():
             self.enforce()
@@ -334,7 +352,10 @@ def _movements(criterion: Criterion, targets: Sequence[Target], model) -> Moveme
             f'The statistic that prunekit gathers for criteria is "movement". Received: {criterion}, which needs '
             f"{', '.join(sorted(unknown))}. Compute the importance beforehand, and pass a function that returns it."
         )
-    return Movements([target.variable for target in targets], model) if criterion.needs else None
+    if not criterion.needs:
+        return None
+    core.require_tensorflow(f"What {criterion} needs")
+    return Movements([target.variable for target in targets], model)
 
 
 def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Report:

@@ -67,18 +67,42 @@ def _is_scoped(train_function) -> bool:
 def fresh_train_function(model) -> Iterator[None]:
     """Inside, the model traces a new train function; at the end it has its former one back.
 
-    For loops of `train_on_batch`: a function traced earlier would not see what is attached now.
+    For loops of `train_on_batch`: a function traced earlier would not see what is attached now. Scopes may be left in
+    any order: those entered later trace anew then, without what was left.
     """
     if not hasattr(model, "train_function"):
         yield
         return
-    former, model.train_function = model.train_function, None
-    compiled_as = getattr(model, "_compile_config", None)
+    # In the instance for as long as a scope is open, and not in a table of ours, which would keep the model alive.
+    opened = vars(model).setdefault(_OPENED, [])
+    mine = _FormerFunction(model)
+    opened.append(mine)
+    model.train_function = None
     try:
         yield
     finally:
+        later = opened[opened.index(mine) + 1 :]
+        opened.remove(mine)
+        for one in reversed(later):
+            # What later scopes found was traced in this one. The next one gives back what this one found instead.
+            same = one is later[0] and one.compiled_as is mine.compiled_as
+            one.function = mine.function if same else None
         # A model that was compiled anew meanwhile has no use for a function that updates with its old optimizer.
-        model.train_function = former if getattr(model, "_compile_config", None) is compiled_as else None
+        keep = not later and getattr(model, "_compile_config", None) is mine.compiled_as
+        model.train_function = mine.function if keep else None
+        if not opened:
+            del vars(model)[_OPENED]
+
+
+_OPENED = "_train_functions_before_scopes"
+
+
+class _FormerFunction:
+    """The train function that a scope found, and what the model was compiled with then."""
+
+    def __init__(self, model):
+        self.function = model.train_function
+        self.compiled_as = getattr(model, "_compile_config", None)
 
 
 @contextlib.contextmanager
