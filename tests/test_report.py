@@ -86,7 +86,7 @@ def test_the_page_and_the_terminal_say_how_far_updates_moved_a_weight():
     report = make()
     row = next(line for line in terminal(report).splitlines() if line.startswith(report.after.weights[0].name))
     assert row.split()[-1] == "0.0025"
-    assert "Moved per update" in render_html(report) and '<td class="number">0.0025</td>' in render_html(report)
+    assert "Moved<br>per update" in render_html(report) and '<td class="number">0.0025</td>' in render_html(report)
     assert "moved per update" not in terminal(dataclasses.replace(report, changes={}))
 
 

@@ -198,18 +198,18 @@ def _weights(report: RunReport) -> Markup:
 
 
 _WEIGHT_HEAD = (
-    '<tr><th scope="col" rowspan="2" class="name">Weight</th><th scope="col" rowspan="2">Sparsity</th>'
+    '<tr><th scope="col" rowspan="2" class="name">Weight</th><th scope="col" rowspan="2">Sparsity, pattern</th>'
     '<th scope="col" rowspan="2" class="number">Parameters</th>'
-    '<th scope="colgroup" colspan="2" class="group">Zeros</th><th scope="col" rowspan="2">Pattern</th>'
+    '<th scope="colgroup" colspan="2" class="group">Zeros</th>'
     '<th scope="col" rowspan="2" class="number">MACs</th>'
     '<th scope="colgroup" colspan="2" class="group">Sparse MACs</th>'
-    '<th scope="col" rowspan="2" class="number">Bytes, raw</th>'
+    '<th scope="col" rowspan="2" class="number">Bytes,<br>raw</th>'
     '<th scope="colgroup" colspan="2" class="group">Bytes, gzip</th>'
-    '<th scope="col" rowspan="2" class="number">Moved per update</th></tr><tr>'
+    '<th scope="col" rowspan="2" class="number">Moved<br>per update</th></tr><tr>'
     + '<th scope="col" class="number">before</th><th scope="col" class="number">after</th>' * 3
     + "</tr>"
 )
-_WEIGHT_CLASSES = ("name", "bars", *["number"] * 3, "pattern", *["number"] * 7)
+_WEIGHT_CLASSES = ("name", "bars", *["number"] * 10)
 
 
 def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, total: bool) -> Markup:
@@ -221,7 +221,7 @@ def _weight_table(label: str, report: RunReport, rows: Sequence[WeightRow], *, t
         gzip = [markup.bytes_of(report.gzip_total(when)) for when in ("before", "after")]
         zeros, macs = (count(old.zeros), count(new.zeros)), (short_count(old.sparse_macs), short_count(new.sparse_macs))
         name = markup.small("Whole model", f"all {len(new.weights)} weights")
-        counts = (_bar(new.sparsity), count(new.parameters), *zeros, "", short_count(new.macs), *macs)
+        counts = (_bar(new.sparsity), count(new.parameters), *zeros, short_count(new.macs), *macs)
         foot = (name, *counts, markup.bytes_of(new.bytes), *gzip, "")
     return markup.scrolling_table(label, _WEIGHT_HEAD, _WEIGHT_CLASSES, cells, foot, kind="weights")
 
@@ -230,11 +230,10 @@ def _weight_cells(report: RunReport, row: WeightRow, before: WeightRow | None) -
     compressed = report.compressed.get(row.name, {})
     return (
         markup.small(markup.breakable(row.name), f"{wording.shape(row.shape)} · {row.role.replace('_', ' ')}"),
-        _bar(row.sparsity),
+        markup.small(_bar(row.sparsity), row.pattern),
         count(row.size),
         count(before.zeros) if before else MISSING,
         count(row.zeros),
-        row.pattern,
         short_count(row.macs),
         short_count(before.sparse_macs) if before else MISSING,
         short_count(row.sparse_macs),
