@@ -286,19 +286,19 @@ def require_positive(**numbers: int | None) -> None:
             raise ValueError(f"`{name}` is a whole number above zero. Received: {name}={value!r}.")
 
 
-def require_one_replica(name: str) -> None:
+def require_one_replica(name: str, remedy: str) -> None:
     """Refuses a distribution strategy of several replicas.
 
     Raises:
-        RuntimeError: One is in scope.
+        RuntimeError: One is in scope; the message ends in `remedy`.
     """
     import tensorflow as tf
 
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync > 1:
         raise RuntimeError(
-            f"{name} updates on one replica. Received: {type(strategy).__name__} with "
-            f"{strategy.num_replicas_in_sync} replicas. Use model.fit with PruningCallback there."
+            f"{name} works on one replica. Received: {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas. {remedy}"
         )
 
 

@@ -61,11 +61,8 @@ class GradientStatistics:
 
     def __init__(self) -> None:
         core.require_tensorflow("GradientStatistics")
-        if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise RuntimeError(
-                "GradientStatistics has one state for all replicas. Received: it is made inside a strategy's scope, "
-                "where each replica would have its own. Make it outside; use it in the model's training as it is."
-            )
+        # Made in a strategy's scope, the state would be one for each replica.
+        core.require_one_replica("GradientStatistics()", "Make it outside of the scope, and use it in the training.")
         self._state = tf.Variable(tf.zeros(len(_FIELDS), "float64"), trainable=False, name="gradient_statistics")
 
     def __call__(self, gradient: Any) -> Any:

@@ -53,7 +53,7 @@ class TapeLoop:
         jit_compile: bool = False,
     ):
         core.require_tensorflow("TapeLoop")
-        core.require_one_replica("TapeLoop")
+        core.require_one_replica("TapeLoop", "Use model.fit with PruningCallback there.")
         check_built(model)
         self.model = model
         self.optimizer = keras.optimizers.get(optimizer)

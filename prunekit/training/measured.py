@@ -189,12 +189,7 @@ def _brief(found: Any) -> str:
 
 
 def _check_place() -> None:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise RuntimeError(
-            f"A MeasuredLoss is measured in one place, in order. Received: a strategy of {replicas} replicas. Train on "
-            "one device."
-        )
+    core.require_one_replica("A MeasuredLoss", "It is measured in one place, in order: train on one device.")
     graph = graph_in_scope()
     while graph is not None:
         # TensorFlow has no public way to ask, and would fail at the first step with a list of operations.
