@@ -71,7 +71,7 @@ _TOTALS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs, per layer and in total; `LayerCost` says what each figure counts.
+    """What a model costs, per layer and in total; `prunekit.anatomy.cost.LayerCost` says what each figure counts.
 
     Attributes:
         model: Name of the model.
@@ -145,14 +145,16 @@ def nonzero_mask(variable: Any) -> np.ndarray:
 def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
     """What one forward and one backward pass on a batch cost, per layer and in total.
 
-    `LayerCost` says what each figure counts. On TensorFlow the figures of the backward pass are exact; on other
-    backends, where a branch of the model that trained weights do not reach may count as one that they do, upper bounds.
+    `prunekit.anatomy.cost.LayerCost` says what each figure counts. On TensorFlow the figures of the backward pass are
+    exact; on other backends, where a branch of the model that trained weights do not reach may count as one that they
+    do, upper bounds.
 
     Args:
         model: A built Keras 3 model or layer.
         batch_size: Number of examples in the pass; every count scales with it.
-        inputs: An example of the model's inputs (arrays or tensors; only shapes and types are read). Needed for models
-            that do not declare their inputs, or declare sizes other than the batch as None.
+        inputs: An example of the model's inputs: arrays or tensors, of which only types and the shape after the first
+            axis are read. Needed for models that do not declare their inputs, or declare sizes other than the batch as
+            None.
 
     Returns:
         A `Cost`: multiply-accumulates, bytes and numbers of weights, all exact integers.

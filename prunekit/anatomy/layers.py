@@ -35,7 +35,7 @@ class WeightSpec:
     """What one weight of a layer type is for.
 
     Attributes:
-        role: One of `ROLES`; "unknown" is what the table answers for a weight it has no row for.
+        role: One of `prunekit.anatomy.layers.ROLES`; "unknown" is what the table answers for a weight without a row.
         in_axes: Axes summed over (the reduction or input axes); negative ones count from the end.
         out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
         prunable: Whether it is pruned unless the user says otherwise.

@@ -188,7 +188,7 @@ def check_built(model: Any) -> None:
     if not model.built:
         raise ValueError(
             f"The model {model.name!r} is not built, so it has no weights yet. Call it once on a batch of data, call "
-            "`model.build(input_shape)`, or give it a `keras.Input` before pruning."
+            "`model.build(input_shape)`, or give it a `keras.Input`."
         )
 
 

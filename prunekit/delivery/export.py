@@ -116,7 +116,7 @@ def export(
     Args:
         model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
         directory: Folder for the files; made if missing.
-        formats: Names from `FORMATS`.
+        formats: Names from `prunekit.delivery.export.FORMATS`, such as "keras" or "litert".
         samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays as the model takes
             them. All are run, so a few hundred will do.
         labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).

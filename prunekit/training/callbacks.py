@@ -25,7 +25,8 @@ class PruningCallback(keras.callbacks.Callback):
 
     Args:
         schedule: A `Schedule`: step -> sparsity; steps are optimizer updates since this callback's first `fit` began.
-        criterion: See `PruningOptions`, as for all that follow.
+        criterion: Which weights matter. `prunekit.training.choice.PruningOptions` has the values of this and of the
+            options that follow.
         pattern: The shape of the zeros.
         allocation: How the sparsity is shared between weights.
         include: Which layers and weights; empty means every weight pruned by default.

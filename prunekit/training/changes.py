@@ -229,6 +229,10 @@ class WeightChanges(UpdateObserver):
     def report(self) -> ChangeReport:
         """What updates did to each weight since the beginning, or since `reset()`.
 
+        Zeros that a change of masks makes between updates are not counted. `weights` has one row per trainable
+        variable: `name`, `updates`, the L2 norm of an update's change (`change` its mean, `last`, `largest`), the
+        weight's own (`norm`), and `relative`, which is `change` / `norm`.
+
         Raises:
             RuntimeError: The optimizers made updates, and none of them was measured.
         """

@@ -238,8 +238,8 @@ def _check_sites(division: _Division, sites: list[Site]) -> None:
     if reasons:
         raise ValueError(
             f"What lies below the boundary must be frozen, and the same in training and in inference. Received: "
-            f"{'; '.join(reasons[:5])}. Set layer.trainable = False, name a layer further down, or leave `boundary` "
-            "out to have it found."
+            f"{'; '.join(reasons[:5])}. Set layer.trainable = False where weights train, name a layer further down, or "
+            "leave `boundary` out to have it found."
         )
 
 

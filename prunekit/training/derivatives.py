@@ -10,7 +10,7 @@ from keras import ops
 def straight_through(function: Callable[[Any], Any], *, window: float | None = None) -> Callable[[Any], Any]:
     """`function` forwards, and the identity backwards: the gradient passes as if it were not there.
 
-    Works as a decorator.
+    Works as a decorator, where it has no window.
 
     Args:
         function: One tensor -> one tensor of the same shape, such as `keras.ops.sign` or `keras.ops.round`.

@@ -233,7 +233,7 @@ def reinitialize(
         model: A built Keras model or layer.
         initializer: One of this module, any Keras initializer or its name; `LSUV` for a start from data. Other
             initializers than variance scaling and orthogonal ones draw as they are, and are masked.
-        include: Patterns, as for `find_targets`; given, nothing else is taken.
+        include: Names, globs or `re:` patterns of layers and weights; given, nothing else is taken.
         exclude: The same, left out; stronger than `include`.
         masks: Weight name -> boolean array of its shape, True = kept, as `Pruner.masks` gives them. Weights without one
             become dense, also where a Pruner holds zeros. Masks of weights that are not taken change nothing.

@@ -33,7 +33,8 @@ class TapeLoop:
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
             or dictionary of these, shaped like the outputs. Losses that layers add (regularizers) are added to it.
         pruner: A `Pruner` of this model and this optimizer; it steps after each update.
-        metrics: Keras metrics or their names, of a model with one output.
+        metrics: A list of Keras metrics or their full names, of a model with one output. "accuracy" is exact equality
+            here: `compile` replaces it by the one that fits the loss, such as "sparse_categorical_accuracy".
         jit_compile: Whether XLA compiles the step.
 
     Raises:

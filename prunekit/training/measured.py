@@ -33,10 +33,11 @@ class MeasuredLoss(keras.losses.Loss):
     Raises:
         RuntimeError: Keras does not run on TensorFlow; at the call: XLA compiles the step, or a distribution strategy
             has several replicas. In the step: `measure` raises; in a compiled step, too, as a tf.errors.OpError.
-        TypeError: `measure` is no function, `gradient` none of the three; at the call: several outputs.
+        TypeError: `measure` is no function, `gradient` none of the three; at the call: several outputs. (`compile`
+            hands over the outputs of a model one by one, and so measures each by itself.)
         ValueError: At the call: sample weights without `per_example`; outputs without examples.
             In the step: what `measure` returns is not finite or has another shape. In a compiled step TensorFlow makes
-            a tf.errors.OpError of it, with the same line. The weights are those before the step.
+            a tf.errors.OpError of it, with that line at the end of its text. The weights are those before the step.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class MeasuredLoss(keras.losses.Loss):
 
 
 def _brief(found: Any) -> str:
-    text = repr(found)
+    text = " ".join(repr(found).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -34,7 +34,8 @@ class Pruner:
         optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
             compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
             pass gradients through `mask_gradients` before using them.
-        **options: See `PruningOptions`.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`, as
+            `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
@@ -365,7 +366,8 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         model: A built Keras model.
         sparsity: Fraction of the targets' weights to remove, in [0, 1).
         data: Reserved for criteria that need a pass over data; those that exist need none.
-        **options: See `PruningOptions`.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`, as
+            `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: As `Pruner`, or data given to a criterion that uses none.

@@ -59,7 +59,7 @@ class LayerSignal:
             a deviation it stays the same through layers that only change their number of values.
         gradient_zeros: Fraction of the gradient that is exactly zero; None as above.
         gradient_ratio: `gradient_norm` over that of the last layer that has one: gradients start there. None as above.
-        verdict: One of `VERDICTS`.
+        verdict: "dead", "exploding", "saturated", "vanishing" or "healthy".
     """
 
     layer: str
@@ -96,7 +96,7 @@ class SignalReport:
 
     @property
     def verdict(self) -> str:
-        """The worst of the layers' verdicts, in the order of `VERDICTS`."""
+        """The worst of the layers' verdicts, in the order dead, exploding, saturated, vanishing, healthy."""
         return min((row.verdict for row in self.layers), key=VERDICTS.index)
 
     @property
