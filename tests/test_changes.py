@@ -241,6 +241,11 @@ def test_wrong_arguments_are_refused_in_one_line(make, error, message, perceptro
     assert "\n" not in str(raised.value)
 
 
+def test_a_report_without_the_block_is_refused(perceptron):
+    with pytest.raises(RuntimeError, match="Train inside `with"):
+        pk.loops.WeightChanges(perceptron, keras.optimizers.SGD()).report()
+
+
 def test_a_model_without_trainable_weights_is_refused(perceptron):
     perceptron.trainable = False
     with pytest.raises(ValueError, match="without trainable weights"):

@@ -312,3 +312,16 @@ def test_several_replicas_are_refused_with_the_remedy(perceptron, monkeypatch):
     monkeypatch.setattr(tf.distribute, "get_strategy", Strategy)
     with pytest.raises(RuntimeError, match="one replica. Received: Strategy with 2 replicas. Use model.fit"):
         TapeLoop(perceptron, "sgd", cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        (["accuracy"], ValueError, "'sparse_categorical_accuracy' for labels that are numbers.*Received: 'accuracy'"),
+        (["ce"], ValueError, "'binary_crossentropy' for one output. Received: 'ce'"),
+        ("mse", TypeError, "is a list of Keras metrics.*Received: 'mse'"),
+    ],
+)
+def test_a_metric_that_means_several_is_refused_with_their_names(metrics, error, message, perceptron):
+    with pytest.raises(error, match=message):
+        TapeLoop(perceptron, "sgd", "mse", metrics=metrics)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
+from prunekit.training.callbacks import PruningCallback
 from prunekit.training.choice import PruningOptions
 from prunekit.training.masking import LeakError
 from prunekit.training.pruner import Pruner, prune
@@ -31,6 +32,20 @@ def batches(samples, size=16):
 
 
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: prune(model, 0.5, patern="2:4"),
+        lambda model: Pruner(model, OneShot(0.5), patern="2:4"),
+        lambda model: PruningCallback(OneShot(0.5), patern="2:4"),
+    ],
+    ids=["prune", "Pruner", "PruningCallback"],
+)
+def test_a_misspelt_option_is_refused_with_the_valid_ones(call, perceptron):
+    with pytest.raises(TypeError, match="Received: 'patern'. Valid are: criterion, pattern, .*Did you mean 'pattern'"):
+        call(perceptron)
 
 
 def test_a_tape_loop_prunes_exactly_and_leaves_nothing_behind(perceptron, samples):

@@ -7,6 +7,7 @@ counts as data.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -165,7 +166,7 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
     """
     check_built(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"A batch has at least one example. Received: batch_size={batch_size!r}.")
+        raise ValueError(f"A batch has at least one example. Received: batch_size={reprlib.repr(batch_size)}.")
     forward = checked_trace(model, batch_size, inputs)
     trained = any(variable.trainable for variable in model.variables)
     passes = _Passes(forward, checked_trace(model, batch_size, inputs, training=True) if trained else Trace())

@@ -12,7 +12,7 @@ from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.training import core, trainer
-from prunekit.training.choice import PruningOptions
+from prunekit.training.choice import as_options
 from prunekit.training.pruner import Pruner
 
 
@@ -52,9 +52,8 @@ class PruningCallback(keras.callbacks.Callback):
         if not isinstance(schedule, Schedule):
             raise TypeError(f"PruningCallback needs a schedule such as pk.PolynomialDecay(). Received: {schedule!r}.")
         self.schedule = schedule
-        self.options = PruningOptions(
-            criterion=criterion, pattern=pattern, allocation=allocation, include=include, exclude=exclude, **options
-        )
+        named = {"criterion": criterion, "pattern": pattern, "allocation": allocation}
+        self.options = as_options({**named, "include": include, "exclude": exclude, **options})
         self.notes: list[str] = []
         self._pruner: Pruner | None = None
         self._function: Any = None

@@ -204,12 +204,13 @@ class WeightChanges(UpdateObserver):
             # Rows: updates, and over them the sum of changes, the last and the largest one, the sum of norms.
             self._figures = _state(np.zeros((5, len(self._weights))), "float64", "changes")
         self._attached: contextlib.ExitStack | None = None
+        self._entered = False
         self._begun = self._iterations()
 
     def __enter__(self) -> "WeightChanges":
         if self._attached is not None:
             raise RuntimeError("This WeightChanges measures already. Make a second one for a part of the training.")
-        self._begun = self._iterations()
+        self._begun, self._entered = self._iterations(), True
         with contextlib.ExitStack() as undo:
             undo.enter_context(trainer.fresh_functions(self.model))
             undo.enter_context(self.observing(self.optimizers))
@@ -234,10 +235,12 @@ class WeightChanges(UpdateObserver):
         weight's own (`norm`), and `relative`, which is `change` / `norm`.
 
         Raises:
-            RuntimeError: The optimizers made updates, and none of them was measured.
+            RuntimeError: The `with` block was never entered; the optimizers made updates, and none was measured.
         """
         figures = np.asarray(self._figures.numpy())
         made = self._iterations() - self._begun
+        if not self._entered:
+            raise RuntimeError("Nothing was measured yet. Train inside `with WeightChanges(model) as changes:`.")
         if made and not figures[0].any():
             raise RuntimeError(
                 f"The optimizer made {made} updates, and none of them was measured: the compiled step was traced "

@@ -1,8 +1,9 @@
 """Which masks a sparsity means: importance -> pooled units -> exact selection -> masks, compiled once per shape."""
 
+import difflib
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 import numpy as np
@@ -68,6 +69,22 @@ class PruningOptions:
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
             )
+
+
+def as_options(options: Mapping[str, Any]) -> PruningOptions:
+    """The options of a call, by keyword.
+
+    Raises:
+        TypeError: One of them is none.
+        ValueError: As `PruningOptions`.
+    """
+    known = [option.name for option in fields(PruningOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"Unknown option. Received: {name!r}. Valid are: {', '.join(known)}.{hint}")
+    return PruningOptions(**options)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import keras
@@ -282,7 +283,8 @@ def require_positive(**numbers: int | None) -> None:
         ValueError: One is not.
     """
     for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        whole = isinstance(value, Real) and not isinstance(value, bool) and value == value // 1
+        if value is not None and not (whole and value >= 1):
             raise ValueError(f"`{name}` is a whole number above zero. Received: {name}={value!r}.")
 
 

@@ -33,14 +33,15 @@ class TapeLoop:
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
             or dictionary of these, shaped like the outputs. Losses that layers add (regularizers) are added to it.
         pruner: A `Pruner` of this model and this optimizer; it steps after each update.
-        metrics: A list of Keras metrics or their full names, of a model with one output. "accuracy" is exact equality
-            here: `compile` replaces it by the one that fits the loss, such as "sparse_categorical_accuracy".
+        metrics: A list of Keras metrics or their full names, such as "sparse_categorical_accuracy", of a model with one
+            output.
         jit_compile: Whether XLA compiles the step.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow; a distribution strategy of several replicas is in scope.
-        TypeError: `model` is no Keras 3 model, `pruner` no `Pruner`.
-        ValueError: The model is not built; the pruner belongs to another model or optimizer.
+        TypeError: `model` is no Keras 3 model, `pruner` no `Pruner`, `metrics` no list.
+        ValueError: The model is not built; the pruner belongs to another model or optimizer; a metric is called
+            "accuracy", which stands for several.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class TapeLoop:
             self.optimizer.build(model.trainable_variables)
         self._losses = keras.tree.map_structure(as_loss, loss)
         self._tracker = keras.metrics.Mean("loss")
-        self.metrics = [self._tracker, *(keras.metrics.get(metric) for metric in metrics)]
+        self.metrics = [self._tracker, *map(_metric, _several(metrics))]
         self._train = core.OpenFunction(self._update, xla=jit_compile)
         self._test = core.OpenFunction(self._measure, xla=jit_compile)
 
@@ -234,6 +235,23 @@ def _check_pruner(pruner: Any, model: Any, optimizer: Any) -> None:
             "The pruner does not know this loop's optimizer, so zeros would not hold. Build it with the same object: "
             f"pk.Pruner(model, schedule, optimizer). Received: {optimizer!r}."
         )
+
+
+def _several(metrics: Any) -> list[Any]:
+    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+        raise TypeError(f"`metrics` is a list of Keras metrics or their names. Received: {metrics!r}.")
+    return list(metrics)
+
+
+def _metric(metric: Any) -> keras.metrics.Metric:
+    # `compile` replaces these by what fits labels and outputs; keras.metrics.get takes them for exact equality.
+    if metric in ("accuracy", "acc", "crossentropy", "ce"):
+        kind = "accuracy" if metric in ("accuracy", "acc") else "crossentropy"
+        raise ValueError(
+            f"A metric has its full name: 'sparse_categorical_{kind}' for labels that are numbers of classes, "
+            f"'categorical_{kind}' for one-hot labels, 'binary_{kind}' for one output. Received: {metric!r}."
+        )
+    return keras.metrics.get(metric)
 
 
 class _Data:

@@ -167,7 +167,8 @@ class MeasuredLoss(keras.losses.Loss):
     def _checked(self, found: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
         whose = "for each example" if self._per_example else "for the batch"
         try:
-            array = np.asarray(found, "float64")
+            # None would become NaN.
+            array = np.asarray(found if found is not None else "None", "float64")
         except (TypeError, ValueError) as error:
             raise ValueError(f"`measure` returns {what} {whose}. Received: {_brief(found)}.") from error
         if array.shape != shape:

@@ -14,7 +14,7 @@ from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.training import core, trainer
 from prunekit.training.changes import Movements
-from prunekit.training.choice import MaskChooser, Options, PruningOptions
+from prunekit.training.choice import MaskChooser, Options, PruningOptions, as_options
 from prunekit.training.masking import LeakError, MaskStore
 
 # Steps between two looks for leaks while masks stay as they are: one reads every target and its mask.
@@ -44,7 +44,7 @@ class Pruner:
 
     def __init__(self, model, schedule: Schedule, optimizer=None, **options: Unpack[Options]):
         with contextlib.ExitStack() as undo:
-            self._prepare(model, schedule, optimizer, PruningOptions(**options))
+            self._prepare(model, schedule, optimizer, as_options(options))
             undo.enter_context(trainer.fresh_train_function(model))
             undo.enter_context(self.enforcing())
             self.begin()
@@ -372,7 +372,7 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
     Raises:
         ValueError: As `Pruner`, or data given to a criterion that uses none.
     """
-    settings = PruningOptions(**options)
+    settings = as_options(options)
     criterion = get_criterion(settings.criterion)
     if criterion.needs:
         raise ValueError(
