@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from optimised_graphs import reads_that_race
 
 import prunekit as pk
 
@@ -115,6 +116,35 @@ def test_shared_layers_added_losses_and_trunks_are_right_whatever_the_boundary(p
         np.testing.assert_allclose(a, b, **tolerance)
     for a, b in zip(other.non_trainable_variables, one.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(a.value, b.value)
+
+
+def test_no_update_overtakes_the_reading_of_its_weight_in_the_optimised_graph():
+    """TensorFlow drops the order of the two where it takes single identities out: every third trace was wrong."""
+    first, second, shared = keras.Input((8,)), keras.Input((8,)), layers.Dense(8, "tanh", name="shared")
+    p = layers.Dense(4, name="p")(shared(first))
+    q = layers.BatchNormalization(name="norm")(layers.Dense(4, name="q")(shared(second)))
+    model, optimizer = keras.Model([first, second], layers.Dense(3)(p * q)), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        _, gradients = pk.gradients.in_parts(model, "mse", x, y, ["p", "norm"], training=True)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    x = [tf.constant(RNG.normal(size=(14, 8)), "float32") for _ in range(2)]
+    assert reads_that_race(step, x, tf.constant(RNG.normal(size=(14, 3)), "float32")) == []
+
+
+def test_a_mask_may_pass_by_the_boundary(precision):
+    inputs = keras.Input((5,), dtype="int32")
+    table = layers.Embedding(9, 4, mask_zero=True, name="table")(inputs)
+    x = layers.Add()([layers.MultiHeadAttention(2, 3)(table, table), table])
+    model = keras.Model(inputs, layers.Dense(3, "softmax")(layers.GRU(3)(x)))
+    x, y = RNG.integers(0, 9, (6, 5)), RNG.integers(0, 3, 6)
+    _, expected = in_one_go(model, cross_entropy(), x, y)
+    _, found = pk.gradients.in_parts(model, cross_entropy(), x, y, "table", training=True)
+    for a, b in zip(dense(found), dense(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)

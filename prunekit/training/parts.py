@@ -155,9 +155,11 @@ class _Plan:
         for node in self.head.nodes:
             if any(id(maker) in behind for maker in self._makers(node)):
                 behind.add(id(node))
-        wanted = [maker for node in self.head.nodes if id(node) in behind for maker in self._makers(node)]
-        wanted += [self._maker[id(tensor)] for tensor in self.graph.outputs if id(tensor) in self._maker]
-        around = dict.fromkeys(node.operation.name for node in wanted if id(node) not in behind)
+        wanted = [tensor for node in self.head.nodes if id(node) in behind for tensor in node.input_tensors]
+        # No gradient takes the way of masks and whole numbers.
+        wanted = [tensor for tensor in [*wanted, *self.graph.outputs] if tf.as_dtype(tensor.dtype).is_floating]
+        makers = [self._maker[id(tensor)] for tensor in wanted if id(tensor) in self._maker]
+        around = dict.fromkeys(node.operation.name for node in makers if id(node) not in behind)
         if around:
             raise ValueError(
                 "The boundary is what all paths to the outputs pass through. Received: "

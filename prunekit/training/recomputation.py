@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,13 +11,14 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.eager import record
+from tensorflow.python.eager import tape as tapes
 from tensorflow.python.ops import control_flow_util
 
 from prunekit.anatomy.layers import is_repeater
 from prunekit.anatomy.targets import check_built, places
 from prunekit.anatomy.watching import is_watched
 from prunekit.training import core
-from prunekit.training.capture import as_names, find_site, is_differentiable, like
+from prunekit.training.capture import as_names, find_site, graph_in_scope, is_differentiable, like
 from prunekit.training.trainer import fresh_functions
 
 
@@ -52,7 +54,7 @@ def recomputing(model: Any, layers: Sequence[str] | str) -> Iterator[None]:
         raise ValueError(f"recomputing() needs the name of a layer at least. Received: layers={layers!r}.")
     with ExitStack() as stack:
         for block in {id(block): block for block in blocks}.values():
-            stack.enter_context(core.shadowed(block, "call", _rerun(block, block.call)))
+            stack.enter_context(core.wrapped(block, "call", partial(_rerun, block)))
         stack.enter_context(fresh_functions(model))
         yield
 
@@ -94,13 +96,13 @@ class Run:
 
     def first(self, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
         """What the piece returns, and the losses that its layers add. No tape sees how."""
-        scope = _Ledger(_scope())
+        scope = _Ledger(_scope(), graph=graph_in_scope())
         # Noted now: MultiHeadAttention takes them off its inputs.
         self._masks = {id(one): one._keras_mask for one in inputs if getattr(one, "_keras_mask", None) is not None}
         with record.stop_recording(), scope:
             outputs = self._piece(*inputs)
         self.variables = list(scope.read.values())
-        self.values = [_value(variable) for variable in self.variables]
+        self.values = [_shown(variable, scope.taken.get(id(variable))) for variable in self.variables]
         for variable in scope.written.values():
             variable.assign(scope.get_current_value(variable))
         return outputs, scope.losses
@@ -139,8 +141,11 @@ class Run:
 def _held_back(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """The tensors again, of which a compiler may not think that it has them before it has `until`."""
     # In a graph nothing else keeps a second run from being merged with the first, or from taking place before its time.
-    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if tf.executing_eagerly():
         return [tf.identity(tensor) for tensor in tensors]
+    if not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        # All at once, because TensorFlow takes single identities out of a graph.
+        return tf.identity_n([*tensors, *until])[: len(tensors)]
     # XLA does not heed control dependencies.
     return xla.optimization_barrier(*tensors, *until)[: len(tensors)]
 
@@ -164,12 +169,19 @@ def replaced(outputs: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 class _Ledger(keras.StatelessScope):
-    """A scope in which no variable changes, and which knows what was read and what would have been written."""
+    """A scope in which no variable changes, and which knows what was read and what would have been written.
 
-    def __init__(self, outer: Any, values: Iterable[tuple[Any, Any]] = ()):
+    In a graph each variable is read once, so that the second run has the very tensors of the first: the loss depends on
+    those, and so does whatever updates the variables. TensorFlow's graph optimizer was seen to lose the order of an
+    update and another read.
+    """
+
+    def __init__(self, outer: Any, values: Iterable[tuple[Any, Any]] = (), *, graph: Any = None):
         super().__init__(collect_losses=True)
         self.read: dict[int, Any] = {}
         self.written: dict[int, Any] = {}
+        self.taken: dict[int, Any] = {}
+        self._graph = graph
         # Keras looks at the innermost scope only.
         self.state_mapping.update(outer.state_mapping if outer is not None else {})
         self.state_mapping.update((id(variable), value) for variable, value in values)
@@ -177,22 +189,49 @@ class _Ledger(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> Any:
         if id(variable) not in self.written:
             self.read[id(variable)] = variable
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is None and self._graph is not None:
+            # Also where a layer reads it inside the graph of a loop.
+            with self._graph.as_default():
+                value = tf.convert_to_tensor(core.native(variable))
+            self.taken[id(variable)] = self.state_mapping[id(variable)] = value
+        return value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        self.written[id(update[0])] = update[0]
-        super().add_update(update)
+        variable, value = update
+        former = self.get_current_value(variable)
+        self.written[id(variable)] = variable
+        super().add_update((variable, _assigned(value, former)))
+
+
+def _assigned(value: Any, former: Any) -> Any:
+    """`value` as it is read from the variable that held `former`: gradients go to the variable, not to what made it."""
+    if not is_differentiable(former):
+        return value
+
+    @tf.custom_gradient
+    def read(_: Any) -> Any:
+        return tf.stop_gradient(value), lambda upstream: upstream
+
+    return read(former)
 
 
 def _scope() -> Any:
     return global_state.get_global_attribute("stateless_scope")
 
 
-def _value(variable: Any) -> Any:
-    """What the variable holds, in its own precision: `variable.value` would be cast in a mixed-precision layer."""
+def _shown(variable: Any, taken: Any) -> Any:
+    """What the variable held, in its own precision, read in the sight of tapes; `taken` where it was read already."""
     scope = _scope()
     standing = None if scope is None else scope.get_current_value(variable)
-    return tf.convert_to_tensor(core.native(variable)) if standing is None else standing
+    if standing is not None:
+        return standing
+    native = core.native(variable)
+    if taken is None:
+        return tf.convert_to_tensor(native)
+    tapes.variable_accessed(native)
+    record.record_operation("ReadVariableOp", [taken], [native.handle], lambda upstream: [upstream])
+    return taken
 
 
 class _Surroundings:
