@@ -87,7 +87,7 @@ SABOTAGES = {
     "the optimizer keeps an attribute": (
         Cell("SGD", "plain", "fit after fit"),
         (core, "shadowed", _shadow_for_good),
-        "is prunekit's",
+        "the optimizer has {'apply'} that it had not",
     ),
 }
 
