@@ -135,6 +135,36 @@ def test_no_update_overtakes_the_reading_of_its_weight_in_the_optimised_graph():
     assert reads_that_race(step, x, tf.constant(RNG.normal(size=(14, 3)), "float32")) == []
 
 
+def test_every_trace_of_a_step_has_the_same_gradients_although_it_updates_the_weights():
+    """Every third trace was wrong where the second run read the weights anew."""
+
+    def build():
+        first, second, shared = keras.Input((8,)), keras.Input((8,)), layers.Dense(8, "tanh", name="shared")
+        p = layers.Dense(4, name="p")(shared(first))
+        q = layers.BatchNormalization(name="norm")(layers.Dense(4, name="q")(shared(second)))
+        return keras.Model([first, second], layers.Dense(3)(p * q))
+
+    rng = np.random.default_rng(6)
+    x, y = [tf.constant(rng.normal(size=(14, 8)), "float32") for _ in range(2)], tf.constant(rng.normal(size=(14, 3)))
+
+    def update(compiled):
+        keras.utils.set_random_seed(3)
+        model, optimizer = build(), keras.optimizers.SGD(1.0)
+        optimizer.build(model.trainable_variables)
+
+        def step(x, y):
+            _, gradients = pk.gradients.in_parts(model, "mse", x, y, ["p", "norm"], training=True)
+            optimizer.apply(gradients, model.trainable_variables)
+            return gradients
+
+        return dense(called(step, compiled)(x, y))
+
+    expected = update(False)
+    for _ in range(8):
+        for a, b in zip(update(True), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
 def test_a_mask_may_pass_by_the_boundary(precision):
     inputs = keras.Input((5,), dtype="int32")
     table = layers.Embedding(9, 4, mask_zero=True, name="table")(inputs)
