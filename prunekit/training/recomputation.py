@@ -141,11 +141,8 @@ class Run:
 def _held_back(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
     """The tensors again, of which a compiler may not think that it has them before it has `until`."""
     # In a graph nothing else keeps a second run from being merged with the first, or from taking place before its time.
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return [tf.identity(tensor) for tensor in tensors]
-    if not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        # All at once, because TensorFlow takes single identities out of a graph.
-        return tf.identity_n([*tensors, *until])[: len(tensors)]
     # XLA does not heed control dependencies.
     return xla.optimization_barrier(*tensors, *until)[: len(tensors)]
 
