@@ -529,3 +529,25 @@ def test_activations_without_an_axis_for_examples_are_refused():
     prefix = pk.loops.CachedPrefix(keras.Model(inputs, layers.Dense(2)(x)))
     with pytest.raises(ValueError, match="one row per example. Received: shape .1, 2. for 5 examples"):
         prefix.activations(np.ones((5, 3)))
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_activations_that_are_not_finite_are_kept_as_the_model_computes_them(strange):
+    frozen = keras.layers.Dense(3, name="frozen", trainable=False)
+    model = keras.Sequential([keras.Input((4,)), frozen, keras.layers.Dense(2, name="top")])
+    x = np.ones((6, 4), "float32")
+    x[0, 0] = strange
+    np.testing.assert_array_equal(pk.loops.CachedPrefix(model).activations(x), frozen(x))
+
+
+def test_infinite_activations_do_not_hide_a_layer_that_acts_in_training():
+    class Doubles(keras.layers.Layer):
+        def call(self, inputs, training=False):
+            return inputs * (2.0 if training else 1.0)
+
+    frozen = keras.layers.Dense(3, name="frozen", trainable=False)
+    model = keras.Sequential([keras.Input((4,)), frozen, Doubles(name="doubles"), keras.layers.Dense(2, name="top")])
+    x = np.ones((6, 4), "float32")
+    x[0, 0] = np.inf
+    with pytest.raises(ValueError, match="its outputs are others in training"):
+        pk.loops.CachedPrefix(model, "doubles").activations(x)

@@ -140,8 +140,8 @@ class _Ledger:
             more = "" if self._examples else " or more"
             raise TooLargeError(
                 f"The activations of this data set take {self.needed:,} bytes{more}, and the limit is "
-                f"{self._limit:,}. Received: limit={self._limit}. Raise `limit`, keep them on disk with `directory`, "
-                "name a boundary where the activations are smaller, or pass fewer examples."
+                f"{self._limit:,}. Received: limit={self._limit}. Raise `limit` (with `directory` it counts bytes on "
+                "disk), name a boundary where the activations are smaller, or pass fewer examples."
             )
 
     def placed(self, batch: list[np.ndarray]) -> list[np.ndarray]:

@@ -296,4 +296,6 @@ def _close(one: Any, other: Any) -> bool:
     if one.dtype.kind in "biu":
         return np.array_equal(one, other)
     one, other = one.astype("float64"), other.astype("float64")
-    return np.allclose(one, other, _RELATIVE, _ABSOLUTE * (np.abs(other).max(initial=0) or 1), equal_nan=True)
+    # A tolerance that was NaN or infinite would tell nothing apart.
+    largest = np.abs(other[np.isfinite(other)]).max(initial=0) or 1
+    return np.allclose(one, other, _RELATIVE, _ABSOLUTE * largest, equal_nan=True)
