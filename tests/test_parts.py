@@ -123,13 +123,15 @@ def test_no_update_overtakes_the_reading_of_its_weight_in_the_optimised_graph():
     first, second, shared = keras.Input((8,)), keras.Input((8,)), layers.Dense(8, "tanh", name="shared")
     p = layers.Dense(4, name="p")(shared(first))
     q = layers.BatchNormalization(name="norm")(layers.Dense(4, name="q")(shared(second)))
-    model, optimizer = keras.Model([first, second], layers.Dense(3)(p * q)), keras.optimizers.SGD(0.1)
+    outputs = [layers.Dense(3, name="sum")(p + q), layers.Dense(3, "softmax", name="product")(p * q)]
+    model, optimizer = keras.Model([first, second], outputs), keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
 
     @tf.function(autograph=False)
     def step(x, y):
-        _, gradients = pk.gradients.in_parts(model, "mse", x, y, ["p", "norm"], training=True)
+        _, gradients = pk.gradients.in_parts(model, ["mse", "mse"], x, [y, y], ["p", "norm"], training=True)
         optimizer.apply(gradients, model.trainable_variables)
+        return gradients
 
     x = [tf.constant(RNG.normal(size=(14, 8)), "float32") for _ in range(2)]
     assert reads_that_race(step, x, tf.constant(RNG.normal(size=(14, 3)), "float32")) == []
