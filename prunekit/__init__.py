@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from prunekit.anatomy.layers import WeightSpec, register_layer
     from prunekit.delivery.export import export
     from prunekit.delivery.signal_plot import signal_picture
+    from prunekit.delivery.sweeps import SweepReport
     from prunekit.recipe.loader import RecipeError, load_recipe
     from prunekit.recipe.runner import ExpectationFailed, Result, compress
     from prunekit.recipe.schema import Recipe
+    from prunekit.recipe.sweep import sweep
+    from prunekit.recipe.workers import Jobs
     from prunekit.sparsity.allocation import ERK, Global, Uniform
     from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
     from prunekit.sparsity.schedules import (
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
         PolynomialDecay,
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
-    from prunekit.training import gradients, initializers, loops
+    from prunekit.training import distribution, gradients, initializers, loops
     from prunekit.training.callbacks import PruningCallback
     from prunekit.training.masking import LeakError
     from prunekit.training.pruner import Pruner, prune
@@ -45,6 +48,7 @@ __all__ = [
     "ExpectationFailed",
     "ExponentialDecay",
     "Global",
+    "Jobs",
     "L2",
     "LeakError",
     "LinearDecay",
@@ -61,12 +65,14 @@ __all__ = [
     "RecipeError",
     "Report",
     "Result",
+    "SweepReport",
     "Uniform",
     "Unstructured",
     "WeightSpec",
     "__version__",
     "compress",
     "cost",
+    "distribution",
     "export",
     "gradients",
     "initializers",
@@ -76,6 +82,7 @@ __all__ = [
     "prune",
     "register_layer",
     "signal_picture",
+    "sweep",
 ]
 
 _MODULES = {
@@ -84,9 +91,12 @@ _MODULES = {
     "prunekit.anatomy.layers": ("WeightSpec", "register_layer"),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
+    "prunekit.delivery.sweeps": ("SweepReport",),
     "prunekit.recipe.loader": ("RecipeError", "load_recipe"),
     "prunekit.recipe.runner": ("ExpectationFailed", "Result", "compress"),
     "prunekit.recipe.schema": ("Recipe",),
+    "prunekit.recipe.sweep": ("sweep",),
+    "prunekit.recipe.workers": ("Jobs",),
     "prunekit.sparsity.allocation": ("ERK", "Global", "Uniform"),
     "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),
     "prunekit.sparsity.schedules": (
@@ -99,7 +109,7 @@ _MODULES = {
         "PolynomialDecay",
     ),
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
-    "prunekit.training": ("gradients", "initializers", "loops"),
+    "prunekit.training": ("distribution", "gradients", "initializers", "loops"),
     "prunekit.training.callbacks": ("PruningCallback",),
     "prunekit.training.masking": ("LeakError",),
     "prunekit.training.pruner": ("Pruner", "prune"),

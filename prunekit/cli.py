@@ -1,8 +1,8 @@
-"""The command line: prunekit compress | check | inspect | report | verify | recipes | doctor.
+"""The command line: prunekit compress | sweep | check | inspect | report | verify | recipes | convert | doctor.
 
 Keras, TensorFlow, pydantic and rich are imported inside the commands that use them: --help answers at once.
-Exit codes: 0 done, 1 an expectation was not met, a run is not reproduced or something essential is missing, 2 the
-user's mistake (one line), 70 a defect of prunekit (with a traceback).
+Exit codes: 0 done, 1 an expectation was not met, a point of a sweep failed, a run is not reproduced or something
+essential is missing, 2 the user's mistake (one line), 70 a defect of prunekit (with a traceback).
 """
 
 import contextlib
@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prunekit.terminal import TRACEBACK, Display, console, load_keras_quietly
+from prunekit.options import (
+    AtLeast,
+    grid_option,
+    json_option,
+    model_option,
+    recipe_argument,
+    set_option,
+    trust_option,
+)
+from prunekit.terminal import TRACEBACK, Display, console, load_keras_quietly, show_point, warnings_in_lines
 
 if TYPE_CHECKING:
     from prunekit.recipe.schema import Recipe
@@ -45,9 +54,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        code = cli.main(
-            args=None if arguments is None else list(arguments), prog_name="prunekit", standalone_mode=False
-        )
+        with warnings_in_lines():
+            code = cli.main(
+                args=None if arguments is None else list(arguments), prog_name="prunekit", standalone_mode=False
+            )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -68,6 +78,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ImportError) as error:
         _traceback_wanted()
         return _mistake(str(error) or type(error).__name__)
+
+
+def _no_run(directory: str, reason: str) -> click.UsageError:
+    from prunekit.recipe.directory import what_is_kept
+
+    return click.UsageError(f"{directory}: {reason}. {what_is_kept(directory)}".rstrip())
 
 
 def _mistake(message: str) -> int:
@@ -100,75 +116,61 @@ def cli() -> None:
     """Prunes Keras models: a pruned weight stays exactly zero, to the last byte of the exported file."""
 
 
-def _assignments(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
-    if not texts:
-        return {}
-    from prunekit.recipe.text import RecipeError, read_value
-
-    values: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"expected name=value. Received: {text!r}.", context, parameter)
-        if name in values:
-            raise click.BadParameter(f"{name!r} is set twice.", context, parameter)
-        try:
-            values[name] = read_value(value)
-        except RecipeError as error:
-            raise click.BadParameter(f"{name}: {error.message}", context, parameter) from None
-    return values
-
-
-_recipe = click.argument("recipe")
-_set = click.option(
-    "--set",
-    "overrides",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=_assignments,
-    help="A value for a variable that the recipe declares. May be repeated.",
-)
-_model = click.option("--model", metavar="FILE", help="A .keras file, instead of the recipe's model.")
-_trust = click.option("--trust", is_flag=True, help="Allow the recipe to import and run the Python code it names.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of text.")
-
-
 @cli.command()
-@_recipe
+@recipe_argument
 @click.option("-o", "--output", metavar="DIR", help="The run directory.  [default: runs/NAME-OF-RECIPE]")
-@_set
-@_model
+@set_option
+@model_option
 @click.option("--dry-run", is_flag=True, help="Print what would be done; train nothing, write nothing.")
-@click.option("--force", is_flag=True, help="Replace the run directory if there is one.")
-@_trust
-@_json
-def compress(recipe: str, output: str | None, dry_run: bool, force: bool, as_json: bool, **options: Any) -> int:
+@click.option("--force", is_flag=True, help="Replace the run directory if there is one; begin an unfinished run anew.")
+@click.option("--resume", is_flag=True, help="Go on with the unfinished run into that directory, if there is one.")
+@click.option(
+    "--checkpoint-every",
+    metavar="EPOCHS",
+    type=AtLeast(1),
+    default=1,
+    help="How often the run is saved inside a step.  [default: 1]",
+)
+@trust_option
+@json_option
+def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **options: Any) -> int:
     """Run a recipe.
 
     RECIPE is a file, or the name of a built-in recipe such as digits."""
     from prunekit.recipe.loader import load_recipe
 
+    model, overrides = options.pop("model"), options.pop("overrides")
     if dry_run:
-        return _print_plan(recipe, as_json, **options)
-    model, trust = options["model"], options["trust"]
-    loaded = load_recipe(recipe, options["overrides"])
+        return _print_plan(recipe, as_json, overrides, model, options["trust"])
+    loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
     load_keras_quietly()
     from prunekit.delivery.report import render_terminal
     from prunekit.recipe import runner
+    from prunekit.recipe.directory import what_is_kept
 
-    directory = output or os.path.join("runs", loaded.name)
+    directory = os.path.join("runs", loaded.name) if output is None else output
     failure: runner.ExpectationFailed | None = None
     with Display() as display:
         try:
-            result = runner.compress(loaded, model, None, directory, force=force, trust=trust, progress=display)
+            result = runner.compress(loaded, model, None, directory, progress=display, **options)
         except runner.ExpectationFailed as error:
             failure, result = error, error.result
+        except KeyboardInterrupt:
+            click.echo(what_is_kept(directory), err=True, nl=False)
+            raise
     if as_json:
-        _print_json({"directory": str(result.directory), "met": failure is None, "report": result.report.to_dict()})
+        _print_json(
+            {
+                "directory": result.directory and str(result.directory),
+                "met": failure is None,
+                "report": result.report.to_dict(),
+            }
+        )
     else:
         render_terminal(result.report, console())
-        click.echo(f"\nWritten to {result.directory}; open {result.directory}/report.html in a browser.")
+        written = f"Written to {result.directory}; open {result.directory}/report.html in a browser."
+        click.echo(f"\n{written}" if result.directory is not None else "\nWritten by the chief, which this is not.")
     if failure is not None:
         click.echo(f"error: expectation not met: {failure}", err=True)
         return 1
@@ -176,12 +178,53 @@ def compress(recipe: str, output: str | None, dry_run: bool, force: bool, as_jso
 
 
 @cli.command()
-@_recipe
+@recipe_argument
+@grid_option
+@set_option
+@click.option("-o", "--output", metavar="DIR", help="Folder of the sweep.  [default: runs/NAME-OF-RECIPE-sweep]")
+@model_option
+@click.option("--jobs", type=AtLeast(1), help="Points at once.  [default: 1; with --ray as many as have room]")
+@click.option("--threads", type=AtLeast(1), help="Threads of each point's arithmetic; with --ray its CPUs.")
+@click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Run on a Ray cluster.")
+@click.option("--gpus", type=click.FloatRange(0), default=0.0, help="With --ray: GPUs of each point.")
+@click.option("--size", metavar="FORMAT", help="Compare the bytes of this format, of FORMAT-gzip, or of weights-gzip.")
+@click.option("--force", is_flag=True, help="Run points again that were made with another recipe.")
+@trust_option
+@json_option
+def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as_json: bool, **options: Any) -> int:
+    """Run a recipe at each combination of values.
+
+    RECIPE is a file, or the name of a built-in recipe such as digits. Points that are finished are not run again; the
+    exit code is 1 where one failed or did not meet an expectation."""
+    from prunekit.recipe.grid import grid
+
+    points = grid(recipe, over, overrides)
+    _check_model(points[0].recipe, options["model"])
+    load_keras_quietly()
+    from prunekit.delivery.sweeps import show_sweep
+    from prunekit.recipe.sweep import PICTURE, run_points
+    from prunekit.recipe.workers import Jobs
+
+    output = options.pop("output")
+    output = os.path.join("runs", f"{points[0].recipe.name}-sweep") if output is None else output
+    at_once, threads, ray, gpus = (options.pop(name) for name in ("jobs", "threads", "ray", "gpus"))
+    jobs = Jobs(at_once=at_once, threads=threads, ray=ray or ray is not None, gpus=gpus)
+    report = run_points(points, output, jobs=jobs, progress=show_point, **options)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        show_sweep(report, console())
+        click.echo(f"\nWritten to {output}" + (f"; the picture is {output}/{PICTURE}." if report.pareto else "."))
+    return 0 if report.complete else 1
+
+
+@cli.command()
+@recipe_argument
 @click.option("--plan", "with_plan", is_flag=True, help="Also build the model and the data, and print every target.")
-@_set
-@_model
-@_trust
-@_json
+@set_option
+@model_option
+@trust_option
+@json_option
 def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
     """Say whether a recipe is right.
 
@@ -208,6 +251,8 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
     click.echo(f"OK: {loaded.name}, {len(loaded.steps)} step{'s' if len(loaded.steps) > 1 else ''} ({kinds})")
     click.echo(f"  model: {source_text(loaded, 'model') or 'to be given with --model'}")
     click.echo(f"  data: {source_text(loaded, 'data') or 'none'}")
+    if loaded.distribute is not None:
+        click.echo(f"  distribute: {loaded.distribute}")
     for i, step in enumerate(loaded.steps, start=1):
         click.echo(f"  {i}. {step_text(step)}")
     return 0
@@ -215,7 +260,7 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
 
 @cli.command()
 @click.argument("model")
-@_json
+@json_option
 def inspect(model: str, as_json: bool) -> int:
     """Show the weights of a model.
 
@@ -224,9 +269,10 @@ def inspect(model: str, as_json: bool) -> int:
         raise click.UsageError(f"{model}: no such file.")
     load_keras_quietly()
     from prunekit.anatomy.inspection import inspect as inspect_model
-    from prunekit.recipe.models import load_model
+    from prunekit.anatomy.model_files import load_model
 
-    report = inspect_model(load_model(model))
+    # Not compiled: a loss or metric of the user's own is no reason to refuse a look at the weights.
+    report = inspect_model(load_model(model, compile=False))
     if as_json:
         _print_json(report.to_dict())
         return 0
@@ -238,30 +284,32 @@ def inspect(model: str, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("directory", metavar="RUN")
-@_json
+@json_option
 def report(directory: str, as_json: bool) -> int:
     """Show the report of a run.
 
     RUN is a directory that compress has written."""
     file = Path(directory) / "report.json"
     if not file.is_file():
-        raise click.UsageError(f"{directory}: not a run directory (no report.json in it).")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"{file}: not a report: {error}") from None
+        raise _no_run(directory, "not a run directory (no report.json in it)")
+    from prunekit.recipe.recorded import read_report
+
+    data = read_report(directory)
     if as_json:
         _print_json(data)
         return 0
     load_keras_quietly()
     from prunekit.delivery.report import RunReport, render_terminal
 
+    terminal = console()
     try:
-        read = RunReport.from_dict(data)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        # Shown as a whole or not at all: what is wrong with a report may come to light in its last line.
+        with terminal.capture() as captured:
+            render_terminal(RunReport.from_dict(data), terminal)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise click.UsageError(f"{file}: not a report that this prunekit reads: {reason}") from None
-    render_terminal(read, console())
+        raise click.UsageError(f"{file}: not a report that this prunekit reads: {reason}") from error
+    click.echo(captured.get(), nl=False)
     page = Path(directory) / "report.html"
     if page.is_file():
         click.echo(f"\nWith pictures: {page}")
@@ -270,15 +318,15 @@ def report(directory: str, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("directory", metavar="RUN")
-@_trust
-@_json
+@trust_option
+@json_option
 def verify(directory: str, trust: bool, as_json: bool) -> int:
     """Run a run again and compare.
 
     RUN is a directory that compress has written. Its locked recipe is run again; the exit code is 0 where the
     result is the same to the last bit on this machine, and 1 where it is not."""
     if not Path(directory).is_dir():
-        raise click.UsageError(f"{directory}: no such directory.")
+        raise _no_run(directory, "no such directory")
     load_keras_quietly()
     from prunekit.recipe import runner
 
@@ -299,7 +347,7 @@ def verify(directory: str, trust: bool, as_json: bool) -> int:
 @click.argument("name", required=False)
 @click.option("-o", "--output", metavar="PATH", help="Copy the recipe NAME to this file or folder.")
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
-@_json
+@json_option
 def recipes(name: str | None, output: str | None, force: bool, as_json: bool) -> int:
     """List built-in recipes.
 
@@ -325,6 +373,8 @@ def recipes(name: str | None, output: str | None, force: bool, as_json: bool) ->
     if output is None:
         click.echo(json.dumps({"name": name, "text": text}) if as_json else text.rstrip("\n"))
         return 0
+    if not output.strip():
+        raise click.UsageError("-o takes a file or a folder. Received: an empty name.")
     target = Path(output)
     target = target / f"{name}.yaml" if target.is_dir() or output.endswith(os.sep) else target
     _copy(text, target, force)
@@ -333,7 +383,28 @@ def recipes(name: str | None, output: str | None, force: bool, as_json: bool) ->
 
 
 @cli.command()
-@_json
+@click.argument("old")
+@click.argument("new", metavar="NEW.keras")
+@click.option("--force", is_flag=True, help="Replace the file if there is one.")
+@json_option
+def convert(old: str, new: str, force: bool, as_json: bool) -> int:
+    """Read a model of tf_keras into Keras 3.
+
+    OLD is a .h5, .hdf5 or .keras file or a SavedModel folder. Wrappers of tensorflow-model-optimization are taken off;
+    what they know, and what cannot be carried over, is printed."""
+    load_keras_quietly()
+    from prunekit.interop.tfmot import convert as convert_model
+
+    converted = convert_model(old, new, force=force)
+    if as_json:
+        _print_json({"path": new, **converted.to_dict()})
+    else:
+        click.echo(f"{converted}\nWritten to {new}")
+    return 0
+
+
+@cli.command()
+@json_option
 def doctor(as_json: bool) -> int:
     """Say what runs on this machine.
 

@@ -22,6 +22,7 @@ DOCTOR_VERSION = 1
 _LONGEST_REASON = 160
 _KERAS = "Keras 3"
 _SWITCH = "run with KERAS_BACKEND=tensorflow"
+_TRAINING = ("tensorflow", "jax", "torch")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _tape_loops(here: Environment) -> Check:
 def _training(name: str, here: Environment) -> Check:
     if here.problem is not None:
         return _without_keras(name, essential=True)
-    if here.backend != "tensorflow":
+    if here.backend not in _TRAINING:
         detail = f"Keras runs on {here.backend}, where prunekit does not prune during training"
         return Check(name, detail, _use_tensorflow(here), essential=True)
     return Check(name, _place(here), essential=True)

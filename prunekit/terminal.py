@@ -3,9 +3,12 @@
 Imports nothing heavy itself: `prunekit --help` must answer at once.
 """
 
+import contextlib
 import importlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +17,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from prunekit.delivery.sweeps import Swept
     from prunekit.recipe.progress import Progress
 
 TRACEBACK = "PRUNEKIT_TRACEBACK"
@@ -32,7 +36,8 @@ def load_keras_quietly() -> None:
 
     Some come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, from C++ and straight to file descriptor 2.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ or os.environ.get(TRACEBACK) or "keras" in sys.modules:
+    asked = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3" or os.environ.get(TRACEBACK)
+    if asked or "keras" in sys.modules:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     sys.stderr.flush()
@@ -50,6 +55,30 @@ def load_keras_quietly() -> None:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def warnings_in_lines() -> Iterator[None]:
+    """Inside, a warning is one line on standard error, without the source line that gave it."""
+    if os.environ.get(TRACEBACK):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        yield
+
+
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    from prunekit.recipe.text import one_line
+
+    click.echo(f"warning: {one_line(str(message))}", err=True)
+
+
+def show_point(event: "Swept") -> None:
+    """Says on standard error that a point of a sweep has ended."""
+    from prunekit.delivery.sweeps import point_line
+
+    click.echo(point_line(event), err=True)
 
 
 class Display:

@@ -140,7 +140,7 @@ class Cost:
 
 def nonzero_mask(variable: Any) -> np.ndarray:
     """Where a variable is not zero, compared on the device that holds it; -0.0 is a zero, NaN is none."""
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.not_equal(variable, 0)))
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.not_equal(keras.ops.convert_to_tensor(variable), 0)))
 
 
 def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:

@@ -12,7 +12,7 @@ from prunekit.anatomy.cost import nonzero_mask
 from prunekit.anatomy.tables import plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace, fixed_batch, item_bytes
-from prunekit.sparsity.patterns import detect
+from prunekit.sparsity.detection import detect
 
 
 @dataclass(frozen=True)

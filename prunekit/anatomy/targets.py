@@ -206,9 +206,9 @@ class _Matcher:
         self.literal = not pattern.startswith("re:") and not set("*?[") & set(pattern)
         try:
             self._match = re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)).fullmatch
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"The pattern {pattern!r} in `{option}` is no regular expression. Received: {error}."
+                f"The pattern {pattern[:100]!r} in `{option}` is no regular expression. Received: {error}."
             ) from error
 
     def __call__(self, text: str) -> bool:
@@ -366,6 +366,8 @@ def _obstacle(weight: Weight) -> str:
     reason = refusal(weight.layer) or weight.spec.refused
     if reason:
         return reason
+    if 0 in tuple(weight.variable.shape):
+        return f"it has no entries: its shape is {tuple(weight.variable.shape)}"
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     return "" if "float" in dtype else f"its type {dtype} is not a floating-point type"
 

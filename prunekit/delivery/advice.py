@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -162,7 +164,8 @@ def _pointwise(model: Any, weights: Sequence[WeightRow]) -> Verdict | str:
     try:
         structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         samples = keras.tree.map_structure(lambda tensor: np.zeros(1), structure)
-        return read_verdict(convert(trace(model, samples, input_specs(model, samples)), sparse=True))
+        with tempfile.TemporaryDirectory() as folder:
+            return read_verdict(convert(trace(model, samples, input_specs(model, samples), Path(folder)), sparse=True))
     except ConversionError as error:
         return f"not checked: the model does not convert ({error})"
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import os
 import secrets
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ import keras
 import numpy as np
 
 from prunekit.delivery.advice import RuntimeAdvice, runtime_advice
-from prunekit.delivery.checking import Comparison, Unfit, compare, run_apart
-from prunekit.delivery.litert import ConversionError, InputSpec, Traced, convert, input_specs, trace_and_convert
+from prunekit.delivery.checking import Comparison, Unfit, run_apart
+from prunekit.delivery.litert import ConversionError, Traced, convert
+from prunekit.delivery.subject import Format, Subject
 from prunekit.delivery.xnnpack import read_verdict
 
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
@@ -60,30 +60,6 @@ class ExportRow:
     accuracy: float | None
 
 
-@dataclass(frozen=True)
-class Format:
-    """One way to write a model, and how far it may be from the Keras model.
-
-    The bounds are fractions of the range of each output over all samples. float32 has room for another order of
-    summation only; float16 rounds each weight by up to 2**-11; int8 rounds weights and activations to 8 bits, where a
-    confident softmax moves far on single samples near a boundary: there the bound on the mean is the sharp one. (Files
-    that compute wrong numbers are off by 0.26 and more.)
-
-    Attributes:
-        suffix: What the file name adds to the model's name.
-        weights: How LiteRT stores weights.
-        sparse: True if constants with at least 30 % zeros are sparse-encoded.
-        max_error: Bound on the largest absolute error.
-        mean_error: Bound on the root of the mean squared error.
-    """
-
-    suffix: str
-    weights: str = "float32"
-    sparse: bool = False
-    max_error: float = 1e-4
-    mean_error: float = 1e-4
-
-
 FORMATS: dict[str, Format] = {
     "keras": Format(".keras", max_error=1e-5),
     "litert": Format(".tflite"),
@@ -101,7 +77,7 @@ _BROKEN = {
 }
 
 
-def export(
+def export(  # noqa: PLR0913
     model: keras.Model,
     directory: str | os.PathLike[str],
     formats: Sequence[str],
@@ -110,6 +86,7 @@ def export(
     labels: Any = None,
     name: str = "model",
     batch_size: int | None = None,
+    keep_going: bool = True,
 ) -> list[ExportRow]:
     """One row per format, in the order asked for; only files that run and agree with `model` are left on disk.
 
@@ -122,6 +99,7 @@ def export(
         labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
         name: Stem of the file names.
         batch_size: Fixes the batch size of the LiteRT files; None leaves it open. LiteRT.js runs fixed ones only.
+        keep_going: A format that cannot be written for lack of space, say, is a row like others; else an `OSError`.
 
     Raises:
         ValueError: An unknown format, a model that is not built, samples or labels that do not fit.
@@ -129,13 +107,21 @@ def export(
     chosen = _checked_formats(formats)
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
-    subject = _Subject(model, samples, labels, batch_size)
-    with contextlib.suppress(Unfit):  # samples that do not fit the model are the caller's error: before any work
-        _ = subject.reference
+    with contextlib.ExitStack() as scratch:
+        subject = Subject(model, samples, labels, batch_size, scratch)
+        with contextlib.suppress(Unfit):  # samples that do not fit the model are the caller's error: before any work
+            _ = subject.reference
+        rows = _export_each(subject, chosen, Path(directory), name, keep_going)
+    return [rows[key] for key in chosen]
+
+
+def _export_each(
+    subject: Subject, chosen: Sequence[str], directory: Path, name: str, keep_going: bool
+) -> dict[str, ExportRow]:
     rows = {}
     # The Keras file first: whatever a converter does, the model is on disk.
     for key in sorted(chosen, key=lambda key: key != "keras"):
-        target = Path(directory) / (name + FORMATS[key].suffix if key in FORMATS else name)
+        target = directory / (name + FORMATS[key].suffix if key in FORMATS else name)
         try:
             if key in _BROKEN:
                 raise Unfit("refused", _BROKEN[key])
@@ -143,8 +129,10 @@ def export(
         except Unfit as unfit:
             rows[key] = _row_of_unfit(key, unfit, target)
         except OSError as error:
+            if not keep_going:
+                raise
             rows[key] = _row_of_unfit(key, Unfit("failed", f"cannot write {target}: {error.strerror or error}"), target)
-    return [rows[key] for key in chosen]
+    return rows
 
 
 def _checked_formats(formats: Sequence[str]) -> list[str]:
@@ -170,89 +158,7 @@ def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
     return ExportRow(key, None, None, None, unfit.status, note, *measured)
 
 
-class _Subject:
-    """The model with its samples, what it answers to them, and its conversions; each is made once, when needed."""
-
-    def __init__(self, model: keras.Model, samples: Any, labels: Any, batch_size: int | None) -> None:
-        if not model.built:
-            raise ValueError("Only a built model has weights to export. Call it on a sample first.")
-        arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
-        lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
-        if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"`samples` needs one or more samples along axis 0. Received lengths: {sorted(lengths)}.")
-        self.model, self.structure = model, samples
-        self.specs: list[InputSpec] = input_specs(model, samples)
-        self.fixed = [replace(spec, shape=(batch_size or spec.shape[0], *spec.shape[1:])) for spec in self.specs]
-        self.inputs = [array.astype(spec.dtype) for array, spec in zip(arrays, self.specs, strict=True)]
-        self.count = lengths.pop()
-        self.labels = None if labels is None else self._classes(np.asarray(labels))
-        self._converted: tuple[Traced, bytes] | ConversionError | None = None
-
-    def _classes(self, labels: np.ndarray) -> np.ndarray:
-        if labels.shape[:1] != (self.count,) or labels.ndim > 2:
-            raise ValueError(
-                f"`labels` must hold a class, or a one-hot row, for each of the {self.count} samples. "
-                f"Received: shape={labels.shape}."
-            )
-        return labels.argmax(-1) if labels.ndim == 2 and labels.shape[1] > 1 else labels.reshape(self.count)
-
-    def answers(self, model: keras.Model) -> list[np.ndarray]:
-        """Every output of a Keras model for all samples, as float arrays."""
-        batch = self.specs[0].shape[0] or 256
-        parts: list[list[np.ndarray]] = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for start in range(0, self.count // batch * batch if self.specs[0].shape[0] else self.count, batch):
-                flat = [keras.ops.convert_to_tensor(values[start : start + batch]) for values in self.inputs]
-                outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(self.structure, flat), training=False))
-                parts.append([np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(o, "float32"))) for o in outputs])
-        if not parts:
-            raise ValueError(f"The model takes batches of {batch}. Received: {self.count} samples.")
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-    @cached_property
-    def reference(self) -> list[np.ndarray]:
-        answers = self.answers(self.model)
-        if not all(np.isfinite(answer).all() for answer in answers):
-            raise Unfit("failed", "the Keras model itself gives NaN or infinity for these samples")
-        return answers
-
-    def converted(self) -> tuple[Traced, bytes]:
-        """The traced model and its plain float32 file."""
-        if keras.backend.backend() != "tensorflow":
-            raise Unfit(
-                "refused",
-                f"LiteRT files are made with Keras's TensorFlow backend, this is {keras.backend.backend()!r}; export "
-                "'keras', load that file where KERAS_BACKEND=tensorflow is set, and export from there",
-            )
-        if self._converted is None:
-            try:
-                self._converted = trace_and_convert(self.model, self.structure, self.fixed)
-            except ConversionError as error:
-                self._converted = error
-        if isinstance(self._converted, ConversionError):
-            raise Unfit("failed", f"the converter gave up: {self._converted}")
-        return self._converted
-
-    def compare(self, key: str, answers: list[np.ndarray], what: str) -> Comparison:
-        """How far `answers` to the first samples are from the reference.
-
-        Raises:
-            Unfit: Further than the format's bounds.
-        """
-        found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels)
-        bounds = FORMATS[key]
-        if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):
-            raise Unfit(
-                "failed",
-                f"it runs but disagrees with the Keras model on {what}: largest error {found.max_error:.3g}, mean "
-                f"{found.mean_error:.3g} of the output range (allowed: {bounds.max_error:g} and {bounds.mean_error:g})",
-                found,
-            )
-        return found
-
-
-def _export_keras(subject: _Subject, target: Path) -> ExportRow:
+def _export_keras(subject: Subject, target: Path) -> ExportRow:
     model = subject.model
     with _temporary(target) as path:
         with _without_training_state(model):
@@ -266,22 +172,38 @@ def _export_keras(subject: _Subject, target: Path) -> ExportRow:
             loaded = keras.models.load_model(path, compile=False, safe_mode=True)
         except Exception as error:
             raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
-        before, after = ([keras.ops.convert_to_numpy(w) for w in m.weights] for m in (model, loaded))
-        kept = [int(values.size - np.count_nonzero(values)) for values in before]
-        if len(before) != len(after) or not all(_same(a, b) for a, b in zip(before, after, strict=True)):
-            raise Unfit("failed", "the weights in the file are not those of the model")
-        found = subject.compare("keras", subject.answers(loaded), "the samples")
-        total = sum(values.size for values in before)
-        note = f"{sum(kept)} zeros in {total} weights, each where the model has it"
-        return _ship("keras", path, target, note, found)
+        zeros = _zeros_where_both_are_the_same(model, loaded)
+        found = subject.compare(FORMATS["keras"], subject.answers(loaded), "the samples")
+        total = sum(math.prod(weight.shape) for weight in model.weights)
+        return _ship("keras", path, target, f"{zeros} zeros in {total} weights, each where the model has it", found)
+
+
+def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> int:
+    """How many weights are zero.
+
+    Raises:
+        Unfit: The weights differ.
+    """
+    zeros, same = 0, len(model.weights) == len(loaded.weights)
+    for pair in zip(model.weights, loaded.weights, strict=False):
+        # One weight at a time: a model may fill half of the memory.
+        left, right = map(keras.ops.convert_to_numpy, pair)
+        same = same and _same(left, right)
+        zeros += left.size - np.count_nonzero(left)
+    if not same:
+        raise Unfit("failed", "the weights in the file are not those of the model")
+    return int(zeros)
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:
     """Equal bit for bit, so that a zero is a zero and a NaN equals itself."""
-    return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    left_bytes, right_bytes = (np.ascontiguousarray(one).reshape(-1).view("uint8") for one in (left, right))
+    return np.array_equal(left_bytes, right_bytes)
 
 
-def _export_litert(subject: _Subject, key: str, target: Path) -> ExportRow:
+def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
     chosen = FORMATS[key]
     traced, content = subject.converted()
     dense_size = len(content)
@@ -324,7 +246,7 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
     return notes
 
 
-def _run_and_compare(subject: _Subject, key: str, traced: Traced, path: Path) -> Comparison:
+def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> Comparison:
     """The comparison over all samples in batches, after a few samples one by one have passed too."""
     whole = subject.count // (traced.batch or 1) * (traced.batch or 1)
     if not whole:
@@ -338,7 +260,7 @@ def _run_and_compare(subject: _Subject, key: str, traced: Traced, path: Path) ->
     for chunk, count in runs.items():
         answers = [outputs[f"{chunk}/{name}"] for name in traced.outputs]
         what = f"the first {count} samples one by one" if chunk == 1 else f"the samples in batches of {chunk}"
-        found = subject.compare(key, [np.asarray(values, np.float32) for values in answers], what)
+        found = subject.compare(FORMATS[key], [np.asarray(values, np.float32) for values in answers], what)
     return found
 
 

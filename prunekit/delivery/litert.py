@@ -1,4 +1,4 @@
-"""Keras model -> LiteRT bytes. The model is traced once; every format is converted from that one function."""
+"""Keras model -> LiteRT bytes. The model is traced and written once; every format is converted from those files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,14 +24,15 @@ class ConversionError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A model as one TensorFlow function, ready to be converted.
+    """A model as one TensorFlow function on disk, ready to be converted.
 
     Attributes:
+        saved: Folder of the function and its weights, a SavedModel.
         outputs: Names of the outputs, in the order of the flattened structure that the model returns.
         batch: The fixed batch size, None where any batch size goes.
     """
 
-    function: Any
+    saved: Path
     outputs: tuple[str, ...]
     batch: int | None
 
@@ -78,43 +80,48 @@ def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
     ]
 
 
-def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec]) -> Traced:
+def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder: Path) -> Traced:
     """The model as one TensorFlow function with named inputs and outputs.
 
     Args:
         model: A built Keras model on the TensorFlow backend.
         structure: Anything nested as the model's inputs are.
         specs: The inputs, flattened, from `input_specs`.
+        folder: An existing folder to keep it in for as long as it is to be converted; it takes the model's size there.
 
     Raises:
-        ConversionError: The model cannot be traced.
+        ConversionError: The model cannot be traced, or the folder is full.
     """
     import tensorflow as tf
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     names: list[str] = []
 
-    def serve(*flat: Any) -> list[Any]:
+    def serve(*flat: Any) -> dict[str, Any]:
         outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(structure, list(flat)), training=False))
         known = getattr(model, "output_names", None)
         names[:] = _names(known if len(outputs) > 1 else None, len(outputs), "output")
-        return [tf.identity(tensor) for tensor in outputs]
+        return {name: tf.identity(tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     tensors = [tf.TensorSpec(spec.shape, spec.dtype, name=spec.name) for spec in specs]
+    saved = Path(tempfile.mkdtemp(dir=folder))
     try:
         with warnings.catch_warnings(), _silence():
             warnings.simplefilter("ignore")
-            function = tf.function(serve, autograph=False).get_concrete_function(*tensors)
-            # Weights become constants once here instead of once per format: that halves the time of a conversion.
-            frozen = convert_variables_to_constants_v2(function)
-            named = tf.function(lambda *flat: dict(zip(names, _as_list(frozen(*flat)), strict=True)), autograph=False)
-            return Traced(named.get_concrete_function(*tensors), tuple(names), specs[0].shape[0])
+            module = tf.Module()
+            module.serve = tf.function(serve, autograph=False)
+            function = module.serve.get_concrete_function(*tensors)
+            module.weights = list(function.variables)
+            # By way of the disk: the converter then reads the weights itself. As constants of a graph they would be
+            # there thirty times over.
+            tf.saved_model.save(module, str(saved), signatures=function)
+    except (OSError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
+        raise ConversionError(
+            f"what it reads cannot be written to {saved}: {_shorten(str(error))}. Set TMPDIR to a folder with "
+            "more room than the weights take"
+        ) from error
     except Exception as error:
         raise ConversionError(f"the model cannot be traced: {_shorten(str(error))}") from error
-
-
-def _as_list(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    return Traced(saved, tuple(names), specs[0].shape[0])
 
 
 def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -> bytes:
@@ -130,20 +137,21 @@ def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -
     """
     import tensorflow as tf
 
-    # Without a trackable object the file would have no signature: inputs and outputs without names.
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.function], tf.Module())
     optimizations = [tf.lite.Optimize.DEFAULT] if weights != "float32" else []
-    converter.optimizations = optimizations + ([tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else [])
-    if weights == "float16":
-        converter.target_spec.supported_types = [tf.float16]
     try:
         with _silence():
+            converter = tf.lite.TFLiteConverter.from_saved_model(str(traced.saved))
+            converter.optimizations = optimizations + ([tf.lite.Optimize.EXPERIMENTAL_SPARSITY] if sparse else [])
+            if weights == "float16":
+                converter.target_spec.supported_types = [tf.float16]
             return converter.convert()
     except Exception as error:
         raise ConversionError(_shorten(str(error))) from error
 
 
-def trace_and_convert(model: keras.Model, structure: Any, specs: Sequence[InputSpec]) -> tuple[Traced, bytes]:
+def trace_and_convert(
+    model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder: Path
+) -> tuple[Traced, bytes]:
     """A traced model with its float32 file; the batch size is fixed at 1 where the converter cannot leave it open.
 
     Recurrent layers are such a case: their tensor lists need a known batch size.
@@ -151,13 +159,13 @@ def trace_and_convert(model: keras.Model, structure: Any, specs: Sequence[InputS
     Raises:
         ConversionError: Neither way converts.
     """
-    traced = trace(model, structure, specs)
+    traced = trace(model, structure, specs, folder)
     try:
         return traced, convert(traced)
     except ConversionError:
         if traced.batch is not None:
             raise
-    fixed = trace(model, structure, [replace(spec, shape=(1, *spec.shape[1:])) for spec in specs])
+    fixed = trace(model, structure, [replace(spec, shape=(1, *spec.shape[1:])) for spec in specs], folder)
     return fixed, convert(fixed)
 
 
@@ -174,6 +182,7 @@ def _shorten(message: str, limit: int = 300) -> str:
     lines = [re.sub(r"\s+", " ", line).strip() for line in re.split(r"\n|\\n", message)]
     telling = [line for line in lines if re.search(r"error:|ops?:|not supported|failed", line, re.IGNORECASE)]
     text = re.sub(r"^.*?error: ", "", next(iter(telling or [line for line in lines if line]), "no message"))
+    text = re.sub(r"^loc\(.*\): ", "", text)
     text = re.sub(r"(callsite|fused|loc)\(.*", "", text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

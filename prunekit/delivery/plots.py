@@ -138,13 +138,13 @@ def sparsity_figure(rows: Sequence[WeightRow], *, width: int = 560, overall: flo
         width: In CSS pixels.
         overall: Sparsity over all targets, drawn as a dashed line.
     """
-    figure = _figure(width, 58 + 22 * max(len(rows), 1))
+    figure = new_figure(width, 58 + 22 * max(len(rows), 1))
     _draw_sparsity(figure.add_subplot(), rows, overall, name_width=30 if width >= 500 else 17)
     return figure
 
 
 def _draw_sparsity(axes: Axes, rows: Sequence[WeightRow], overall: float | None, name_width: int) -> None:
-    _plain(axes)
+    plain_axes(axes)
     values = [row.zeros / row.size if row.size else 0.0 for row in rows]
     positions = list(range(len(rows)))
     axes.barh(positions, [1.0] * len(rows), height=0.62, color=COLOURS["grid"], alpha=0.55, linewidth=0)
@@ -182,7 +182,7 @@ def schedule_figure(
         baseline: Accuracy before pruning, drawn as a dotted line on the accuracy axis.
         width: In CSS pixels.
     """
-    figure = _figure(width, 270 if width >= 500 else 250)
+    figure = new_figure(width, 270 if width >= 500 else 250)
     handles = _draw_schedule(figure.add_subplot(), events, asked, curve, baseline)
     _legend(figure, handles, "outside upper left")
     return figure
@@ -195,7 +195,7 @@ def _draw_schedule(
     curve: Sequence[tuple[float, float]],
     baseline: float | None,
 ) -> list[Any]:
-    _plain(axes)
+    plain_axes(axes)
     axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     handles = []
@@ -225,7 +225,7 @@ def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: f
     if not points:
         return []
     other = axes.twinx()
-    _plain(other)
+    plain_axes(other)
     colour = COLOURS["accuracy"]
     style: dict[str, Any] = {"linewidth": 1.5, "marker": "D", "markersize": 3.4, "linestyle": (0, (5, 2))}
     handles = other.plot(*zip(*points, strict=True), color=colour, label="validation accuracy", **style)
@@ -252,7 +252,7 @@ def histogram_figure(histogram: Mapping[str, Any], *, width: int = 340) -> Figur
         histogram: From `weight_histogram`.
         width: In CSS pixels.
     """
-    figure = _figure(width, 190)
+    figure = new_figure(width, 190)
     _draw_histogram(figure, figure.add_gridspec(1, 1)[0], histogram)
     return figure
 
@@ -261,7 +261,7 @@ def _draw_histogram(figure: FigureBase, place: SubplotSpec, histogram: Mapping[s
     grid = place.subgridspec(1, 2, width_ratios=[1, 2.6], wspace=0.02)
     zeros, values = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
     _draw_zeros(zeros, histogram)
-    _plain(values)
+    plain_axes(values)
     edges = np.asarray(histogram["edges"], dtype=float)
     for name, alpha in (("before", 0.75), ("after", 1.0)):
         counts = np.asarray(histogram[name], dtype=float)
@@ -276,7 +276,7 @@ def _draw_histogram(figure: FigureBase, place: SubplotSpec, histogram: Mapping[s
 
 
 def _draw_zeros(axes: Axes, histogram: Mapping[str, Any]) -> None:
-    _plain(axes)
+    plain_axes(axes)
     counts = [int(histogram["zeros_before"]), int(histogram["zeros_after"])]
     axes.bar([0, 1], counts, width=0.72, color=[COLOURS["before"], COLOURS["zero"]], linewidth=0)
     total = max(sum(histogram[name]) + zeros for name, zeros in zip(("before", "after"), counts, strict=True))
@@ -318,7 +318,7 @@ def overview_figure(
         histogram: A weight's name and its `weight_histogram`.
         baseline: Accuracy before pruning.
     """
-    figure = _figure(1200, 330)
+    figure = new_figure(1200, 330)
     panels: Any = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
     titles = ["Exact zeros per weight", "The schedule, asked and reached", ""]
     if histogram is not None:
@@ -333,11 +333,13 @@ def overview_figure(
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many CSS pixels, on no ground of its own."""
     return Figure(figsize=(width / _UNITS_PER_INCH, height / _UNITS_PER_INCH), layout="constrained", facecolor="none")
 
 
-def _plain(axes: Axes) -> None:
+def plain_axes(axes: Axes) -> None:
+    """Takes frame and ground away; ticks in the muted colour."""
     axes.set_facecolor("none")
     axes.tick_params(labelsize=_TEXT, labelcolor=COLOURS["muted"], color=COLOURS["grid"])
     for side, spine in axes.spines.items():

@@ -28,7 +28,7 @@ _MOST_NAMES = 6
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     """A column of a table.
 
     Attributes:
@@ -46,7 +46,7 @@ class FittedTable(Table):
     """A table that leaves columns out where it would not fit, and is plain aligned text in a pipe."""
 
     def __init__(
-        self, columns: Sequence[_Column], rows: Sequence[Sequence[str]], total: Sequence[str] = (), title: str = ""
+        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], total: Sequence[str] = (), title: str = ""
     ) -> None:
         super().__init__(title=Text(title) if title else None, title_justify="left", title_style="bold")
         self.heads = tuple(columns)
@@ -112,17 +112,17 @@ class FittedTable(Table):
 # ---- a model's weights -----------------------------------------------------------------------------------------------
 
 _WEIGHT_COLUMNS = (
-    _Column("weight"),
-    _Column("shape", keep=3),
-    _Column("params", keep=6, right=True),
-    _Column("zeros", right=True),
-    _Column("sparsity", right=True),
-    _Column("pattern"),
-    _Column("MACs", keep=5, right=True),
-    _Column("sparse MACs", keep=2, right=True),
-    _Column("bytes", keep=4, right=True),
+    Column("weight"),
+    Column("shape", keep=3),
+    Column("params", keep=6, right=True),
+    Column("zeros", right=True),
+    Column("sparsity", right=True),
+    Column("pattern"),
+    Column("MACs", keep=5, right=True),
+    Column("sparse MACs", keep=2, right=True),
+    Column("bytes", keep=4, right=True),
 )
-_MOVED = _Column("moved per update", keep=1, right=True)
+_MOVED = Column("moved per update", keep=1, right=True)
 
 
 def inspect_table(report: Report) -> Table:
@@ -153,7 +153,7 @@ def _weight_table(
     ]
     figures = (count(report.parameters), count(report.zeros), wording.sparsity(report.sparsity), "")
     costs = (short_count(report.macs), short_count(report.sparse_macs), size(report.bytes))
-    heads: tuple[_Column, ...] = _WEIGHT_COLUMNS
+    heads: tuple[Column, ...] = _WEIGHT_COLUMNS
     total: tuple[str, ...] = ("whole model", "", *figures, *costs)
     if run is not None and run.changes:
         heads, total = (*heads, _MOVED), (*total, "")
@@ -197,20 +197,20 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 def _tables(report: RunReport) -> Iterator[FittedTable]:
     yield FittedTable(
-        (_Column("summary"), _Column("", right=True), _Column("compared with")), [card for card in report.cards()]
+        (Column("summary"), Column("", right=True), Column("compared with")), [card for card in report.cards()]
     )
     if report.pruned:
         yield _weight_table(report.after, report.pruned, "Pruned weights", report)
     if report.steps:
         yield FittedTable(
-            (_Column("step"), _Column("what"), _Column("took", right=True), _Column("accuracy", right=True)),
+            (Column("step"), Column("what"), Column("took", right=True), Column("accuracy", right=True)),
             [_step_cells(index, step) for index, step in enumerate(report.steps, start=1)],
             title="Steps",
         )
     if report.exports:
         yield FittedTable(_EXPORT_COLUMNS, [_export_cells(row) for row in report.exports], title="Exported files")
     if report.advice:
-        columns = (_Column("runtime"), _Column("what the zeros buy"), _Column("why", keep=1))
+        columns = (Column("runtime"), Column("what the zeros buy"), Column("why", keep=1))
         rows = [(row.runtime, row.what_it_buys, row.why) for row in report.advice]
         yield FittedTable(columns, rows, title="What the zeros buy, and where")
 
@@ -221,14 +221,14 @@ def _step_cells(index: int, step: dict[str, Any]) -> tuple[str, ...]:
 
 
 _EXPORT_COLUMNS = (
-    _Column("format"),
-    _Column("status"),
-    _Column("bytes", right=True),
-    _Column("gzip", right=True),
-    _Column("error", keep=3, right=True),
-    _Column("agrees", keep=4, right=True),
-    _Column("accuracy", right=True),
-    _Column("note", keep=1),
+    Column("format"),
+    Column("status"),
+    Column("bytes", right=True),
+    Column("gzip", right=True),
+    Column("error", keep=3, right=True),
+    Column("agrees", keep=4, right=True),
+    Column("accuracy", right=True),
+    Column("note", keep=1),
 )
 
 

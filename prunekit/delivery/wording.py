@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
 from typing import Any
@@ -21,6 +22,11 @@ def clean(value: object) -> str:
 
 def _is_unprintable(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
+
+
+def literal(value: object) -> str:
+    """A setting as a recipe would write it, without quotes: text as it is, 0.9, true, null."""
+    return clean(value if isinstance(value, str) else json.dumps(value))
 
 
 def shorten(text: str, width: int) -> str:

@@ -1,8 +1,8 @@
 """The data of a run: built-in sets, idx, npz and npy files, a factory; limited, scaled and split by a seed."""
 
 import hashlib
+import math
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.npy import read_npy, read_npz
 from prunekit.recipe.schema import DataSource
 from prunekit.training.activation_store import array_digest
 
@@ -125,9 +126,11 @@ def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
     if source.idx is not None:
         return "idx files", lambda: _with_channel(_read_files(_paths(source.idx), read_idx))
     if source.npy is not None:
-        return "npy files", lambda: _read_files(_paths(source.npy), _read_npy)
+        return "npy files", lambda: _read_files(_paths(source.npy), read_npy)
     if source.npz is not None:
-        return Path(source.npz).name, lambda: _read_npz(source)
+        return Path(source.npz).name, lambda: read_npz(
+            _existing(str(source.npz)), {part: getattr(source.arrays, part) for part in PARTS}
+        )
     factory = str(source.factory)
     return factory, lambda: _from_pairs(call_factory(factory, source.arguments, "data"), f"the factory {factory!r}")
 
@@ -195,42 +198,6 @@ def _with_channel(arrays: Arrays) -> Arrays:
         if arrays[part].ndim == 3:
             arrays[part] = arrays[part][..., np.newaxis]
     return arrays
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        # Never pickled objects: to unpickle is to run code. And a file of our own: NumPy leaves its own one open when
-        # an archive is damaged.
-        with open(path, "rb") as file:
-            array = np.load(file, allow_pickle=False)
-            if isinstance(array, np.ndarray):
-                return array
-            array.close()
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise RecipeError(f"{path} is not a whole npy file of plain numbers: {_first_line(error)}.") from error
-    raise RecipeError(f"{path} is an npz file, not an npy file: give it as data: {{npz: ...}}.")
-
-
-def _read_npz(source: DataSource) -> Arrays:
-    path = _existing(str(source.npz))
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            names = {part: getattr(source.arrays, part) for part in PARTS}
-            for part, name in names.items():
-                if name not in archive.files:
-                    raise RecipeError(
-                        f"{path} has no array {name!r} for {part}; it has {', '.join(map(repr, archive.files))}. "
-                        f"Name them: data: {{npz: ..., arrays: {{{part}: ...}}}}."
-                    )
-            return {part: archive[name] for part, name in names.items()}
-    except RecipeError:
-        raise
-    except (ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise RecipeError(f"{path} is not a whole npz file of plain numbers: {_first_line(error)}.") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _from_pairs(pairs: Any, owner: str) -> Arrays:
@@ -320,17 +287,59 @@ def _scaled(pair: tuple[np.ndarray, np.ndarray], scale: float | None) -> tuple[n
     return np.ascontiguousarray(inputs), np.ascontiguousarray(labels)
 
 
-def batches(pair: tuple[np.ndarray, np.ndarray], batch_size: int, seed: int) -> Any:
-    """A `tf.data.Dataset` for `fit`: the examples in an order that is another in each epoch, and set by `seed` alone.
+class Order:
+    """The order of the examples in each epoch: random, another one in each, and set by seed and epoch alone.
+
+    An order that a shuffling data set goes on drawing would depend on how often it was iterated before, and so on
+    whether a training was interrupted.
+
+    Args:
+        examples: How many there are.
+        seed: Any number from 0 on.
+    """
+
+    def __init__(self, examples: int, seed: int):
+        self._examples, self._seed = examples, seed
+        #: The epoch that begins next, from 0.
+        self.epoch = 0
+
+    def indices(self) -> np.ndarray:
+        """Shape (examples,), int64."""
+        return np.random.default_rng([self._seed, self.epoch]).permutation(self._examples)
+
+
+def batches(pair: tuple[np.ndarray, np.ndarray], batch_size: int, order: Order, replicas: int = 1) -> Any:
+    """A `tf.data.Dataset` for `fit`: the examples in an order that is asked for when an epoch's first batch is.
 
     Keras' own shuffling draws the same order in every epoch once a global seed is set (measured on 3.15): its
     permutation is a seeded operation that starts anew with each epoch's iterator.
+
+    With several replicas each example has a weight: Keras takes the mean of their means, and in a last batch that they
+    cannot share evenly that would not be the mean of the batch.
     """
     import tensorflow as tf
 
     inputs, labels = (tf.convert_to_tensor(array) for array in pair)
-    order = tf.data.Dataset.range(len(pair[1])).shuffle(len(pair[1]), seed=seed, reshuffle_each_iteration=True)
-    drawn = order.batch(batch_size).map(
-        lambda indices: (tf.gather(inputs, indices), tf.gather(labels, indices)), num_parallel_calls=2
-    )
-    return drawn.prefetch(2)
+    count = math.ceil(len(pair[1]) / batch_size)
+
+    def ordered(_: Any) -> Any:
+        indices = tf.numpy_function(order.indices, [], tf.int64, stateful=True)
+        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(indices, [len(pair[1])]))
+
+    def examples(indices: Any) -> tuple[Any, ...]:
+        drawn = tf.gather(inputs, indices), tf.gather(labels, indices)
+        return drawn if replicas == 1 else (*drawn, _shares(tf.size(indices), replicas))
+
+    drawn = tf.data.Dataset.from_tensors(0).flat_map(ordered).batch(batch_size)
+    gathered = drawn.map(examples, num_parallel_calls=2)
+    return gathered.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
+
+
+def _shares(count: Any, replicas: int) -> Any:
+    """The weight of each of `count` examples by the size of its replica's part; all 1 where the parts are equal."""
+    import tensorflow as tf
+
+    # TensorFlow gives each replica the same number of examples, rounded up, until none are left.
+    part = (count + replicas - 1) // replicas
+    begin = tf.range(count) // part * part
+    return tf.cast(tf.minimum(part, count - begin) * replicas, tf.float32) / tf.cast(count, tf.float32)

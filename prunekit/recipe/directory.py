@@ -1,4 +1,7 @@
-"""Run directories: written under a temporary name, renamed when whole, so that what looks finished is finished."""
+"""Run directories: written under another name, renamed when whole, so that what looks finished is finished.
+
+The other name is that of the unfinished run, which outlives the process: `runs/mine.unfinished` becomes `runs/mine`.
+"""
 
 import contextlib
 import os
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prunekit.recipe.loader import RecipeError
+from prunekit.training.snapshot import PARTIAL, Snapshots, sync_folder
 
 MODEL = "model.keras"
 EXPORTS = "exports"
@@ -17,29 +21,75 @@ REPORT = "report.json"
 PAGE = "report.html"
 LOCK = "recipe.lock.yaml"
 CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
+CHECKPOINT = "checkpoint"
+START = "start.json"
+# Of an unfinished run: what becomes the run directory; held by the process that works on it.
+_RUN, _HELD = "run", "lock"
+_UNFINISHED = ".unfinished"
+# The names in its folder, and what a file has until it is whole.
+_OWN = re.compile(rf"({_RUN}|{_HELD}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
-def check_output(output: str | os.PathLike[str], *, force: bool) -> Path:
+def output_path(output: str | os.PathLike[str]) -> Path:
+    """The absolute path that an output option means; symbolic links are followed.
+
+    Raises:
+        RecipeError: It is an empty text, which would be the working directory, or has the name of an unfinished run,
+            which goes when that run is whole.
+    """
+    if not os.fspath(output):
+        raise RecipeError("expected the path of an output directory. Received: an empty text.")
+    path = Path(os.path.realpath(output))
+    if path.name.endswith(_UNFINISHED):
+        raise RecipeError(
+            f"{path} has the name of an unfinished run into {path.name.removesuffix(_UNFINISHED)}. Give that name to "
+            "go on with it, or choose another output directory."
+        )
+    return path
+
+
+def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = False) -> Path:
     """The absolute path of a run directory that can be written; nothing is written yet.
 
     Args:
         output: The run directory. A symbolic link is followed.
-        force: An older run directory, or an empty folder, may be replaced.
+        force: An older run directory, or an empty folder, may be replaced; an unfinished run is deleted, unless it is
+            resumed.
+        resume: An unfinished run, where there is one, is gone on with; a finished one may be there.
 
     Raises:
-        RecipeError: It exists, or holds what no run has written, or its parent is no folder that can be written.
+        RecipeError: It exists, or holds what no run has written, or its parent is no folder that can be written; an
+            unfinished run lies there, and neither `force` nor `resume` says what becomes of it; what is no unfinished
+            run has the name of one.
     """
-    path = Path(os.path.realpath(output))
+    path = output_path(output)
+    work = unfinished(path)
+    _check_own(work)
+    waiting = _can_be_resumed(work)
     if path.is_dir():
-        if not force:
-            raise RecipeError(f"{output} exists. Choose another output directory, or replace it with --force.")
+        if not force and not (resume and is_finished(path)):
+            remedy = (
+                "have it replaced at the end with --force beside --resume" if waiting else "replace it with --force"
+            )
+            raise RecipeError(f"{output} exists. Choose another output directory, or {remedy}.")
         _check_replaceable(path)
-    elif path.exists():
-        raise RecipeError(f"{output} is a file. Choose another output directory.")
+    elif path.exists() or path.is_symlink():
+        raise RecipeError(f"{output} is a file, or a link in a circle. Choose another output directory.")
+    if waiting and not (resume or force):
+        raise RecipeError(
+            f"an unfinished run lies in {work}. Go on with it with --resume, or begin anew with --force, which deletes "
+            "it."
+        )
     parent = next((folder for folder in path.parents if folder.exists()), path)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RecipeError(f"{output} cannot be made: {parent} is not a folder that you may write to.")
     return path
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a whole run directory is there, and no unfinished run that would replace it."""
+    whole = all((path / name).is_file() for name in (LOCK, REPORT, MODEL))
+    return whole and not _can_be_resumed(unfinished(path))
 
 
 def check_run(directory: str | os.PathLike[str]) -> Path:
@@ -57,26 +107,149 @@ def check_run(directory: str | os.PathLike[str]) -> Path:
     return path
 
 
+def unfinished(path: Path) -> Path:
+    """Where a run into `path` is until it is whole."""
+    return path.with_name(f"{path.name}{_UNFINISHED}")
+
+
+def what_is_kept(output: str | os.PathLike[str]) -> str:
+    """A line on what an interruption leaves of a run into `output`; "" where it leaves nothing."""
+    work = unfinished(output_path(output))
+    return f"What was saved is kept in {work}: go on with --resume.\n" if _can_be_resumed(work) else ""
+
+
+def standing_at(path: Path) -> str:
+    """What an unfinished run into `path` can go on from, as other processes see it, too; "" where there is none."""
+    work = unfinished(path)
+    return " ".join(sorted(entry.name for entry in work.glob(f"{CHECKPOINT}-*"))) if _can_be_resumed(work) else ""
+
+
 @contextlib.contextmanager
-def run_directory(path: Path, *, force: bool) -> Iterator[Path]:
-    """A temporary folder to write a run into; it becomes `path` when the block ends.
+def run_directory(path: Path, *, force: bool, resume: bool = False) -> Iterator[Path]:
+    """A folder to write a run into; it becomes `path` when the block ends.
 
     An older run directory at `path` stays as it is until then, and goes only once the new one is in its place. When the
-    block raises, or is interrupted, the temporary folder goes and `path` is as it was.
+    block raises, or is interrupted, `path` is as it was; the unfinished run goes, unless there are checkpoints in the
+    folder's parent. There is at most one process in the block.
 
     Args:
         path: As `check_output` returned it.
         force: `path` may be replaced.
+        resume: What an unfinished run has written and saved is there; else it is deleted first.
+
+    Raises:
+        RecipeError: Another process is in the block.
+        OSError: The folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
-    partial = _beside(path, "partial")
-    partial.mkdir()
+    work = unfinished(path)
+    with _held(work):
+        if not (resume and _can_be_resumed(work)):
+            _clear(work)
+        folder = work / _RUN
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+            _sync(folder)
+            _put_in_place(folder, path, force=force)
+        except BaseException:
+            if not _can_be_resumed(work):
+                _remove(work)
+            raise
+        _remove(work)
+
+
+def clear_up(path: Path) -> None:
+    """Removes what a run into `path` left beside it that was killed in its last moment."""
+    work = unfinished(path)
+    if work.is_dir():
+        with _held(work):
+            if not _can_be_resumed(work):
+                _remove(work)
+    remove_leftovers(path)
+
+
+def _can_be_resumed(work: Path) -> bool:
+    # Without the folder, a run has been put in place already, if there is one: only the clearing up was missed.
+    path = work.with_name(work.name.removesuffix(_UNFINISHED))
+    return work.is_dir() and bool(Snapshots(work, CHECKPOINT)) and ((work / _RUN).is_dir() or not path.exists())
+
+
+def _check_own(work: Path) -> None:
+    if not work.is_dir():
+        if os.path.lexists(work):
+            raise RecipeError(
+                f"{work} is no folder, and an unfinished run needs that name. Move it away, or choose another output "
+                "directory."
+            )
+        return
+    strangers = sorted(entry.name for entry in work.iterdir() if not _OWN.fullmatch(entry.name))
+    if strangers:
+        raise RecipeError(
+            f"{work} holds {strangers[0]!r}, which no run has written. An unfinished run has that folder for itself, "
+            "and removes it at the end: move it away, or choose another output directory."
+        )
+
+
+def _remove(work: Path) -> None:
+    """Removes an unfinished run; what appeared in its folder meanwhile is somebody else's, and stays."""
+    with contextlib.suppress(OSError):
+        _clear(work)
+        (work / _HELD).unlink(missing_ok=True)
+        work.rmdir()
+
+
+def _clear(work: Path) -> None:
+    # The checkpoints first: without them, what is left of it is no unfinished run.
+    for entry in sorted(work.iterdir(), key=lambda entry: (not entry.name.startswith(CHECKPOINT), entry.is_dir())):
+        if entry.name == _HELD or not _OWN.fullmatch(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@contextlib.contextmanager
+def _held(work: Path) -> Iterator[None]:
+    """Inside, this process alone has the unfinished run; one that is killed lets go of it."""
     try:
-        yield partial
-        _put_in_place(partial, path, force=force)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        import fcntl
+    except ImportError:
+        # There are no such locks on Windows.
+        work.mkdir(exist_ok=True)
+        yield
+        return
+    while True:
+        work.mkdir(exist_ok=True)
+        with open(work / _HELD, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RecipeError(
+                    f"another process works on the run in {work}. Wait for it, or choose another output directory."
+                ) from None
+            # The process that had it may have removed the folder just before it let go.
+            if not _is_same(file.fileno(), work / _HELD):
+                continue
+            yield
+            return
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sync(folder: Path) -> None:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(root))
 
 
 def remove_leftovers(path: Path) -> None:

@@ -16,7 +16,16 @@ import numpy as np
 from prunekit.anatomy.inspection import Event, Report, inspect
 from prunekit.anatomy.targets import Skipped
 from prunekit.delivery.export import ExportRow, export
-from prunekit.recipe.data import batches
+from prunekit.recipe.checkpoint import (
+    Checkpoints,
+    EpochCheckpoints,
+    Standing,
+    from_plain,
+    plain_fields,
+)
+from prunekit.recipe.data import Order, batches
+from prunekit.recipe.expectations import checked, failure_text
+from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import weight_arrays
 from prunekit.recipe.plan import described
@@ -32,10 +41,12 @@ from prunekit.recipe.preparation import (
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
 from prunekit.sparsity.schedules import OneShot
-from prunekit.training import core
+from prunekit.training import core, distribution, functional
 from prunekit.training.callbacks import PruningCallback
 from prunekit.training.changes import WeightChanges
 from prunekit.training.pruner import Pruner
+from prunekit.training.pruner_state import pruner_state
+from prunekit.training.randomness import random_state
 
 _EVALUATION_BATCH = 256
 
@@ -57,7 +68,7 @@ class Record:
     """
 
     before: Report
-    weights_before: dict[str, np.ndarray]
+    weights_before: dict[str, np.ndarray] = field(metadata={"arrays": True})
     accuracy_before: float | None = None
     accuracy: float | None = None
     pruning_since: int | None = None
@@ -85,6 +96,7 @@ class Execution:
         exports: Folder that export steps write into.
         listener: Told how far the run is.
         only: Indices of the steps to run; all of them where it is None. A step runs as it does among all others.
+        checkpoints: Where the run is saved; where something is saved already, the run goes on from there.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class Execution:
         exports: Path,
         listener: Listener | None = None,
         only: Sequence[int] | None = None,
+        checkpoints: Checkpoints | None = None,
     ):
         self.prepared = prepared
         self.model = prepared.model
@@ -101,6 +114,9 @@ class Execution:
         self._only = range(len(prepared.recipe.steps)) if only is None else only
         self._listener = listener
         self._accuracy = accuracy_metric(prepared.compile)
+        self._checkpoints = checkpoints
+        self._standing = Standing()
+        self._evaluation_batch = _EVALUATION_BATCH // prepared.replicas.count * prepared.replicas.count
         self._updates = 0
         self._changes: WeightChanges | None = None
         # Masks of all prune steps so far, by the weight's name, True = kept. Not "what is zero now": a weight that is
@@ -113,12 +129,17 @@ class Execution:
         Raises:
             RecipeError: The compile settings do not fit the model; no weight has moved then.
         """
-        self._compile()
         steps = self.prepared.recipe.steps
-        for index in self._only:
-            self._run_step(index, steps[index])
-            if self.record.failures:
-                break
+        with distribution.across_replicas(self.model):
+            self._compile()
+            self._resume()
+            for index in self._only[self._standing.step :]:
+                self._run_step(index, steps[index])
+                self._standing = Standing(step=index + 1)
+                if self.record.failures:
+                    break
+                if steps[index].expect is None:
+                    self._save(self._standing)
         self._tell(Progress(len(steps), len(steps), steps[-1].kind, 1.0, "done", finished=True))
         return self.record
 
@@ -127,7 +148,7 @@ class Execution:
         self._report_progress(0.0, described(step))
         # Each step draws from numbers of its own, so that another export before it changes nothing in it.
         keras.utils.set_random_seed(self._seed)
-        started = time.monotonic()
+        self._started = time.monotonic() - self._standing.seconds
         row: dict[str, Any] = {"kind": step.kind, "name": described(step), "seconds": 0.0, "history": {}}
         if step.prune is not None:
             row["history"] = self._prune(step.prune, self.prepared.pruning[index])
@@ -140,7 +161,7 @@ class Execution:
         if step.trains or step.prune is not None:
             self.record.accuracy = self._evaluate()
         row["accuracy"] = self.record.accuracy
-        row["seconds"] = round(time.monotonic() - started, 3)
+        row["seconds"] = round(time.monotonic() - self._started, 3)
         self.record.steps.append(row)
         self._report_progress(1.0, self._result_of(step))
 
@@ -154,11 +175,14 @@ class Execution:
         settings, data = self.prepared.compile, self.prepared.data
         if settings is None or data is None:
             return
-        optimizer = optimizer_from(settings)
-        self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-        self.model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
+        with self.prepared.replicas.scope():
+            optimizer = optimizer_from(settings)
+            self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+            self.model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
         try:
-            self.model.evaluate(data.train[0][:2], data.train[1][:2], verbose=0)
+            few = slice(2 * self.prepared.replicas.count)
+            with ctrl_c_held_back():
+                self.model.evaluate(data.train[0][few], data.train[1][few], verbose=0)
         except Exception as error:
             # Any exception: each backend has its own kinds.
             raise RecipeError(
@@ -167,24 +191,33 @@ class Execution:
         self.record.accuracy_before = self.record.accuracy = self._evaluate()
 
     def _fit(
-        self, epochs: int, learning_rate: float | None, callbacks: Sequence[keras.callbacks.Callback]
+        self, epochs: int, learning_rate: float | None, callback: PruningCallback | None = None
     ) -> dict[str, list[float]]:
         data, settings = self.prepared.data, self.prepared.compile
         if data is None or settings is None:
             raise RecipeError("a step that trains needs data and compile settings.")
         self.model.optimizer.learning_rate = self._learning_rate if learning_rate is None else learning_rate
+        order = Order(len(data.train[1]), self._seed)
         progress = EpochProgress(self._report_progress, self._accuracy)
-        with self._measured():
-            history = self.model.fit(
-                batches(data.train, settings.batch_size, self._seed),
+        saving = EpochCheckpoints(
+            order,
+            self._standing,
+            0 if self._checkpoints is None else self._checkpoints.every,
+            lambda epoch, history: self._save_inside(epoch, history, callback),
+        )
+        with self._measured(), ctrl_c_held_back() as interruptible:
+            self.model.fit(
+                batches(data.train, settings.batch_size, order, self.prepared.replicas.means),
                 epochs=epochs,
+                initial_epoch=self._standing.epoch,
                 validation_data=data.validation,
-                validation_batch_size=_EVALUATION_BATCH,
-                callbacks=[*callbacks, progress],
+                validation_batch_size=self._evaluation_batch,
+                callbacks=[interruptible, *([] if callback is None else [callback]), saving, progress],
                 shuffle=False,
                 verbose=0,
-            ).history
-        found = {name: [float(value) for value in values] for name, values in history.items()}
+            )
+        functional.part_averages(core.optimizers_of(self.model))
+        found = saving.history
         self._add_to_curve(found.get(f"val_{self._accuracy}", []))
         self._updates += epochs * (self.prepared.steps_per_epoch or 0)
         return found
@@ -195,8 +228,7 @@ class Execution:
         if not core.on_tensorflow() or not self.model.trainable_variables:
             yield
             return
-        if self._changes is None:
-            self._changes = WeightChanges(self.model)
+        self._changes = self._changes or WeightChanges(self.model)
         with self._changes:
             yield
         self.record.changes = {row.pop("name"): row for row in self._changes.report().to_dict()["weights"]}
@@ -210,7 +242,7 @@ class Execution:
 
     def _train(self, settings: Train) -> dict[str, list[float]]:
         with self._held():
-            return self._fit(settings.epochs, settings.learning_rate, [])
+            return self._fit(settings.epochs, settings.learning_rate)
 
     def _prune(self, settings: Prune, pruning: Pruning) -> dict[str, list[float]]:
         if self.record.pruning_since is None:
@@ -221,8 +253,9 @@ class Execution:
                 history: dict[str, list[float]] = {}
         else:
             callback = PruningCallback(pruning.schedule, **pruning.options)
+            callback.resumption.state = self._standing.pruner
             with self._held(), self._noted():
-                history = self._fit(settings.epochs, settings.learning_rate, [callback])
+                history = self._fit(settings.epochs, settings.learning_rate, callback)
             if callback.pruner is None:
                 raise RuntimeError("PruningCallback did not take part in fit.")
             pruner = callback.pruner
@@ -252,7 +285,7 @@ class Execution:
             return
         # Regular expressions, because a name may hold characters that mean something in a glob.
         include = [f"re:{re.escape(name)}" for name in self._masks]
-        with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=include) as pruner:
+        with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=include, keep_zeros=False) as pruner:
             pruner.store.replace([self._masks[target.name] for target in pruner.targets], pruner.optimizers)
             yield
 
@@ -271,8 +304,49 @@ class Execution:
         data = self.prepared.data
         if data is None or self._accuracy is None:
             return None
-        results = self.model.evaluate(*data.test, batch_size=_EVALUATION_BATCH, verbose=0, return_dict=True)
+        with ctrl_c_held_back() as interruptible:
+            results = self.model.evaluate(
+                *data.test,
+                batch_size=self._evaluation_batch,
+                callbacks=[interruptible],
+                verbose=0,
+                return_dict=True,
+            )
         return float(results[self._accuracy])
+
+    # ---- interruptions -----------------------------------------------------------------------------------------------
+
+    def _save_inside(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
+        """A checkpoint after some epochs of the step that is under way."""
+        self._save(
+            Standing(
+                step=self._at[0],
+                epoch=epoch,
+                seconds=time.monotonic() - self._started,
+                history=history,
+                pruner=None if callback is None else pruner_state(callback.pruner),
+                random=random_state(self.model),
+            )
+        )
+
+    def _save(self, standing: Standing) -> None:
+        if self._checkpoints is None:
+            return
+        standing.record, standing.weights_before = plain_fields(self.record), self.record.weights_before
+        standing.updates, standing.masks = self._updates, self._masks
+        standing.changes = None if self._changes is None else self._changes.figures
+        self._checkpoints.write(self.model, standing)
+
+    def _resume(self) -> None:
+        found = None if self._checkpoints is None else self._checkpoints.restore(self.model)
+        if found is None:
+            return
+        self._standing = found
+        self.record = from_plain(Record, found.record, weights_before=found.weights_before)
+        self._updates, self._masks = found.updates, found.masks
+        if found.changes is not None:
+            self._changes = WeightChanges(self.model)
+            self._changes.restore(found.changes)
 
     # ---- exporting and expecting -------------------------------------------------------------------------------------
 
@@ -280,25 +354,15 @@ class Execution:
         samples, labels = export_samples(self.model, self.prepared.data, self.prepared.recipe.seed)
         for number, name in enumerate(settings.formats):
             self._report_progress(number / len(settings.formats), f"exporting {name}")
-            self.record.exports += export(self.model, self._exports, [name], samples, labels=labels, name=settings.name)
+            self.record.exports += export(
+                self.model, self._exports, [name], samples, labels=labels, name=settings.name, keep_going=False
+            )
 
     def _expect(self, settings: Expect) -> None:
-        record = self.record
-        if settings.accuracy is not None:
-            self._expected("accuracy", record.accuracy, minimum=settings.accuracy.min)
-        if settings.accuracy_drop is not None:
-            drop = None
-            if record.accuracy is not None and record.accuracy_before is not None:
-                drop = record.accuracy_before - record.accuracy
-            self._expected("accuracy drop", drop, maximum=settings.accuracy_drop.max)
-        if settings.sparsity is not None:
-            measured, slack = self._sparsity()
-            bounds = settings.sparsity
-            self._expected("sparsity", measured, minimum=bounds.min, maximum=bounds.max, slack=slack)
-        for name, size in (settings.bytes or {}).items():
-            row = next(row for row in reversed(record.exports) if row.format == name)
-            self._expected(f"bytes of {name}", row.bytes, maximum=size.max)
-            self._expected(f"bytes of {name} with gzip", row.gzip_bytes, maximum=size.gzip_max)
+        record, drop = self.record, None
+        if record.accuracy is not None and record.accuracy_before is not None:
+            drop = record.accuracy_before - record.accuracy
+        record.expectations += checked(settings, record.accuracy, drop, self._sparsity(), record.exports)
 
     def _sparsity(self) -> tuple[float, float]:
         """Sparsity over all targets so far, and what the rounding of counts may take from it: half a weight each."""
@@ -306,24 +370,6 @@ class Execution:
         size = sum(weights[name].size for name in self.record.targets)
         zeros = sum(weights[name].size - int(np.count_nonzero(weights[name])) for name in self.record.targets)
         return (zeros / size, 0.5 * len(self.record.targets) / size) if size else (0.0, 0.0)
-
-    def _expected(
-        self,
-        what: str,
-        measured: float | None,
-        *,
-        minimum: float | None = None,
-        maximum: float | None = None,
-        slack: float = 0.0,
-    ) -> None:
-        for bound, value, met in (
-            ("min", minimum, measured is not None and minimum is not None and measured + slack >= minimum),
-            ("max", maximum, measured is not None and maximum is not None and measured - slack <= maximum),
-        ):
-            if value is not None:
-                self.record.expectations.append(
-                    {"what": what, "bound": {bound: value}, "measured": measured, "met": met}
-                )
 
     # ---- progress ----------------------------------------------------------------------------------------------------
 
@@ -345,14 +391,3 @@ class Execution:
         if self.record.targets:
             parts.append(f"sparsity {self._sparsity()[0]:.4f}")
         return ", ".join(parts) or described(step)
-
-
-def failure_text(row: dict[str, Any]) -> str:
-    """An expectation that was not met, in words: "accuracy 0.912 is below the expected 0.96"."""
-    (kind, bound), measured = next(iter(row["bound"].items())), row["measured"]
-    side = "below" if kind == "min" else "above"
-    if measured is None:
-        return f"{row['what']} was not measured, expected at {'least' if kind == 'min' else 'most'} {bound:,}"
-    shown = f"{measured:,}" if isinstance(measured, int) else f"{measured:.4f}"
-    wanted = f"{bound:,}" if isinstance(measured, int) else f"{bound:g}"
-    return f"{row['what']} {shown} is {side} the expected {wanted}"

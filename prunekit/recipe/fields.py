@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -22,12 +23,29 @@ from pydantic_core import PydanticCustomError
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 LONGEST_SHOWN = 60
+# A document may hold thousands of names, and each comparison takes its time.
+MOST_NEAREST = 50
+LONGEST_TEXT = 2_000
+LONGEST_PATTERN = 2_000
+# Of all weight patterns of a recipe, each counted as often as it stands there.
+MOST_EXPRESSIONS = 8_000
+MOST_WIDE_RANGES = 8
 DEEPEST_ARGUMENT = 16
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 
 
 def refusal(message: str, *at: str | int) -> PydanticCustomError:
     """The error that a validator raises; `at` leads from the validated object to the part that is wrong."""
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
+
+
+def unknown(kind: str, word: object, valid: Iterable[str], *at: str | int) -> PydanticCustomError:
+    """The error for a name that there is not; the nearest valid one is looked for when the error is told.
+
+    A document may hold thousands of wrong names, and is told of one.
+    """
+    context = {"unknown": kind, "word": word, "valid": tuple(valid), "at": at}
+    return PydanticCustomError("unknown_key" if kind == "key" else "unknown", "unknown {unknown}", context)
 
 
 def shown(value: object) -> str:
@@ -46,17 +64,24 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.15g}"
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """The text, cut where it is too long for an error."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """ " Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
-    words, word = list(valid), word[:100].lower()
+    known, word = list(valid), word[:100].lower()
+    words = known[:MOST_NEAREST]
     # A slip of the finger first: difflib finds `adamax` nearer to `adma` than `adam` is.
     slips = sorted((d, key) for key in words if (d := _slips(word, key)) <= min(2, len(key) // 2))
     close = [slips[0][1]] if slips else difflib.get_close_matches(word, words, n=1, cutoff=0.55)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Valid here: {', '.join(words)}." if words else f"{hint} Nothing is valid here."
+    hint = f" Did you mean {shown(close[0])}?" if close else ""
+    listed = ", ".join(shortened(key) for key in words) + (" and others" if len(known) > len(words) else "")
+    return f"{hint} Valid here: {listed}." if words else f"{hint} Nothing is valid here."
 
 
 def _slips(word: str, other: str) -> int:
@@ -93,9 +118,7 @@ class Settings(BaseModel):
             raise refusal(f"expected a mapping{such_as}. Received: {shown(value)}.")
         for key in value:
             if key not in cls.model_fields:
-                word = key if isinstance(key, str) else repr(key)
-                message = f"unknown key {shown(key)}.{nearest(word, cls.model_fields)}"
-                raise PydanticCustomError("unknown_key", "{message}", {"message": message, "at": (key,)})
+                raise unknown("key", key, cls.model_fields, key)
         return dict(value)
 
     def given(self, *names: str) -> list[str]:
@@ -161,13 +184,42 @@ def _factory(value: str) -> str:
     return value
 
 
-def _weight_pattern(value: str) -> str:
+class PatternBudget:
+    """What the weight patterns of one recipe may yet ask of Python's compiler of regular expressions."""
+
+    def __init__(self) -> None:
+        self._characters = self._ranges = 0
+
+    def take(self, pattern: str) -> None:
+        """Refuses the pattern with which the recipe's expressions become too many."""
+        if pattern.startswith("re:"):
+            self._characters += len(pattern)
+        # Python walks through every character of a range: [!-\uffef] in ignored case takes as long as a whole recipe.
+        if _BEYOND_ASCII.search(pattern):
+            self._ranges += pattern.count("-")
+        if self._characters > MOST_EXPRESSIONS:
+            raise refusal(f"expected at most {MOST_EXPRESSIONS:,} characters of regular expressions in a recipe.")
+        if self._ranges > MOST_WIDE_RANGES:
+            raise refusal(
+                f"expected at most {MOST_WIDE_RANGES} '-' in a recipe's patterns with characters beyond ASCII: each "
+                "may be a range of many thousand characters. Write '?' or '.' where any character will do."
+            )
+
+
+def _weight_pattern(value: str, info: ValidationInfo) -> str:
     if not value or value == "re:":
         raise refusal("expected a glob such as 'conv_*' or 're:' and a regular expression. Received: an empty pattern.")
+    if len(value) > LONGEST_PATTERN:
+        raise refusal(f"expected a pattern of at most {LONGEST_PATTERN:,} characters. Received: {len(value):,}.")
+    budget = (info.context or {}).get("patterns")
+    if budget is not None:
+        budget.take(value)
     if value.startswith("re:"):
         try:
-            re.compile(value[3:])
-        except (re.error, OverflowError, RecursionError) as error:
+            # What Python warns about, such as [[a], it will read otherwise one day.
+            with warnings.catch_warnings(action="error"):
+                re.compile(value[3:])
+        except (re.error, OverflowError, RecursionError, Warning) as error:
             raise refusal(f"{shown(value)} is not a regular expression: {error}.") from None
     return value
 
@@ -200,7 +252,7 @@ def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in valid:
-            raise refusal(f"unknown {kind} {shown(value)}.{nearest(value, valid)}")
+            raise unknown(kind, value, valid)
         return value
 
     return AfterValidator(check)
@@ -216,7 +268,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, AfterValidator(_whole_name)]
-Text = Annotated[str, StringConstraints(max_length=2_000)]
+Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
 FilePath = Annotated[str, AfterValidator(_resolved)]
 Factory = Annotated[str, AfterValidator(_factory)]
 Plain = Annotated[Any, AfterValidator(_plain)]

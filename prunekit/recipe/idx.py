@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from prunekit.anatomy.archives import LIMITS
 from prunekit.recipe.loader import RecipeError
 
 # Code in the third byte -> type; numbers are big-endian.
@@ -24,7 +25,8 @@ _MOST_AXES = 32
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     """The array in an idx file, in the machine's own byte order.
 
-    Never takes more memory than the file holds, whatever its header promises.
+    Never takes more memory than the file holds, whatever its header promises; unpacked from gzip, never more than
+    `anatomy.archives.LIMITS` allow.
 
     Args:
         path: File, raw or gzip (told apart by its first bytes, not by its name).
@@ -59,6 +61,12 @@ def _parse(stream: BinaryIO, path: Path) -> np.ndarray:
         raise RecipeError(f"{path} ends inside its header of {4 + 4 * rank} bytes: it is cut off. Fetch it again.")
     shape = tuple(int(length) for length in np.frombuffer(header, ">u4"))
     expected = math.prod(shape) * kind.itemsize
+    stored = os.path.getsize(path)
+    if isinstance(stream, gzip.GzipFile) and expected > LIMITS.allowance(stored):
+        raise RecipeError(
+            f"{path} promises {expected:,} bytes, more than {LIMITS.expansion} times the file's {stored:,}: unpack it "
+            "first if you trust it."
+        )
     body = _read(stream, expected)
     if len(body) < expected:
         raise RecipeError(

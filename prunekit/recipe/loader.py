@@ -14,9 +14,20 @@ import yaml
 from pydantic import ValidationError
 
 from prunekit.recipe import fields
-from prunekit.recipe.fields import nearest, shown
+from prunekit.recipe.fields import nearest, shortened, shown
 from prunekit.recipe.schema import VERSION, Recipe
-from prunekit.recipe.text import LARGEST_FILE, Document, Path, Position, RecipeError, add_kinds, read_text
+from prunekit.recipe.text import (
+    DEEPEST,
+    LARGEST_FILE,
+    Document,
+    Path,
+    Position,
+    RecipeError,
+    add_kinds,
+    check_size,
+    check_values,
+    read_text,
+)
 from prunekit.sparsity.schedules import SCHEDULES
 
 __all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "require_trust"]
@@ -25,7 +36,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(rf"\$({_NAME.pattern})", re.ASCII)
 # `$$` is a dollar sign; a lone `$` stays where no name follows it, as at the end of a regular expression.
 _DOLLARS = re.compile(r"\$\$|\$(?=[A-Za-z_{])", re.ASCII)
-_DEEPEST = 40
 
 
 def load_recipe(
@@ -98,8 +108,15 @@ def builtin_recipes() -> dict[str, FilePath]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML with every default written out; reading it gives an equal recipe."""
-    data = recipe.model_dump(mode="json", exclude_none=True)
-    return yaml.dump(_doubled_dollars(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return _yaml(_plain(recipe))
+
+
+def _plain(recipe: Recipe) -> Any:
+    return _doubled_dollars(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def _yaml(data: Any) -> str:
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def require_trust(recipe: Recipe, trust: bool, model_given: bool = False, data_given: bool = False) -> None:
@@ -139,9 +156,20 @@ def _recipe(document: Document, overrides: Mapping[str, Any], context: dict[str,
     _check_version(document)
     data, origins = _Variables(document, overrides).replaced()
     try:
-        return Recipe.model_validate(data, context=context)
+        check_values(data)
+    except RecipeError as error:
+        document.fail(f"with aliases and variables written out: {error.message}")
+    try:
+        recipe = Recipe.model_validate(data, context=context | {"patterns": fields.PatternBudget()})
     except ValidationError as error:
         _fail_with(replace(document, data=data), error, origins)
+    try:
+        written = _plain(recipe)
+        check_values(written)
+        check_size(_yaml(written).encode("utf-8"))
+    except RecipeError as error:
+        document.fail(f"with every default written out this recipe could not be read again: {error.message}")
+    return recipe
 
 
 def _check_version(document: Document) -> None:
@@ -174,7 +202,9 @@ class _Variables:
             for key, value in self.document.data.items()
         }
         for name in self.overridden - self.used:
-            self.document.fail(f"variable {name!r} is set, but nothing uses ${name}.", ("variables", name), key=True)
+            self.document.fail(
+                f"variable {shown(name)} is set, but nothing uses ${shortened(name)}.", ("variables", name), key=True
+            )
         if self.values:
             data["variables"] = self.values
         return data, self.origins
@@ -213,7 +243,7 @@ class _Variables:
         name = reference[1]
         if name not in self.values:
             later = " It is declared further down." if name in (self.document.data.get("variables") or {}) else ""
-            self.document.fail(f"unknown variable ${name}.{later or nearest(name, self.values)}", path)
+            self.document.fail(f"unknown variable ${shortened(name)}.{later or nearest(name, self.values)}", path)
         self.used.add(name)
         self.origins[path] = name
         return self.values[name]
@@ -226,8 +256,8 @@ class _Variables:
 
 def _copied(value: Any, path: Path = ()) -> Any:
     """The mapping a caller passed, rebuilt from dicts and lists: later changes of it do not reach the recipe."""
-    if len(path) > _DEEPEST:
-        raise RecipeError(f"expected at most {_DEEPEST} levels.")
+    if len(path) > DEEPEST:
+        raise RecipeError(f"expected at most {DEEPEST} levels.")
     if isinstance(value, Mapping):
         return {key: _copied(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -263,10 +293,11 @@ def _fail_with(document: Document, error: ValidationError, origins: dict[Path, s
             path = (*path, "type")
         key = kind == "unknown_key" or details["loc"][-1:] == ("[key]",)
         place = document.position(path, key) or Position(0, 0)
-        mistakes.append((kind != "unknown_key", place, path, key, _message(details)))
-    _, _, path, key, message = min(mistakes, key=lambda mistake: mistake[:2])
+        mistakes.append((kind != "unknown_key", place, path, key, details))
+    _, _, path, key, first = min(mistakes, key=lambda mistake: mistake[:2])
+    message = _message(first)
     origin = next((origins[path[:i]] for i in range(len(path), 0, -1) if path[:i] in origins), None)
-    document.fail(message if origin is None else f"{message} (The value of ${origin}.)", path, key)
+    document.fail(message if origin is None else f"{message} (The value of ${shortened(origin)}.)", path, key)
 
 
 def _document_path(data: Any, location: Iterable[Any]) -> Path:
@@ -301,6 +332,10 @@ def _message(details: Any) -> str:
     kind, received, context = details["type"], details["input"], details.get("ctx", {})
     if "message" in context:
         return context["message"]
+    if "unknown" in context:
+        word = context["word"]
+        hint = nearest(word if isinstance(word, str) else repr(word), context["valid"])
+        return f"unknown {context['unknown']} {shown(word)}.{hint}"
     if kind == "missing":
         return f"{details['loc'][-1]!r} is missing."
     if kind == "union_tag_not_found":

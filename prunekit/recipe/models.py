@@ -1,15 +1,17 @@
 """The model of a run: built-in ones, `.keras` files read in safe mode, a factory."""
 
+import contextlib
 import hashlib
+import json
 import os
-import re
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from prunekit.anatomy import model_files
+from prunekit.anatomy.archives import FileRefused
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import ModelSource
@@ -98,18 +100,13 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
 
 
 def check_model_file(path: str | os.PathLike[str]) -> None:
-    """Raises where `path` cannot be a `.keras` file; reads no more than its table of contents.
+    """Raises where `path` is no `.keras` file that may be opened.
 
     Raises:
-        RecipeError: It is missing, has another extension, or is no `.keras` archive.
+        RecipeError: It is missing, has another extension, or is damaged or hostile.
     """
-    path = os.fspath(path)
-    if not path.endswith(".keras"):
-        raise RecipeError(f"only .keras files are read (in safe mode). Received: {path}.")
-    if not os.path.isfile(path):
-        raise RecipeError(f"the model file {path} does not exist.")
-    if not zipfile.is_zipfile(path):
-        raise RecipeError(f"{path} is not a .keras file: it is damaged, or of another kind with that extension.")
+    with _as_recipe_errors():
+        model_files.check_model_file(path)
 
 
 def load_model(path: str | os.PathLike[str]) -> keras.Model:
@@ -118,39 +115,26 @@ def load_model(path: str | os.PathLike[str]) -> keras.Model:
     Raises:
         RecipeError: It is missing, damaged, unsafe, or needs classes that are not registered.
     """
-    check_model_file(path)
-    path = os.fspath(path)
+    with _as_recipe_errors():
+        return model_files.load_model(path)
+
+
+def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Gives `model` the weights in a `.keras` file.
+
+    Raises:
+        RecipeError: It is missing, damaged or unsafe, or holds the weights of another model.
+    """
+    with _as_recipe_errors():
+        model_files.load_weights(model, path)
+
+
+@contextlib.contextmanager
+def _as_recipe_errors() -> Iterator[None]:
     try:
-        return keras.models.load_model(path, safe_mode=True)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        OSError,
-        EOFError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise RecipeError(f"{path} cannot be read: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    if "safe_mode" in text or "unsafe" in text.lower():
-        return (
-            "it holds Python code (a Lambda layer), which safe mode does not run. If you trust it, build the model in "
-            "a factory instead: model: {factory: package.module:function}."
-        )
-    unknown = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
-    if unknown is not None:
-        return (
-            f"it needs {unknown[1]}, which is not registered here. Build the model in a factory instead: "
-            "model: {factory: package.module:function}."
-        )
-    line = (text.strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return f"the file is damaged or not a Keras 3 model: {line}."
+        yield
+    except FileRefused as error:
+        raise RecipeError(str(error)) from error
 
 
 def weight_arrays(model: Any) -> dict[str, np.ndarray]:
@@ -166,3 +150,26 @@ def model_digest(model: Any) -> str:
     for name, array in weight_arrays(model).items():
         total.update(f"{name} {array_digest(array)}\n".encode())
     return total.hexdigest()
+
+
+def architecture_digest(model: Any) -> str | None:
+    """SHA-256 over a model's configuration; None where it has none, as a class of the user's without `get_config`."""
+    try:
+        found = json.loads(model.to_json())
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+    # Automatic names depend on what the process built before, and cannot be told from others: all are numbered.
+    names: dict[str, int] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            if isinstance(value.get("name"), str):
+                names.setdefault(value["name"], len(names))
+            # How it is compiled the recipe says; and addresses, by which Keras tells shared objects.
+            left_out = ("compile_config", "shared_object_id")
+            return {key: plain(item) for key, item in value.items() if key not in left_out}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return f"#{names[value]}" if isinstance(value, str) and value in names else value
+
+    return hashlib.sha256(json.dumps(plain(found)).encode()).hexdigest()

@@ -11,7 +11,8 @@ from prunekit.recipe.schema import Step
 from prunekit.recipe.summary import step_text
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import get_pattern
-from prunekit.sparsity.selection import pruned_count
+from prunekit.training.choice import PruningOptions
+from prunekit.training.tfmot_rules import RULES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,18 +110,21 @@ def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
     pruning = prepared.pruning.get(index)
     if pruning is None:
         return PlannedStep(step.kind, described(step), epochs, updates)
-    asked = tuple((at, pruning.schedule(at)) for at in pruning.schedule.update_steps(updates or 0))
+    options = PruningOptions(**pruning.options)
+    schedule = RULES[options.compat].schedule(pruning.schedule, options)
+    asked = tuple((at, schedule(at)) for at in schedule.update_steps(updates or 0))
     return PlannedStep(step.kind, described(step), epochs, updates, asked, _targets(pruning), pruning.skipped)
 
 
 def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
     pattern = get_pattern(pruning.options["pattern"])
+    rules = RULES[pruning.options["compat"]]
     even = get_allocation(pruning.options["allocation"]).joint
     rows = []
     for target, fraction in zip(pruning.targets, pruning.fractions, strict=True):
         units = pattern.units(target.shape, target.in_axes, target.out_axes)
         # Units may be blocks or channels; ragged ones at an edge are smaller than the others.
-        pruned = pruned_count(fraction, target.size if even else units)
+        pruned = rules.pruned(fraction, target.size if even else units)
         rows.append(
             PlannedTarget(
                 name=target.name,

@@ -14,11 +14,13 @@ from prunekit.recipe import data as data_module
 from prunekit.recipe.data import Data
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
 from prunekit.recipe.models import build_model, check_model_file
+from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
 from prunekit.recipe.schema import Prune, Recipe, parse_pattern
 from prunekit.recipe.sources import LOGIT_LOSSES, OPTIMIZERS, Compile, ModelSource
 from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Random
+from prunekit.training import core
 from prunekit.training.pruner import Options, Pruner, PruningOptions
 
 # Of the test part, on which exported files are compared with the model.
@@ -56,6 +58,7 @@ class Prepared:
         steps_per_epoch: Optimizer updates in an epoch; None without data.
         pruning: By index of the step.
         given: Which of "model" and "data" came as Python objects, and are not in the recipe.
+        replicas: On which the model was built.
     """
 
     recipe: Recipe
@@ -65,6 +68,7 @@ class Prepared:
     steps_per_epoch: int | None
     pruning: Mapping[int, Pruning]
     given: tuple[str, ...]
+    replicas: Replicas = ALONE
 
 
 def settled_recipe(
@@ -82,6 +86,7 @@ def settled_recipe(
         found = found.model_copy(update={"model": ModelSource(file=os.path.abspath(model))})
     elif model is not None and not isinstance(model, keras.Model):
         raise TypeError(f"`model` is a Keras 3 model or the path of a .keras file. Received: {type(model)!r}.")
+    check_distribution(found, model)
     if model is None and found.model is None:
         raise RecipeError("this recipe names no model: give one with --model (or model=...).")
     index = found.needs_data()
@@ -93,7 +98,7 @@ def settled_recipe(
     return found
 
 
-def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
+def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Replicas = ALONE) -> Prepared:
     """Builds model and data and resolves every step; weights of a model that is built already stay as they are.
 
     Args:
@@ -101,6 +106,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
         model: What the caller gave, which wins over the recipe's.
         data: The same.
         trust: The recipe's Python factories may be imported.
+        replicas: To build the model on.
 
     Raises:
         RecipeError: Anything that would make the run fail later and can be known now.
@@ -111,11 +117,16 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
         data_module.check_files(recipe.data)
     require_trust(recipe, trust, model_given=model is not None, data_given=data is not None)
     found = _data(recipe, data)
-    built = _model(recipe, model)
     settings = (recipe.compile or Compile()) if found is not None else recipe.compile
+    if found is not None:
+        parts = {"training": found.train, "validation": found.validation, "test": found.test}
+        replicas.check(settings, {name: len(part[1]) for name, part in parts.items()})
+    with replicas.scope():
+        built = _model(recipe, model)
     _check_optimizer(settings)
     if found is not None and settings is not None:
-        _check_fit(built, found, settings, recipe.seed)
+        with replicas.scope():
+            _check_fit(built, found, settings, recipe.seed)
     elif not built.built:
         raise RecipeError(
             f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
@@ -131,6 +142,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool) -> Prepared:
         steps_per_epoch=steps_per_epoch,
         pruning=_all_pruning(recipe, built, steps_per_epoch),
         given=tuple(name for name, is_given in (("model", built is model), ("data", data is not None)) if is_given),
+        replicas=replicas,
     )
 
 
@@ -253,10 +265,21 @@ def _check_steps(recipe: Recipe, model: keras.Model, data: Data | None, settings
                 f"steps[{index}].expect: accuracy is not measured: add it to compile: {{metrics: [accuracy]}}."
             )
         if step.export is not None:
+            for format in step.export.formats:
+                if format != "keras":
+                    _require_tensorflow(f"steps[{index}].export", f"the format {format}")
             try:
                 export_samples(model, data, recipe.seed)
             except RecipeError as error:
                 raise RecipeError(f"steps[{index}].export: {error}") from error
+
+
+def _require_tensorflow(place: str, name: str) -> None:
+    if not core.on_tensorflow():
+        raise RecipeError(
+            f"{place}: {name} needs the TensorFlow backend. Received: {keras.backend.backend()}. Leave it out, or run "
+            "with KERAS_BACKEND=tensorflow."
+        )
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
@@ -297,6 +320,8 @@ def _all_pruning(recipe: Recipe, model: keras.Model, steps_per_epoch: int | None
     found = {}
     for index, step in enumerate(recipe.steps):
         if step.prune is not None:
+            if step.prune.criterion == "movement":
+                _require_tensorflow(f"steps[{index}].prune", "the criterion movement")
             try:
                 found[index] = _pruning(step.prune, model, steps_per_epoch, recipe.seed)
             except (ValueError, TypeError) as error:
@@ -333,7 +358,8 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
         "allocation": prune.allocation,
         "include": prune.include,
         "exclude": prune.exclude,
+        "compat": prune.compat,
     }
     pruner = Pruner.detached(model, schedule, PruningOptions(**options))
-    fractions = tuple(pruner.fractions(schedule.final_sparsity))
+    fractions = tuple(pruner.fractions(pruner.schedule.final_sparsity))
     return Pruning(schedule, options, pruner.targets, tuple(pruner.skipped), fractions)

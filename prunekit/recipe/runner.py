@@ -1,13 +1,11 @@
 """Runs a recipe: `compress` from the start to a run directory, `verify` once more to compare."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
-import platform
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,34 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.inspection import inspect
-from prunekit.anatomy.targets import Skipped
-from prunekit.delivery.export import runtime_advice
-from prunekit.delivery.plots import MOST_HISTOGRAMS, weight_histogram
-from prunekit.delivery.report import RunReport, compressed_sizes, render_html
-from prunekit.recipe.directory import EXPORTS, LOCK, MODEL, PAGE, REPORT, check_output, check_run, run_directory
-from prunekit.recipe.execution import Execution, Record, failure_text
+from prunekit.delivery.report import RunReport, render_html
+from prunekit.recipe.checkpoint import Checkpoints, note_start, start_differences
+from prunekit.recipe.directory import (
+    EXPORTS,
+    LOCK,
+    MODEL,
+    PAGE,
+    REPORT,
+    check_output,
+    check_run,
+    clear_up,
+    is_finished,
+    run_directory,
+    standing_at,
+    unfinished,
+)
+from prunekit.recipe.execution import Execution
+from prunekit.recipe.expectations import failure_text
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.models import model_digest, weight_arrays
+from prunekit.recipe.models import architecture_digest, check_model_file, load_weights, model_digest, weight_arrays
+from prunekit.recipe.outcome import device_notes, report_of, versions
 from prunekit.recipe.plan import Plan, PlannedStep, PlannedTarget, plan
 from prunekit.recipe.preparation import Prepared, prepare, settled_recipe
 from prunekit.recipe.progress import Listener, Progress
-from prunekit.sparsity.schedules import SCHEDULES
+from prunekit.recipe.recorded import read_report
+from prunekit.recipe.replicas import distributed
 from prunekit.training import environment
+from prunekit.training.core import require_positive
 
 __all__ = [
     "ExpectationFailed",
@@ -46,7 +58,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run leaves: the model, the report, and the run directory where one was asked for."""
+    """What a run leaves: the model, the report, and the run directory where this process wrote one."""
 
     model: keras.Model
     report: RunReport
@@ -92,10 +104,15 @@ def compress(  # noqa: PLR0913
     *,
     overrides: Mapping[str, object] | None = None,
     force: bool = False,
+    resume: bool = False,
+    checkpoint_every: int = 1,
     trust: bool = False,
     progress: Listener | None = None,
 ) -> Result:
     """Runs a recipe. Whatever can be refused is refused before a weight moves.
+
+    With an output, the run is saved as it goes, in `OUTPUT.unfinished`. One that was interrupted or killed goes on with
+    `resume`, and ends with the bytes with which it would have ended.
 
     Args:
         recipe: A path, the name of a built-in recipe, a mapping or a `Recipe`.
@@ -104,28 +121,87 @@ def compress(  # noqa: PLR0913
         data: ((train inputs, labels), (test inputs, labels)); instead of the recipe's, used as they are.
         output: The run directory; None writes nothing.
         overrides: Values for variables that the recipe declares.
-        force: An older run directory at `output` is replaced, once the new one is whole.
+        force: An older run directory at `output` is replaced, once the new one is whole. An unfinished run is deleted,
+            unless it is resumed.
+        resume: Goes on with the unfinished run into `output`; begins where there is none. A finished run of the same
+            recipe, model and data is returned.
+        checkpoint_every: Epochs from one checkpoint inside a step to the next; each step ends with one.
         trust: Python factories that the recipe names may be imported and called.
         progress: Called with a `Progress` at steps, epochs and in between.
 
     Raises:
         RecipeError: A mistake in recipe, model, data or output; nothing has been trained and nothing written.
         ExpectationFailed: The result is not what an `expect` step asks for.
+        OSError: The disk is full, say, or another process of the run was lost (`ConnectionError`). What was saved is
+            kept, for `resume`.
     """
     found = settled_recipe(recipe, model, data, overrides)
-    path = None if output is None else check_output(output, force=force)
-    prepared = prepare(found, model, data, trust=trust)
-    with _folder(path, force=force) as folder:
-        hashes = _hashes_at_start(prepared)
-        record = Execution(prepared, folder / EXPORTS, progress).run()
-        record.notes += _device_notes(record)
-        report = _report(prepared, record, hashes)
+    if output is None and resume:
+        raise RecipeError("`resume` goes on with the run into an output directory. Received: no `output`.")
+    require_positive(checkpoint_every=checkpoint_every)
+    path = None if output is None else check_output(output, force=force, resume=resume)
+    with distributed(found, progress) as replicas:
+        prepared = prepare(found, model, data, trust=trust, replicas=replicas)
+        return _run(prepared, path, force=force, resume=resume, every=checkpoint_every, progress=progress)
+
+
+def _run(
+    prepared: Prepared, path: Path | None, *, force: bool, resume: bool, every: int, progress: Listener | None
+) -> Result:
+    replicas, hashes = prepared.replicas, _hashes_at_start(prepared)
+    finished, standing = None, standing_at(path) if path is not None and resume else ""
+    if path is not None and resume and is_finished(path):
+        finished = _finished(path, prepared, hashes, force=force)
+    options, seen = f"{path is None} {force} {resume} {every}", f"{finished is not None} {standing}"
+    # Before one of them changes what the others look at.
+    replicas.agree({"model": hashes["model"], "data": hashes.get("data", ""), "options": options, "output": seen})
+    # One process writes; the others run the same steps, since replicas wait for one another.
+    written = path if replicas.chief else None
+    if finished is not None:
+        if written is not None:
+            clear_up(written)
+        return _expected(Result(prepared.model, finished, written), finished.failed)
+    with _folder(written, force=force, resume=resume) as folder:
+        reads = replicas.chief or bool(standing)
+        checkpoints = None
         if path is not None:
-            _write(folder, prepared, report)
-    result = Result(prepared.model, report, None if output is None else Path(output))
-    if record.failures:
-        raise ExpectationFailed("; ".join(map(failure_text, record.failures)), result)
+            checkpoints = Checkpoints(unfinished(path), folder, every, replicas=replicas, reads=reads)
+        with _disk_errors_told(checkpoints):
+            if checkpoints is not None and reads:
+                note_start(checkpoints.folder, _start(prepared, hashes))
+            record = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints).run()
+            record.notes += device_notes(record) + replicas.notes()
+            report = report_of(prepared, record, hashes)
+            if written is not None:
+                _write(folder, prepared, report)
+    return _expected(Result(prepared.model, report, written), record.failures)
+
+
+def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
+    if failures:
+        raise ExpectationFailed("; ".join(map(failure_text, failures)), result)
     return result
+
+
+def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> RunReport | None:
+    """The report of the finished run at `path`, whose weights the model has now; None where another run replaces it.
+
+    Raises:
+        RecipeError: It is another run's, and may not be replaced; it is damaged.
+    """
+    values = _recorded(path)
+    # The recipe itself in the place of its digest, so that the difference can be named.
+    now = {**hashes, "recipe": prepared.recipe.model_dump(mode="json", exclude_none=True)}
+    differences = start_differences({**values["hashes"], "recipe": values["recipe"]}, now)
+    if differences and force:
+        return None
+    if differences:
+        raise RecipeError(
+            f"{path} holds a finished run of something else: {'; '.join(differences)}. Choose another output "
+            "directory, or replace it with --force."
+        )
+    load_weights(prepared.model, path / MODEL)
+    return RunReport.from_dict(values)
 
 
 def verify(
@@ -151,6 +227,7 @@ def verify(
         RecipeError: It is not a run directory, or the run needs what only Python can give.
     """
     path = check_run(directory)
+    check_model_file(path / MODEL)
     # What the run had is told by its report: the recipe alone cannot say that data were given in Python.
     recipe = load_recipe(path / LOCK, data_given=True)
     recorded = _recorded(path)
@@ -160,20 +237,19 @@ def verify(
                 f"{directory} was made with {what} given in Python, which no file holds: verify it there, with "
                 f"verify(directory, {what}=...)."
             )
-    prepared = prepare(settled_recipe(recipe, model, data), model, data, trust=trust)
-    hashes = _hashes_at_start(prepared)
-    differences = [
-        f"{what} {'is' if what == 'model' else 'are'} not what the run started from"
-        for what in ("model", "data")
-        if what in hashes and what in recorded["hashes"] and hashes[what] != recorded["hashes"][what]
-    ]
-    changing = [index for index, step in enumerate(recipe.steps) if step.trains or step.prune is not None]
-    Execution(prepared, path / EXPORTS, progress, only=changing).run()
+    found = settled_recipe(recipe, model, data)
+    with distributed(found, progress) as replicas:
+        prepared = prepare(found, model, data, trust=trust, replicas=replicas)
+        hashes = _hashes_at_start(prepared)
+        differences = [
+            f"{what} {'is' if what == 'model' else 'are'} not what the run started from"
+            for what in ("model", "data")
+            if what in hashes and what in recorded["hashes"] and hashes[what] != recorded["hashes"][what]
+        ]
+        changing = [index for index, step in enumerate(recipe.steps) if step.trains or step.prune is not None]
+        Execution(prepared, path / EXPORTS, progress, only=changing).run()
     now = weight_arrays(prepared.model)
-    try:
-        prepared.model.load_weights(path / MODEL)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise RecipeError(f"{path / MODEL} does not hold the weights of this recipe's model: {error}") from error
+    load_weights(prepared.model, path / MODEL)
     differences += _weight_differences(weight_arrays(prepared.model), now)
     if differences:
         differences += _version_differences(recorded["versions"])
@@ -184,14 +260,27 @@ def verify(
 
 
 @contextlib.contextmanager
-def _folder(path: Path | None, *, force: bool) -> Iterator[Path]:
-    """Where a run writes: a temporary folder that becomes the run directory, or one that goes."""
+def _folder(path: Path | None, *, force: bool, resume: bool) -> Iterator[Path]:
+    """Where a run writes: a folder that becomes the run directory, or one that goes."""
     if path is not None:
-        with run_directory(path, force=force) as folder:
+        with run_directory(path, force=force, resume=resume) as folder:
             yield folder
         return
     with tempfile.TemporaryDirectory(prefix="prunekit-") as name:
         yield Path(name)
+
+
+@contextlib.contextmanager
+def _disk_errors_told(checkpoints: Checkpoints | None) -> Iterator[None]:
+    """Inside, an error of the disk says in one line what became of the run."""
+    try:
+        yield
+    except OSError as error:
+        if checkpoints is None:
+            raise
+        reason = error.strerror or (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = checkpoints.folder if error.filename is None else error.filename
+        raise OSError(error.errno, f"{reason}. {checkpoints.kept()}", os.fspath(where)) from error
 
 
 def _write(folder: Path, prepared: Prepared, report: RunReport) -> None:
@@ -204,67 +293,13 @@ def _write(folder: Path, prepared: Prepared, report: RunReport) -> None:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((path / REPORT).read_text(encoding="utf-8"))
-        return {name: values.get(name, default) for name, default in (("hashes", {}), ("versions", {}), ("given", []))}
-    except (ValueError, AttributeError) as error:
-        raise RecipeError(f"{path / REPORT} is damaged: {error}.") from error
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
-
-
-def _report(prepared: Prepared, record: Record, hashes: dict[str, str]) -> RunReport:
-    recipe = prepared.recipe
-    after = dataclasses.replace(
-        inspect(prepared.model),
-        targets=tuple(record.targets),
-        skipped=_skipped(record),
-        events=tuple(record.events),
-        notes=tuple(record.notes),
-    )
-    now = weight_arrays(prepared.model)
-    metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}
-    return RunReport(
-        title=recipe.name,
-        recipe=recipe.model_dump(mode="json", exclude_none=True),
-        versions=versions(),
-        seed=recipe.seed,
-        steps=tuple(record.steps),
-        before=record.before,
-        after=after,
-        metrics={name: value for name, value in metrics.items() if value is not None},
-        schedule=_schedule(prepared),
-        events=tuple(record.events),
-        curve=tuple(record.curve),
-        exports=tuple(record.exports),
-        expectations=tuple(record.expectations),
-        histograms=_histograms(now, record),
-        hashes={**hashes, "weights": model_digest(prepared.model)},
-        notes=tuple(record.notes),
-        advice=tuple(runtime_advice(after, prepared.model)),
-        compressed=compressed_sizes(record.weights_before, now),
-        changes=record.changes,
-    )
-
-
-def _skipped(record: Record) -> tuple[Skipped, ...]:
-    return tuple(item for name, item in record.skipped.items() if name not in record.targets)
-
-
-def _schedule(prepared: Prepared) -> dict[str, Any] | None:
-    """The first prune step's schedule, in optimizer updates."""
-    for index in sorted(prepared.pruning):
-        schedule = prepared.pruning[index].schedule
-        kind = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
-        return {"type": kind, **asdict(schedule)}  # type: ignore[call-overload]
-    return None
-
-
-def _histograms(now: Mapping[str, np.ndarray], record: Record) -> dict[str, dict[str, Any]]:
-    largest = sorted(record.targets, key=lambda name: -now[name].size)[:MOST_HISTOGRAMS]
-    chosen = [name for name in now if name in largest and name in record.weights_before]
-    return {name: weight_histogram(record.weights_before[name], now[name]) for name in chosen}
+    values = read_report(path)
+    found = dict(values) if isinstance(values, dict) else {}
+    for name, default in (("recipe", {}), ("hashes", {}), ("versions", {}), ("given", [])):
+        found[name] = values.get(name, default) if isinstance(values, dict) else None
+        if type(found[name]) is not type(default):
+            raise RecipeError(f"{path / REPORT} is damaged: it does not say the run's {name}.")
+    return found
 
 
 def _hashes_at_start(prepared: Prepared) -> dict[str, str]:
@@ -273,32 +308,19 @@ def _hashes_at_start(prepared: Prepared) -> dict[str, str]:
     return found if prepared.data is None else {**found, "data": prepared.data.digest}
 
 
-def _device_notes(record: Record) -> list[str]:
-    if not any(step["history"] for step in record.steps) or not _gpus():
-        return []
-    return [
-        "Trained with a GPU in sight, where sums may run in another order each time: the same recipe and seed give the "
-        "same bytes of weights on processors only."
-    ]
-
-
-def _gpus() -> list[str]:
-    try:
-        return keras.distribution.list_devices("gpu")
-    except (NotImplementedError, RuntimeError):
-        # The PyTorch backend has no such list, and JAX raises where there is no such platform.
-        return []
-
-
-def versions() -> dict[str, str]:
-    """What a run's result depends on besides the recipe."""
-    packages = environment.versions()
-    taking_part = ("python", "prunekit", "keras", "tensorflow", "numpy")
+def _start(prepared: Prepared, hashes: Mapping[str, str]) -> dict[str, Any]:
+    """What an unfinished run is proved to be the same by."""
+    found = environment.versions()
+    backend = keras.backend.backend()
     return {
-        **{name: packages[name] or "not installed" for name in taking_part},
-        "backend": keras.backend.backend(),
-        "platform": platform.platform(),
-        "processor": f"{platform.machine()}, {os.cpu_count()} cores",
+        "recipe": prepared.recipe.model_dump(mode="json", exclude_none=True),
+        "model": [hashes["model"], architecture_digest(prepared.model)],
+        "data": hashes.get("data"),
+        "versions": {
+            "backend": backend,
+            **{name: found[name] for name in ("python", "prunekit", "keras", "tensorflow", backend, "numpy")},
+            **({} if prepared.replicas.kind is None else {"replicas": prepared.replicas.count}),
+        },
     }
 
 

@@ -26,6 +26,8 @@ from prunekit.recipe.sources import Compile, DataSource, ModelSource
 from prunekit.recipe.timing import Duration, ScheduleSettings
 
 VERSION: Literal[1] = 1
+# Of wrong ones: right ones hold more values than are read before there are so many.
+MOST_STEPS = 1_000
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
 ]
@@ -94,12 +96,14 @@ class Prune(Settings):
     allocation: Literal["uniform", "global", "erk"] = "uniform"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
+    compat: Literal["tfmot"] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_kind()
         self._check_moments()
         self._check_pattern()
+        self._check_compat()
         return self
 
     def _check_kind(self) -> None:
@@ -148,6 +152,21 @@ class Prune(Settings):
                 f"erk gives each weight its own sparsity, and {self.pattern} has one: write allocation: uniform.",
                 "allocation" if "allocation" in self.model_fields_set else "pattern",
             )
+
+    def _check_compat(self) -> None:
+        if self.compat is None:
+            return
+        if self.schedule is not None and self.schedule.type not in ("polynomial_decay", "constant"):
+            raise refusal(
+                "compat: tfmot goes with the schedules polynomial_decay and constant. "
+                f"Received: {self.schedule.type!r}.",
+                *("schedule", "type"),
+            )
+        for name, known in (("criterion", ("magnitude", "l1")), ("allocation", ("uniform",))):
+            if getattr(self, name) not in known:
+                raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
+        if self.pattern == "channel":
+            raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
 
     @property
     def one_shot(self) -> bool:
@@ -298,7 +317,8 @@ class Recipe(Settings):
     model: ModelSource | None = None
     data: DataSource | None = None
     compile: Compile | None = None
-    steps: Annotated[tuple[Step, ...], Listed, Field(min_length=1, max_length=1_000)]
+    distribute: Literal["mirrored", "multi_worker", "data_parallel"] | None = None
+    steps: Annotated[tuple[Step, ...], Listed, Field(min_length=1, max_length=MOST_STEPS)]
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:

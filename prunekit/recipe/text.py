@@ -7,19 +7,23 @@ PyYAML scans and composes; the values are made here. YAML 1.1's readings are tra
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 
-from prunekit.recipe.fields import shown
+from prunekit.recipe.fields import shortened, shown
 
-LARGEST_FILE = 256 * 1024
-MOST_VALUES = 10_000
+LARGEST_FILE = 64 * 1024
+MOST_VALUES = 5_000
 MOST_ALIASES = 64
 DEEPEST = 40
 LONGEST_NUMBER = 100
+LONGEST_MESSAGE = 2_000
+
+# Control characters other than line breaks and tabs, and lone surrogates.
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -29,7 +33,10 @@ class RecipeError(ValueError):
 
     def __init__(self, message: str, source: str | None = None, line: int | None = None, column: int | None = None):
         """One line of `message`, found in the file `source` at `line` and `column`, which count from 1."""
-        self.message, self.source, self.line, self.column = one_line(message), source, line, column
+        message = one_line(message)
+        # A name or a path in it may be as long as the file.
+        self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 3]}..."
+        self.source, self.line, self.column = source, line, column
         where = ":".join(str(part) for part in (one_line(source) if source else None, line, column) if part is not None)
         super().__init__(f"{where}: {self.message}" if where else self.message)
 
@@ -69,7 +76,7 @@ def path_text(path: Path) -> str:
     """The path as a reader writes it: steps[1].prune.schedule."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        text += f"[{part}]" if isinstance(part, int) else f".{shortened(part)}" if text else shortened(str(part))
     return text
 
 
@@ -83,10 +90,7 @@ def read_text(raw: bytes, source: str) -> Document:
     Raises:
         RecipeError: Not UTF-8, not YAML, too large, or a YAML feature that a recipe does not use.
     """
-    if len(raw) > LARGEST_FILE:
-        raise RecipeError(
-            f"expected a recipe of at most {LARGEST_FILE // 1024} KiB; this file is larger.", source, 1, 1
-        )
+    check_size(raw, source, 1, 1)
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         text = raw.decode("utf-8")
@@ -98,6 +102,52 @@ def read_text(raw: bytes, source: str) -> Document:
             *(source, raw.count(b"\n", 0, error.start) + 1, column),
         ) from None
     return _Values(source).document(_compose(text, source))
+
+
+def check_size(raw: bytes, *place: Any) -> None:
+    """Raises where a file of these bytes is more than is read.
+
+    Raises:
+        RecipeError: At `place`: source, line, column.
+    """
+    if len(raw) > LARGEST_FILE:
+        raise RecipeError(f"expected a recipe of at most {LARGEST_FILE // 1024} KiB; this file is larger.", *place)
+
+
+def check_values(data: Any) -> None:
+    """Raises where these plain values, written out as YAML, are more than would be read, or hold other characters.
+
+    Faster by far than to write and read them; the size of the file remains to be checked.
+
+    Raises:
+        RecipeError: Which limit, without a place.
+    """
+    pending: list[tuple[Any, int]] = [(data, 0)]
+    values = characters = 0
+    while pending:
+        value, level = pending.pop()
+        values += 1
+        if values > MOST_VALUES:
+            raise RecipeError(f"expected at most {MOST_VALUES} values in a recipe.")
+        if level > DEEPEST:
+            raise RecipeError(f"expected at most {DEEPEST} levels.")
+        if isinstance(value, Mapping):
+            pending += [(item, level + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list | tuple):
+            pending += [(item, level + 1) for item in value]
+        elif isinstance(value, str):
+            characters += len(value)
+            _check_characters(value)
+        elif type(value) is int and abs(value) >= 10 ** (LONGEST_NUMBER - 1):
+            raise RecipeError(f"expected a number of at most {LONGEST_NUMBER} characters.")
+        if characters > LARGEST_FILE:
+            raise RecipeError(f"expected at most {LARGEST_FILE:,} characters.")
+
+
+def _check_characters(text: str, *place: Any) -> None:
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden:
+        raise RecipeError(f"character U+{ord(forbidden[0]):04X} is not allowed in a recipe.", *place)
 
 
 def read_value(text: str) -> str | int | float | bool | None:
@@ -266,9 +316,7 @@ class _Values:
             yield key, self.value(value_node, (*path, key))
 
     def _text(self, text: str, node: yaml.Node) -> str:
-        for character in text:
-            if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
-                self._fail(f"character U+{ord(character):04X} is not allowed in a recipe.", node)
+        _check_characters(text, self.source, *self._position(node))
         return text
 
     def _position(self, node: yaml.Node) -> Position:

@@ -117,7 +117,7 @@ def get_allocation(allocation: str | Allocation) -> Allocation:
             f"{allocation!r} of type {type(allocation).__name__}."
         )
     if allocation not in ALLOCATIONS:
-        raise ValueError(f'Unknown allocation. Received: "{allocation}". Valid are: {", ".join(ALLOCATIONS)}.')
+        raise ValueError(f"Unknown allocation. Received: {allocation!r}. Valid are: {', '.join(ALLOCATIONS)}.")
     return ALLOCATIONS[allocation]()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.sparsity.selection import pruned_count
+from prunekit.sparsity.sums import sum_in_order
 
 Axes = Sequence[int]
 _INFINITY = float("inf")
@@ -108,11 +109,11 @@ class Block(Pattern):
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
         """The number of blocks, cut ones included."""
-        return math.prod(self._grid(_Layout(shape, in_axes, out_axes)))
+        return math.prod(self._grid(Layout(shape, in_axes, out_axes)))
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Average or maximum of each block, shape (positions, blocks of inputs, blocks of outputs)."""
-        layout = _Layout(importance.shape, in_axes, out_axes)
+        layout = Layout(importance.shape, in_axes, out_axes)
         matrix = layout.matrix(importance)
         if self.pooling == "max":
             highest = self._reduce(ops.max, self._padded(matrix, layout, -_INFINITY), layout)
@@ -120,38 +121,46 @@ class Block(Pattern):
             unknown = self._reduce(ops.any, self._padded(ops.isnan(matrix), layout, False), layout)
             return _where(unknown, math.nan, highest)
         gone = self._reduce(ops.all, self._padded(ops.equal(matrix, -_INFINITY), layout, True), layout)
-        total = self._reduce(ops.sum, self._padded(_live(matrix), layout, 0), layout)
+        total = self._reduce(sum_in_order, self._padded(_live(matrix), layout, 0), layout)
         # Multiplied, because graph optimisation turns the division by a constant into that, and then rounds otherwise.
         return _where(gone, -_INFINITY, total * ops.convert_to_tensor(1.0 / self._sizes(layout), dtype=total.dtype))
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """Every weight of a kept block."""
-        layout = _Layout(shape, in_axes, out_axes)
+        layout = Layout(shape, in_axes, out_axes)
         positions, rows, columns = self._grid(layout)
         blocks = ops.reshape(unit_mask, (positions, rows, 1, columns, 1))
-        blocks = ops.broadcast_to(blocks, (positions, rows, self.inputs, columns, self.outputs))
-        matrix = ops.reshape(blocks, (positions, rows * self.inputs, columns * self.outputs))
+        inputs, outputs = self._lengths(layout)
+        blocks = ops.broadcast_to(blocks, (positions, rows, inputs, columns, outputs))
+        matrix = ops.reshape(blocks, (positions, rows * inputs, columns * outputs))
         return layout.tensor(matrix[:, : layout.inputs, : layout.outputs])
 
-    def _grid(self, layout: "_Layout") -> tuple[int, int, int]:
-        return layout.positions, -(-layout.inputs // self.inputs), -(-layout.outputs // self.outputs)
+    def _lengths(self, layout: "Layout") -> tuple[int, int]:
+        # What a block is padded to; a block larger than the weight would be padded far beyond it.
+        return min(self.inputs, layout.inputs), min(self.outputs, layout.outputs)
 
-    def _padded(self, matrix, layout: "_Layout", value: float | bool):
+    def _grid(self, layout: "Layout") -> tuple[int, int, int]:
+        inputs, outputs = self._lengths(layout)
+        return layout.positions, -(-layout.inputs // inputs), -(-layout.outputs // outputs)
+
+    def _padded(self, matrix, layout: "Layout", value: float | bool):
         _, rows, columns = self._grid(layout)
-        missing = rows * self.inputs - layout.inputs, columns * self.outputs - layout.outputs
+        inputs, outputs = self._lengths(layout)
+        missing = rows * inputs - layout.inputs, columns * outputs - layout.outputs
         return (
             ops.pad(matrix, ((0, 0), (0, missing[0]), (0, missing[1])), constant_values=value)
             if any(missing)
             else matrix
         )
 
-    def _reduce(self, reduction, padded, layout: "_Layout"):
+    def _reduce(self, reduction, padded, layout: "Layout"):
         positions, rows, columns = self._grid(layout)
-        blocks = ops.reshape(padded, (positions, rows, self.inputs, columns, self.outputs))
+        inputs, outputs = self._lengths(layout)
+        blocks = ops.reshape(padded, (positions, rows, inputs, columns, outputs))
         # One axis after the other: both at once is up to four times slower in TensorFlow on a CPU.
         return reduction(reduction(blocks, axis=2), axis=3)
 
-    def _sizes(self, layout: "_Layout") -> np.ndarray:
+    def _sizes(self, layout: "Layout") -> np.ndarray:
         """Weights in each block, shape (blocks of inputs, blocks of outputs)."""
         _, rows, columns = self._grid(layout)
         heights = np.minimum(self.inputs, layout.inputs - self.inputs * np.arange(rows))
@@ -195,7 +204,7 @@ class NM(Pattern):
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
         """Needs an input length that m divides, and a final sparsity of 1 - n / m."""
         _need(in_axes, self, "an input axis", shape, name)
-        inputs = _Layout(shape, in_axes, out_axes).inputs
+        inputs = Layout(shape, in_axes, out_axes).inputs
         if inputs % self.m:
             raise ValueError(
                 f"{self} sparsity needs an input axis whose length is a multiple of {self.m}. Received: {name} of "
@@ -217,13 +226,17 @@ class NM(Pattern):
         kept ones, and another group need not give more than m - n in their place. So the mask that `expand` gives is to
         be combined with the one before it.
         """
-        layout = _Layout(importance.shape, in_axes, out_axes)
+        layout = Layout(importance.shape, in_axes, out_axes)
         shape = layout.positions, layout.inputs // self.m, self.m, layout.outputs
         groups = ops.reshape(layout.matrix(importance), shape)
         spared = layout.tensor(self._spared_by_rank(groups) if self.m <= 16 else self._spared_by_sort(groups))
         # NaN must stay visible to whoever counts it.
         spared = ops.logical_and(spared, ops.logical_not(ops.isnan(importance)))
-        return _where(spared, _INFINITY, importance)
+        # An infinite weight that is not spared must not pass for one that is.
+        # Not by `ops.minimum`: of float64 numbers Keras on PyTorch makes float32.
+        largest = ops.convert_to_tensor(_largest(importance.dtype), importance.dtype)
+        finite = _where(ops.equal(importance, _INFINITY), largest, importance)
+        return _where(spared, _INFINITY, finite)
 
     def _spared_by_rank(self, groups):
         """Rank inside each group from its m (m - 1) / 2 comparisons, each over all groups at once.
@@ -267,18 +280,18 @@ class Channel(Pattern):
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
         """The number of output units."""
-        return _Layout(shape, in_axes, out_axes).outputs
+        return Layout(shape, in_axes, out_axes).outputs
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Mean importance per output unit, shape (channels,)."""
-        layout = _Layout(importance.shape, in_axes, out_axes)
+        layout = Layout(importance.shape, in_axes, out_axes)
         matrix = ops.reshape(layout.matrix(importance), (layout.positions * layout.inputs, layout.outputs))
-        mean = ops.sum(_live(matrix), axis=0) * (1.0 / (layout.positions * layout.inputs))
+        mean = sum_in_order(_live(matrix), axis=0) * (1.0 / (layout.positions * layout.inputs))
         return _where(ops.all(ops.equal(matrix, -_INFINITY), axis=0), -_INFINITY, mean)
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """Every weight of a kept output unit."""
-        layout = _Layout(shape, in_axes, out_axes)
+        layout = Layout(shape, in_axes, out_axes)
         row = ops.reshape(unit_mask, (1, 1, layout.outputs))
         return layout.tensor(ops.broadcast_to(row, (layout.positions, layout.inputs, layout.outputs)))
 
@@ -304,64 +317,17 @@ def get_pattern(pattern: str | Pattern) -> Pattern:
         )
     if pattern in ("unstructured", "channel"):
         return Unstructured() if pattern == "unstructured" else Channel()
-    if numbers := re.fullmatch(r"(\d+):(\d+)", pattern):
+    if numbers := re.fullmatch(r"(\d{1,9}):(\d{1,9})", pattern):
         return NM(int(numbers[1]), int(numbers[2]))
-    if numbers := re.fullmatch(r"block:(\d+)x(\d+)(?::(average|max))?", pattern):
+    if numbers := re.fullmatch(r"block:(\d{1,9})x(\d{1,9})(?::(average|max))?", pattern):
         return Block(int(numbers[1]), int(numbers[2]), numbers[3] or "average")
     raise ValueError(
-        f'Unknown pattern. Received: "{pattern}". Valid are: unstructured, channel, n:m (such as 2:4), '
+        f"Unknown pattern. Received: {pattern[:60]!r}. Valid are: unstructured, channel, n:m (such as 2:4), "
         "block:INPUTSxOUTPUTS (such as block:4x1, or block:4x1:max for maximum pooling)."
     )
 
 
-def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
-    """The pattern that the zeros of an array show: the most structured one that explains every zero.
-
-    Args:
-        array: A weight, or a mask (True = kept).
-        in_axes: Its input axes.
-        out_axes: Its output axes.
-
-    Returns:
-        "dense" (no zero), "all zero", "channel", "block 4x1" (inputs x outputs; the largest block on a grid from the
-        first weight), "2:4" (the smallest group; at most n kept in each, and 95 % of that on the whole), else
-        "unstructured". A small array may show a pattern by chance.
-    """
-    kept = np.asarray(array) != 0
-    if kept.all():
-        return "dense"
-    if not kept.any():
-        return "all zero"
-    layout = _Layout(kept.shape, in_axes, out_axes)
-    kept = kept.transpose(layout.permutation).reshape(layout.positions, layout.inputs, layout.outputs)
-    if out_axes and kept[:, :, 0].size > 1 and (kept.all(axis=(0, 1)) | ~kept.any(axis=(0, 1))).all():
-        return "channel"
-    if in_axes and out_axes:
-        rows, columns = _grain(kept, axis=1), _grain(kept, axis=2)
-        if rows * columns > 1:
-            return f"block {rows}x{columns}"
-    return _detect_nm(kept) if in_axes else "unstructured"
-
-
-def _grain(kept: np.ndarray, axis: int) -> int:
-    """The largest block length along an axis such that nothing changes inside a block: the gcd of all changes."""
-    changes = np.flatnonzero(np.diff(kept, axis=axis).any(axis=tuple({0, 1, 2} - {axis}))) + 1
-    return int(np.gcd.reduce(changes)) if changes.size else kept.shape[axis]
-
-
-def _detect_nm(kept: np.ndarray) -> str:
-    positions, inputs, outputs = kept.shape
-    for m in range(2, min(inputs, 32) + 1):
-        if inputs % m == 0:
-            counts = kept.reshape(positions, inputs // m, m, outputs).sum(axis=2)
-            n = int(counts.max())
-            # A sparse weight without a pattern also has a largest count below m, but few groups reach it.
-            if n < m and counts.mean() >= 0.95 * n:
-                return f"{n}:{m}"
-    return "unstructured"
-
-
-class _Layout:
+class Layout:
     """A weight as matrices (positions, inputs, outputs), and back."""
 
     def __init__(self, shape: Axes, in_axes: Axes, out_axes: Axes):
@@ -400,7 +366,14 @@ def _live(importance):
     return ops.where(ops.equal(importance, -_INFINITY), ops.zeros_like(importance), importance)
 
 
-def _where(mask, value: float, otherwise):
+def _largest(kind) -> float:
+    """The largest finite number of a type."""
+    kind = keras.backend.standardize_dtype(kind)
+    # NumPy does not know bfloat16.
+    return (2 - 2**-7) * 2.0**127 if kind == "bfloat16" else float(np.finfo(kind).max)
+
+
+def _where(mask, value, otherwise):
     """`value` where the mask is True, in the type of `otherwise`."""
     return ops.where(mask, ops.cast(value, otherwise.dtype), otherwise)
 

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
+
+from prunekit.sparsity.arguments import LARGEST, fraction, positive, whole
 
 
 class Schedule(ABC):
@@ -70,7 +71,7 @@ class Schedule(ABC):
 
     def update_steps(self, steps: int) -> list[int]:
         """Every update step of a training of `steps` optimizer updates, rising, in [0, steps]."""
-        steps = _whole("steps", steps, minimum=0)
+        steps = whole("steps", steps, minimum=0)
         if self.last_update is None or steps < self.last_update:
             return list(range(self.begin_step, steps + 1, self.frequency))
         return [*range(self.begin_step, self.last_update, self.frequency), self.last_update]
@@ -89,11 +90,11 @@ class _Decay(Schedule):
     end_step: int = 1000
 
     def __post_init__(self) -> None:
-        _set(self, "initial_sparsity", _fraction("initial_sparsity", self.initial_sparsity))
-        _set(self, "final_sparsity", _fraction("final_sparsity", self.final_sparsity))
-        _set(self, "begin_step", _whole("begin_step", self.begin_step, minimum=0))
-        _set(self, "end_step", _whole("end_step", self.end_step, minimum=0))
-        _set(self, "frequency", _whole("frequency", self.frequency, minimum=1))
+        _set(self, "initial_sparsity", fraction("initial_sparsity", self.initial_sparsity))
+        _set(self, "final_sparsity", fraction("final_sparsity", self.final_sparsity))
+        _set(self, "begin_step", whole("begin_step", self.begin_step, minimum=0))
+        _set(self, "end_step", whole("end_step", self.end_step, minimum=0))
+        _set(self, "frequency", whole("frequency", self.frequency, minimum=1))
         if self.initial_sparsity > self.final_sparsity:
             raise ValueError(
                 "A schedule never gives weights back, so it needs initial_sparsity <= final_sparsity. "
@@ -142,7 +143,7 @@ class PolynomialDecay(_Decay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _set(self, "power", _positive("power", self.power))
+        _set(self, "power", positive("power", self.power))
 
     def _rise(self, progress: float) -> float:
         return 1.0 - (1.0 - progress) ** self.power
@@ -220,10 +221,10 @@ class ConstantSparsity(Schedule):
     frequency: int = 100
 
     def __post_init__(self) -> None:
-        _set(self, "target_sparsity", _fraction("target_sparsity", self.target_sparsity))
-        _set(self, "begin_step", _whole("begin_step", self.begin_step, minimum=0))
-        _set(self, "end_step", _whole("end_step", self.end_step, minimum=-1))
-        _set(self, "frequency", _whole("frequency", self.frequency, minimum=1))
+        _set(self, "target_sparsity", fraction("target_sparsity", self.target_sparsity))
+        _set(self, "begin_step", whole("begin_step", self.begin_step, minimum=0))
+        _set(self, "end_step", whole("end_step", self.end_step, minimum=-1))
+        _set(self, "frequency", whole("frequency", self.frequency, minimum=1))
         if self.end_step != -1:
             _check_order(self.begin_step, self.end_step, remedy=" Pass end_step=-1 for updates without end.")
 
@@ -261,8 +262,8 @@ class OneShot(Schedule):
     step: int = 0
 
     def __post_init__(self) -> None:
-        _set(self, "sparsity", _fraction("sparsity", self.sparsity))
-        _set(self, "step", _whole("step", self.step, minimum=0))
+        _set(self, "sparsity", fraction("sparsity", self.sparsity))
+        _set(self, "step", whole("step", self.step, minimum=0))
 
     @property
     def begin_step(self) -> int:
@@ -348,7 +349,7 @@ class MultiStep(Schedule):
 
     def update_steps(self, steps: int) -> list[int]:
         """The steps of the pairs that a training of `steps` optimizer updates reaches."""
-        return [step for step, _ in self.sparsities[: self._reached(_whole("steps", steps, minimum=0))]]
+        return [step for step, _ in self.sparsities[: self._reached(whole("steps", steps, minimum=0))]]
 
     def _reached(self, step: int) -> int:
         return bisect_right(self.sparsities, step, key=operator.itemgetter(0))
@@ -373,39 +374,6 @@ def _set(schedule: Schedule, name: str, value: Any) -> None:
     object.__setattr__(schedule, name, value)
 
 
-def _fraction(name: str, value: Any) -> float:
-    value = float(_number(name, value, "a fraction removed, in [0, 1)"))
-    # Written so that NaN, which compares false with everything, is refused as well.
-    if not 0.0 <= value < 1.0:
-        hint = f" For {value:g} %, pass {value / 100:g}." if 1.0 < value < 100.0 else ""
-        raise ValueError(f"{name} must be a fraction removed, in [0, 1). Received: {name}={value}.{hint}")
-    return value
-
-
-def _positive(name: str, value: Any) -> int | float:
-    value = _number(name, value, "a number above 0")
-    if not 0.0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0. Received: {name}={value}.")
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
-def _number(name: str, value: Any, expected: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {expected}. Received: {name}={value!r} of type {type(value).__name__}.")
-    return value
-
-
-def _whole(name: str, value: Any, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be an int, counted in optimizer updates. "
-            f"Received: {name}={value!r} of type {type(value).__name__}."
-        )
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}. Received: {name}={value}.")
-    return int(value)
-
-
 def _check_order(begin_step: int, end_step: int, remedy: str = "") -> None:
     if end_step < begin_step:
         raise ValueError(
@@ -415,9 +383,8 @@ def _check_order(begin_step: int, end_step: int, remedy: str = "") -> None:
 
 def _sequence(pairs: Any) -> Iterable[Any]:
     if not isinstance(pairs, tuple | list):
-        raise TypeError(
-            f"sparsities must be (step, sparsity) pairs. Received: {pairs!r} of type {type(pairs).__name__}."
-        )
+        shown = "a large number" if isinstance(pairs, int) and abs(pairs) > LARGEST else repr(pairs)
+        raise TypeError(f"sparsities must be (step, sparsity) pairs. Received: {shown} of type {type(pairs).__name__}.")
     return pairs
 
 
@@ -425,4 +392,4 @@ def _pair(index: int, pair: Any) -> tuple[int, float]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(f"sparsities[{index}] must be a (step, sparsity) pair. Received: {pair!r}.")
     step, sparsity = pair
-    return _whole(f"sparsities[{index}] step", step, minimum=0), _fraction(f"sparsities[{index}] sparsity", sparsity)
+    return whole(f"sparsities[{index}] step", step, minimum=0), fraction(f"sparsities[{index}] sparsity", sparsity)

@@ -184,7 +184,7 @@ def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:
             near = difflib.get_close_matches(criterion.lower(), CRITERIA, n=1)
             hint = f' Did you mean "{near[0]}"?' if near else ""
             raise ValueError(
-                f'Unknown criterion. Received: "{criterion}". Valid are: {", ".join(CRITERIA)}, or a function '
+                f"Unknown criterion. Received: {criterion!r}. Valid are: {', '.join(CRITERIA)}, or a function "
                 f"weight -> importance.{hint}"
             )
         return CRITERIA[criterion]()

@@ -6,10 +6,15 @@ arrays, where counting through 65,536 buckets would be most of the work). It rea
 the device that holds it, whatever the values are.
 """
 
+import functools
+import math
+from typing import NamedTuple
+
 import keras
 from keras import ops
 
 _SMALL = 1 << 18
+_PIECE = 1 << 22
 
 
 def pruned_count(sparsity: float, n: int) -> int:
@@ -31,41 +36,63 @@ def count_true(mask, *, usual: bool = False):
         usual: Whether there usually are some: where there are none, looking for one is all that it takes.
     """
 
-    def count():
-        return ops.sum(ops.cast(mask, "int32"))
-
+    count = functools.partial(_sum_true, mask)
     return count() if usual else ops.cond(ops.any(mask), count, lambda: ops.zeros((), "int32"))
 
 
-def digit_bits(size: int) -> int:
-    """The width of the digits that `keep_largest` takes for so many entries."""
+def _sum_true(mask):
+    size = math.prod(length or 0 for length in mask.shape)
+    if size <= _PIECE or keras.backend.backend() == "jax":
+        # XLA adds without writing the summands down.
+        return ops.sum(ops.cast(mask, "int32"))
+    flat = ops.reshape(mask, (-1,))
+    return _over_pieces(lambda piece: ops.sum(ops.cast(piece, "int32")), flat, ops.zeros((), "int32"))
+
+
+class Passes(NamedTuple):
+    """How `keep_largest` reads an array: in digits of `width` bits, and piece by piece where it is long."""
+
+    width: int
+    in_pieces: bool
+
+
+def passes(size: int) -> Passes:
+    """How so many entries are read."""
     # No digit is so narrow that -inf shares its first one with a finite number: sign and exponent are 12 bits.
-    return 12 if size < _SMALL else 16
+    return Passes(12 if size < _SMALL else 16, size > _PIECE)
 
 
-def keep_largest(importance, kept, *, width: int | None = None):
+def keep_largest(importance, kept, *, how: Passes | None = None):
     """A boolean mask, True for exactly `kept` entries: the largest ones; among equals the lower flat index stays.
 
     Args:
         importance: Floating-point array of any shape, without NaN. -inf marks an entry that is pruned already: it is
             never kept, also where that leaves fewer than `kept`.
         kept: How many entries are True, an int or a scalar int32 tensor in [0, importance.size].
-        width: Bits in a digit; None takes `digit_bits` of the size. Needed where a trace leaves the size open.
+        how: `passes` of the size; None looks at the array. Needed where a trace leaves the size open.
 
     Returns:
         Boolean tensor, the shape of `importance`.
     """
     flat = ops.reshape(importance, (-1,))
     key, least = _ordered_bits(flat)
-    width = digit_bits(flat.shape[0]) if width is None else width
-    threshold, wanted, tied = _kth_largest(key, least, ops.cast(kept, "int32"), width)
+    kept = ops.cast(kept, "int32")
+    if keras.backend.backend() == "jax":
+        # JAX compiles for each length anew, which takes a second and a half for the histograms and 0.2 s for this.
+        threshold, wanted, tied = _kth_largest_by_counting(key, least, kept)
+    else:
+        threshold, wanted, tied = _kth_largest(key, least, kept, how or passes(flat.shape[0]))
 
     def some_of_the_tied():
         ties = ops.equal(key, threshold)
-        first = ops.cumsum(ops.cast(ties, "int32")) <= wanted
-        return ops.logical_or(ops.greater(key, threshold), ops.logical_and(ties, first))
+        if keras.backend.backend() == "jax":
+            # Nothing may depend on where they lie.
+            first = ops.cumsum(ops.cast(ties, "int32")) <= wanted
+            return ops.logical_or(ops.greater(key, threshold), ops.logical_and(ties, first))
+        (places,) = ops.nonzero(ties)
+        end = ops.where(wanted > 0, places[ops.maximum(wanted - 1, 0)] + 1, 0)
+        return ops.concatenate([key[:end] >= threshold, key[end:] > threshold])
 
-    # Ties are rare in trained weights, and a running count costs more than all of the selection: only where needed.
     mask = ops.cond(ops.equal(tied, wanted), lambda: ops.greater_equal(key, threshold), some_of_the_tied)
     return mask if len(importance.shape) == 1 else ops.reshape(mask, tuple(importance.shape))
 
@@ -92,26 +119,19 @@ def _ordered_bits(x):
     return ops.cond(ops.min(pattern) >= infinite, lambda: (pattern, infinite), flipped)
 
 
-def _kth_largest(key, least, k, width: int):
+def _kth_largest(key, least, k, how: Passes):
     """The k-th largest integer, how many of those equal to it are among the k largest, and how many there are.
 
     Found one digit at a time from the top; needs 0 <= k <= key.size. Integers equal to `least` do not count, and their
     top digit is theirs alone. For k = 0 the integer found is above all there are.
     """
     unknown = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
-    prefix, known = None, None
+    prefix, settled = None, unknown
     while unknown:
-        width = min(width, unknown)
-        unknown, buckets = unknown - width, 1 << width
-        rest = _down(key, unknown)
-        if prefix is None:
-            # The top digit carries the sign: shifted so that buckets count from 0.
-            digit = ops.cast(rest + buckets // 2, "int32")
-        else:
-            # Only keys that share the digits found so far compete.
-            inside = ops.cast(ops.bitwise_and(rest, ops.cast(buckets - 1, key.dtype)), "int32")
-            digit = ops.where(ops.equal(known, prefix), inside, buckets)
-        histogram = _histogram(digit, buckets)
+        width = min(how.width, unknown)
+        settled, unknown, buckets = unknown, unknown - width, 1 << width
+        digit_of = functools.partial(_digit, prefix, settled, unknown, buckets)
+        histogram = _histogram(key, digit_of, buckets, how.in_pieces)
         up_to = ops.cumsum(histogram)
         if prefix is None:
             lowest = ops.cast(_down(least, unknown) + buckets // 2, "int32")
@@ -120,18 +140,68 @@ def _kth_largest(key, least, k, width: int):
         k = k - (up_to[-1] - ops.take(up_to, found))
         tied, found = ops.take(histogram, found), ops.cast(found, key.dtype)
         prefix = found - buckets // 2 if prefix is None else ops.left_shift(prefix, ops.cast(width, key.dtype)) + found
-        known = rest
     return prefix, k, tied
 
 
-def _histogram(digit, buckets: int):
-    """How often each integer in [0, buckets) occurs; larger ones are not counted."""
+def _digit(prefix, settled: int, unknown: int, buckets: int, key):
+    """The digit of each key above its `unknown` lowest bits; `buckets` where the bits from `settled` on are another."""
+    rest = _down(key, unknown)
+    if prefix is None:
+        # The top digit carries the sign: shifted so that buckets count from 0.
+        return ops.cast(rest + buckets // 2, "int32")
+    # Only keys that share the digits found so far compete.
+    inside = ops.cast(ops.bitwise_and(rest, ops.cast(buckets - 1, key.dtype)), "int32")
+    return ops.where(ops.equal(_down(key, settled), prefix), inside, buckets)
+
+
+def _kth_largest_by_counting(key, least, k):
+    """As `_kth_largest`, by a loop that settles one bit in each pass: do `k` keys reach the number that has it?"""
+    bits = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
+    sign = ops.left_shift(ops.ones((), key.dtype), ops.cast(bits - 1, key.dtype))
+    k = ops.minimum(k, count_true(key > least))
+
+    def settle(i, pattern):
+        bit = ops.left_shift(ops.ones((), key.dtype), ops.cast(bits - 1 - i, key.dtype))
+        # As unsigned patterns; with the sign bit flipped they are ordered as keys are.
+        candidate = ops.bitwise_or(pattern, bit)
+        reached = ops.sum(ops.cast(key >= ops.bitwise_xor(candidate, sign), "int32"))
+        return ops.where(reached >= k, candidate, pattern)
+
+    threshold = ops.bitwise_xor(ops.fori_loop(0, bits, settle, ops.zeros((), key.dtype)), sign)
+    return threshold, k - count_true(key > threshold), count_true(ops.equal(key, threshold))
+
+
+def _histogram(key, digit_of, buckets: int, in_pieces: bool):
+    """How often each integer in [0, buckets) occurs among `digit_of(key)`; larger ones are not counted.
+
+    What is computed on the way is several times as large as the keys: long arrays are taken in pieces.
+    """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # Most are larger: counting them in one bucket, one after the other, would take half of the time.
-        return tf.math.bincount(digit, minlength=buckets, maxlength=buckets)
-    return ops.bincount(digit, minlength=buckets + 1)[:buckets]
+        def counted(part):
+            # Most are larger: counting them in one bucket, one after the other, would take half of the time.
+            return tf.math.bincount(digit_of(part), minlength=buckets, maxlength=buckets)
+
+    else:
+
+        def counted(part):
+            return ops.bincount(digit_of(part), minlength=buckets + 1)[:buckets]
+
+    return _over_pieces(counted, key, ops.zeros((buckets,), "int32")) if in_pieces else counted(key)
+
+
+def _over_pieces(function, flat, total):
+    """`total` and what `function` gives for each stretch of a long array, added up; one stretch after the other."""
+    if keras.backend.backend() != "tensorflow":
+        return total + sum(function(flat[start : start + _PIECE]) for start in range(0, flat.shape[0], _PIECE))
+    import tensorflow as tf
+
+    def add_piece(start, total):
+        return start + _PIECE, total + function(flat[start : start + _PIECE])
+
+    size = tf.size(flat)
+    return tf.while_loop(lambda at, _: at < size, add_piece, (0, total), parallel_iterations=1)[1]
 
 
 def _down(key, bits: int):

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.training.snapshot import dtype_name
+
 _MANIFEST = "manifest.json"
 _WHOLE = ".activations"
 _PARTIAL = ".partial"
@@ -191,7 +193,7 @@ class FileStore:
             return None
         try:
             kept = self._open.get(key) or _read(entry, key)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             if not os.path.isdir(entry):
                 # Another process removed it meanwhile.
                 return None
@@ -257,7 +259,7 @@ class FileStore:
             "key": key,
             "sizes": ledger.sizes,
             "arrays": [
-                {"dtype": _name(dtype), "shape": [rows, *shape], "sha256": digest.hexdigest()}
+                {"dtype": dtype_name(dtype), "shape": [rows, *shape], "sha256": digest.hexdigest()}
                 for (dtype, shape), digest in zip(ledger.kinds, digests, strict=True)
             ],
         }
@@ -328,11 +330,6 @@ def _mapped(path: Path, row: dict[str, Any], trusted: bool) -> np.ndarray:
         raise ValueError(f"the checksum of {path.name} is another one")
     # A map of no bytes is an error.
     return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
-
-
-def _name(dtype: np.dtype) -> str:
-    # bfloat16 and its like are not NumPy's own: their strings say only how many bytes they have.
-    return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def _file_digest(path: Path) -> str:

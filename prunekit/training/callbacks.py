@@ -7,13 +7,16 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.inspection import Report
+from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Criterion
-from prunekit.training import core, trainer
+from prunekit.training import core, distribution, trainer
+from prunekit.training.backup import Resumption
 from prunekit.training.choice import as_options
 from prunekit.training.pruner import Pruner
+from prunekit.training.tfmot_rules import rules_of
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -22,16 +25,18 @@ class PruningCallback(keras.callbacks.Callback):
     The model, its optimizer and its compiled functions are the user's own whenever no batch is running: what other
     callbacks save, evaluate or restore holds no trace of this one, and an exception leaves nothing behind. A second
     `fit` with the same callback goes on with the schedule. Adds "sparsity" (of the pruned weights) to the epoch's logs.
+    Beside a `BackupAndRestore`, its state is saved and restored with the weights.
 
     Args:
-        schedule: A `Schedule`: step -> sparsity; steps are optimizer updates since this callback's first `fit` began.
+        schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization; steps are optimizer updates
+            since this callback's first `fit` began.
         criterion: Which weights matter. `prunekit.training.choice.PruningOptions` has the values of this and of the
             options that follow.
         pattern: The shape of the zeros.
         allocation: How the sparsity is shared between weights.
         include: Which layers and weights; empty means every weight pruned by default.
         exclude: Which are left out.
-        **options: `keep_zeros`, `origin`.
+        **options: `keep_zeros`, `origin`, `compat`.
 
     Raises:
         ValueError: In `fit`, before anything is trained: nothing to prune, a name that matches nothing.
@@ -49,15 +54,18 @@ class PruningCallback(keras.callbacks.Callback):
         **options: Any,
     ):
         super().__init__()
+        schedule = adopted(schedule)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"PruningCallback needs a schedule such as pk.PolynomialDecay(). Received: {schedule!r}.")
         self.schedule = schedule
         named = {"criterion": criterion, "pattern": pattern, "allocation": allocation}
         self.options = as_options({**named, "include": include, "exclude": exclude, **options})
+        rules_of(schedule, self.options)
         self.notes: list[str] = []
         self._pruner: Pruner | None = None
         self._function: Any = None
         self._begun = False
+        self.resumption = Resumption()
 
     @property
     def pruner(self) -> Pruner:
@@ -75,7 +83,14 @@ class PruningCallback(keras.callbacks.Callback):
     # BackupAndRestore restores after it.
     def set_model(self, model) -> None:
         super().set_model(model)
-        self._last = _Last.placed_after_all(self)
+        if model.built and not model.trainable_variables:
+            raise ValueError(
+                f"fit updates nothing of {model.name!r}, whose weights are all frozen: prune it with pk.prune, or make "
+                "layers trainable before compile()."
+            )
+        found = trainer.callback_list_above()
+        self._last = None if found is None else _Last.placed_after_all(found, self)
+        self.resumption.look(self, found)
         if self._pruner is None or self._pruner.model is not model:
             self._pruner, self._function = Pruner.detached(model, self.schedule, self.options), None
         else:
@@ -91,17 +106,26 @@ class PruningCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None) -> None:
         if not self._begun:
             self._begun = True
-            self.pruner.begin()
+            self.resumption.begin(self.pruner)
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
         if self._last is None:
-            self._function.arm()
+            self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Called once every callback has begun the batch."""
+        self.pruner.rules.before_batch(self.pruner)
+        self._function.arm()
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         self._function.disarm()
-        self.pruner.step()
+        self.pruner.rules.after_batch(self.pruner)
+
+    def on_test_begin(self, logs=None) -> None:
+        self.pruner.rules.before_evaluation(self.pruner)
 
     def on_epoch_end(self, epoch, logs=None) -> None:
+        self.pruner.rules.after_epoch(self.pruner)
         if logs is not None:
             logs["sparsity"] = self.pruner.sparsity
 
@@ -111,6 +135,8 @@ class PruningCallback(keras.callbacks.Callback):
 
     def end(self) -> None:
         """Has the last word on the weights; called once every callback has had its own."""
+        # Where the backup is of the last epoch, no epoch begins.
+        self.resumption.take_up(self.pruner)
         self._announce(self.pruner.settle())
 
     def _planned_steps(self) -> int | None:
@@ -122,7 +148,8 @@ class PruningCallback(keras.callbacks.Callback):
     def _announce(self, notes: Sequence[str]) -> None:
         for note in notes:
             self.notes.append(note)
-            warnings.warn(note, stacklevel=2)
+            if distribution.speaks_for(self.model):
+                warnings.warn(note, stacklevel=2)
 
 
 class _Last(keras.callbacks.Callback):
@@ -133,11 +160,8 @@ class _Last(keras.callbacks.Callback):
         self._pruning = pruning
 
     @classmethod
-    def placed_after_all(cls, pruning: PruningCallback) -> "_Last | None":
-        """One that stands at the end of the list that holds `pruning`; None where no list is known."""
-        found = trainer.callback_list_above()
-        if found is None:
-            return None
+    def placed_after_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Last":
+        """One that stands at the end of the list that holds `pruning`."""
         # A list that is used for a second fit still holds the one of the first.
         kept = [one for one in found.callbacks if not (isinstance(one, cls) and one._pruning is pruning)]
         last = cls(pruning)
@@ -145,7 +169,13 @@ class _Last(keras.callbacks.Callback):
         return last
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
-        self._pruning._function.arm()
+        self._pruning.begin_batch()
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self._pruning.resumption.keep()
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        self._pruning.resumption.keep()
 
     def on_train_end(self, logs=None) -> None:
         self._pruning.end()

@@ -100,7 +100,13 @@ class Movements(UpdateObserver):
     @property
     def sums(self) -> list[Any]:
         """The movement of each variable so far: tensors of its shape, in float32, or float64 for a float64 weight."""
-        return [ops.convert_to_tensor(variable) for variable in self._sums]
+        return [core.value_now(variable) for variable in self._sums]
+
+    def restore(self, sums: Sequence[Any], updates: int) -> None:
+        """Goes on from the sums and the number of updates of an earlier training."""
+        for variable, total in zip(self._sums, sums, strict=True):
+            variable.assign(total)
+        self._updates.assign(updates)
 
     def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
         """Adds value times change."""
@@ -226,6 +232,15 @@ class WeightChanges(UpdateObserver):
         """Forgets what was measured so far."""
         self._figures.assign(np.zeros((5, len(self._weights))))
         self._begun = self._iterations()
+
+    @property
+    def figures(self) -> np.ndarray:
+        """What is measured so far, for `restore`: float64, shape (5, weights)."""
+        return np.array(self._figures.numpy())
+
+    def restore(self, figures: Any) -> None:
+        """Goes on from the figures of an earlier training of the same model."""
+        self._figures.assign(figures)
 
     def report(self) -> ChangeReport:
         """What updates did to each weight since the beginning, or since `reset()`.

@@ -2,8 +2,9 @@
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, TypedDict
 
 import numpy as np
@@ -13,9 +14,13 @@ from prunekit.anatomy.targets import Target
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.selection import count_true, digit_bits, keep_largest, pruned_count
+from prunekit.sparsity.selection import Passes, count_true, keep_largest, passes, pruned_count
 from prunekit.training import core
 from prunekit.training.masking import leaking
+
+# Weights that are chosen for at once have at most so many entries together, unless it is one: what choosing needs on
+# the way is several times their size, and TensorFlow starts whatever is ready in a graph.
+_AT_ONCE = 1 << 22
 
 
 class Options(TypedDict, total=False):
@@ -26,8 +31,9 @@ class Options(TypedDict, total=False):
     allocation: str | Allocation
     include: Sequence[str]
     exclude: Sequence[str]
-    keep_zeros: bool
+    keep_zeros: bool | None
     origin: int | None
+    compat: str | None
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,11 @@ class PruningOptions:
         exclude: The same, left out; stronger than `include`.
         keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
             nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
-            interrupted goes on with the masks it had.
+            interrupted goes on with the masks it had. None = yes, unless `compat` says otherwise.
         origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
+        compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
+            docs/coming-from-tfmot.md); steps are forward passes, and `origin` is minus those made before. None =
+            prunekit's own rules.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -52,18 +61,29 @@ class PruningOptions:
     allocation: Allocation | str = "uniform"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
-    keep_zeros: bool = True
+    keep_zeros: bool | None = None
     origin: int | None = None
+    compat: str | None = None
 
     def __post_init__(self):
         pattern, allocation = get_pattern(self.pattern), get_allocation(self.allocation)
+        if self.compat not in (None, "tfmot"):
+            raise ValueError(f'`compat` is "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
+        if self.keep_zeros is None:
+            object.__setattr__(self, "keep_zeros", self.compat is None)
         object.__setattr__(self, "criterion", get_criterion(self.criterion))
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "allocation", allocation)
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
+            if not isinstance(patterns, str | Sequence):
+                raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
             patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
             object.__setattr__(self, name, patterns)
+        if not isinstance(self.keep_zeros, bool):
+            raise TypeError(f"`keep_zeros` is True or False. Received: {self.keep_zeros!r}.")
+        if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
+            raise TypeError(f"`origin` is a step of the optimizer, an int, or None. Received: {self.origin!r}.")
         if isinstance(pattern, NM) and allocation.joint:
             raise ValueError(
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
@@ -96,6 +116,10 @@ class Choice:
     leaks: np.ndarray
     kept: np.ndarray
 
+    def changes(self, kept: np.ndarray) -> bool:
+        """Whether these masks differ from those before them, which kept so many: masks only ever shrink."""
+        return bool(np.any(self.kept != kept))
+
 
 class MaskChooser:
     """Chooses masks for targets; knows no schedule and changes nothing.
@@ -117,9 +141,15 @@ class MaskChooser:
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One maker per layout: its functions are traced once per shape.
-        make = functools.cache(functools.partial(_MaskMaker, pattern))
+        make = functools.cache(functools.partial(self._maker, pattern))
         self._makers = [make(target.shape, target.in_axes, target.out_axes) for target in self.targets]
-        self._choose = core.compiled(self._jointly if self.allocation.joint else self._one_by_one)
+        groups = [range(len(self.targets))] if self.allocation.joint else list(_groups(self.targets))
+        choose = self._jointly if self.allocation.joint else self._one_by_one
+        self._groups = [(group, core.compiled(functools.partial(choose, group))) for group in groups]
+
+    @property
+    def _maker(self) -> Callable[..., Any]:
+        return MaskMaker
 
     def fractions(self, sparsity: float) -> list[float]:
         """The sparsity of each target where all of them together have `sparsity`."""
@@ -139,12 +169,19 @@ class MaskChooser:
         Raises:
             ValueError: The criterion returned another shape than the weight's.
         """
-        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
+        weights = [core.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
-        new, figures = self._choose(weights, list(masks), self._pruned(sparsity), statistics)
-        return Choice(list(new), *ops.convert_to_numpy(figures))
+        pruned, new, figures = self._counts(sparsity), [], []
+        for group, choose in self._groups:
+            of = slice(group.start, group.stop)
+            chosen, counts = choose(
+                weights[of], list(masks[of]), pruned if pruned.ndim == 0 else pruned[of], statistics[of]
+            )
+            new += chosen
+            figures.append(ops.convert_to_numpy(counts))
+        return Choice(new, *np.concatenate(figures, axis=1))
 
-    def _pruned(self, sparsity: float) -> np.ndarray:
+    def _counts(self, sparsity: float) -> np.ndarray:
         """How many units go: of each target, or of all together where they compete."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
@@ -153,20 +190,22 @@ class MaskChooser:
 
     # Both are compiled whole, around functions that are traced once per layout: the cost of starting an operation
     # from Python, fifty times for each weight, would be most of the time where weights are small.
-    def _one_by_one(self, weights, masks, pruned, statistics):
+    def _one_by_one(self, group: range, weights, masks, pruned, statistics):
         rows = [
-            maker.choose(weight, self._importance(i, weight, statistics[i]), mask, pruned[i])
-            for i, (maker, weight, mask) in enumerate(zip(self._makers, weights, masks, strict=True))
+            self._makers[i].choose(weight, self._importance(i, weight, statistics[at]), mask, pruned[at])
+            for at, (i, weight, mask) in enumerate(zip(group, weights, masks, strict=True))
         ]
         return _columns(rows)
 
-    def _jointly(self, weights, masks, pruned, statistics):
+    def _jointly(self, _, weights, masks, pruned, statistics):
         """One selection over the units of all targets: what is removed is the least important anywhere."""
         importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
         pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
         units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
-        chosen = _largest(units, units.shape[0] - pruned)
-        parts = ops.split(chosen, np.cumsum([maker.units for maker in self._makers])[:-1].tolist())
+        chosen = largest(units, units.shape[0] - pruned)
+        ends = np.cumsum([maker.units for maker in self._makers])[:-1].tolist()
+        # TensorFlow and PyTorch refuse to split at no place at all.
+        parts = ops.split(chosen, ends) if ends else [chosen]
         rows = [
             maker.finish(weight, part, mask, ops.reshape(one, part.shape))
             for maker, weight, part, mask, one in zip(self._makers, weights, pooled, masks, parts, strict=True)
@@ -183,7 +222,17 @@ class MaskChooser:
         return importance
 
 
-class _MaskMaker:
+def _groups(targets: Sequence[Target]) -> Iterator[range]:
+    start, size = 0, 0
+    for i, target in enumerate(targets):
+        if i > start and size + target.size > _AT_ONCE:
+            yield range(start, i)
+            start, size = i, 0
+        size += target.size
+    yield range(start, len(targets))
+
+
+class MaskMaker:
     """The compiled functions that make a mask for weights of one shape and layout."""
 
     def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
@@ -202,7 +251,7 @@ class _MaskMaker:
 
     def choose(self, weight, importance, mask, pruned):
         pooled = self.pool(importance, mask)
-        return self.finish(weight, pooled, mask, _largest(pooled, self.units - pruned))
+        return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
 
 
 def _columns(rows):
@@ -211,11 +260,12 @@ def _columns(rows):
 
 
 @functools.cache
-def _selection(width: int):
+def _selection(how: Passes):
     """`keep_largest` of flat arrays, whatever their length: traced once for all weights of all models."""
-    return core.compiled(functools.partial(keep_largest, width=width), open_shapes=True)
+    return core.compiled(functools.partial(keep_largest, how=how), open_shapes=True)
 
 
-def _largest(units, kept):
+def largest(units, kept):
+    """`keep_largest` of units of any shape."""
     size = int(np.prod(units.shape))
-    return ops.reshape(_selection(digit_bits(size))(ops.reshape(units, (-1,)), kept), tuple(units.shape))
+    return ops.reshape(_selection(passes(size))(ops.reshape(units, (-1,)), kept), tuple(units.shape))

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 import keras
+import numpy as np
 
 
 def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Callable[..., Any]:
@@ -144,6 +145,8 @@ class OpenFunction:
 def _tensor(value: Any) -> Any:
     import tensorflow as tf
 
+    if isinstance(value, keras.Variable):
+        return value_now(value)
     return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
 
 
@@ -212,8 +215,16 @@ def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Ite
     """
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
-            stack.enter_context(wrapped(optimizer, "apply", functools.partial(_Apply, optimizer, around)))
+            reached = _reached(optimizer)
+            stack.enter_context(wrapped(reached, "apply", functools.partial(_Apply, reached, around)))
         yield
+
+
+def _reached(optimizer) -> Any:
+    """The one whose `apply` is called: on JAX, a LossScaleOptimizer goes around its own."""
+    while keras.backend.backend() == "jax" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
 
 
 class _Apply:
@@ -304,20 +315,6 @@ def require_one_replica(name: str, remedy: str) -> None:
         )
 
 
-def require_masks_in_steps() -> None:
-    """Refuses the backend on which a mask would be a constant of the compiled step, and so never change.
-
-    Raises:
-        RuntimeError: Keras runs on JAX.
-    """
-    if keras.backend.backend() == "jax":
-        raise RuntimeError(
-            "Pruning during training needs Keras's TensorFlow backend. Received: the JAX backend, which takes "
-            "variables that are not part of the model for constants. Train with KERAS_BACKEND=tensorflow, or prune "
-            "after training with pk.prune."
-        )
-
-
 def inside_graph() -> bool:
     """Whether the caller is being traced into a graph, where Python runs once and not at every step."""
     if keras.backend.backend() != "tensorflow":
@@ -334,14 +331,49 @@ def variable_scope(model) -> contextlib.AbstractContextManager:
 
 
 def native(variable) -> Any:
-    """The backend's own variable under a Keras one (itself if it is one already): the identity both kinds share."""
-    return getattr(variable, "_value", variable)
+    """The backend's own variable under a Keras one (itself if it is one already): the identity both kinds share.
+
+    JAX has none: a Keras variable is given another array by every update, and is itself what stays.
+    """
+    return variable if keras.backend.backend() == "jax" else getattr(variable, "_value", variable)
 
 
 def value_now(variable) -> Any:
-    """A tensor with what a variable holds at this moment, whatever is assigned to it later; on TensorFlow."""
-    # keras.ops.convert_to_tensor returns TensorFlow's variable itself, which is read where it is used.
+    """A tensor with what a variable holds at this moment, whatever is assigned to it later.
+
+    On TensorFlow `keras.ops.convert_to_tensor` returns the Keras variable itself: it is read where it is used, and a
+    `tf.function` that is given one takes it through NumPy and back, which costs more than choosing masks does.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return keras.ops.convert_to_tensor(variable)
     return native(variable).read_value()
+
+
+def select(mask, value, rest: float = 0.0) -> Any:
+    """`value` where the mask is True, elsewhere `rest`, in the type of `value`."""
+    # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
+    value = keras.ops.convert_to_tensor(value)
+    return keras.ops.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype))
+
+
+def fill_outside(mask, variable, rest: float = 0.0) -> None:
+    """Writes `rest` into a variable wherever the mask is False."""
+    value = keras.ops.convert_to_tensor(variable)
+    if keras.backend.backend() == "torch" and value is native(variable):
+        import torch
+
+        # In place: a new array of the size, and copying it, would take twice as long as the rest. Inside a
+        # StatelessScope the value is another, which is not ours to change.
+        with torch.no_grad():
+            torch.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype), out=value)
+    else:
+        variable.assign(select(mask, value, rest))
+
+
+def number(scalar) -> float | int:
+    """What a scalar variable or tensor holds, as a Python number."""
+    # Keras's convert_to_numpy makes NumPy 2 warn of TensorFlow's variables.
+    return np.asarray(scalar.numpy() if hasattr(scalar, "numpy") else scalar).item()
 
 
 def optimizers_of(model) -> list[keras.optimizers.Optimizer]:

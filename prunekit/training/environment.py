@@ -98,13 +98,19 @@ def describe() -> Environment:
         if int(keras.__version__.split(".")[0]) < 3:
             raise RuntimeError(f"prunekit works on Keras 3. Received: Keras {keras.__version__}.")
         backend = keras.backend.backend()
-        devices = _DEVICES[backend]() if backend in _DEVICES else ()
+        found_devices = devices()
     except Exception as error:  # noqa: BLE001 (each backend fails to start in a way of its own)
         return Environment(**found | {"devices": (), "problem": _line(error)})
     found["xla"], found["xla_problem"] = _try_xla(backend)
     found["strategy"], found["replicas"] = _distribution(backend)
     found |= {"floatx": keras.config.floatx(), "dtype_policy": keras.config.dtype_policy().name}
-    return Environment(**found | {"backend": backend, "devices": devices})
+    return Environment(**found | {"backend": backend, "devices": found_devices})
+
+
+def devices() -> tuple[Device, ...]:
+    """Those that Keras's backend may use; none where prunekit does not know the backend."""
+    backend = importlib.import_module("keras").backend.backend()
+    return _DEVICES[backend]() if backend in _DEVICES else ()
 
 
 # ---- packages --------------------------------------------------------------------------------------------------------

@@ -300,6 +300,7 @@ def _without_optimizer(pruner: Any, model: Any) -> Pruner | None:
         raise TypeError(f"`pruner` is a pk.Pruner(model, schedule). Received: {pruner!r}.")
     if pruner.model is not model:
         raise ValueError(f"The pruner prunes another model ({pruner.model.name!r}) than this trainer trains.")
+    pruner.rules.check_loop("LevenbergMarquardt")
     if pruner.optimizers:
         raise ValueError(
             "No Keras optimizer takes part here, so the pruner must not wait for one. Received: a pruner with "

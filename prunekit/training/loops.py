@@ -230,6 +230,7 @@ def _check_pruner(pruner: Any, model: Any, optimizer: Any) -> None:
         raise TypeError(f"`pruner` is a pk.Pruner(model, schedule, optimizer). Received: {pruner!r}.")
     if pruner.model is not model:
         raise ValueError(f"The pruner prunes another model ({pruner.model.name!r}) than this loop trains.")
+    pruner.rules.check_loop("TapeLoop")
     if not any(one is optimizer for one in pruner.optimizers):
         raise ValueError(
             "The pruner does not know this loop's optimizer, so zeros would not hold. Build it with the same object: "

@@ -1,6 +1,7 @@
 """MaskStore: the only owner of mask state, and what keeps pruned weights at zero inside every optimizer update."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.selection import count_true
-from prunekit.training import core
+from prunekit.training import core, functional
 
 
 class LeakError(RuntimeError):
@@ -44,7 +45,7 @@ class MaskStore:
             ]
             # Counts the updates that passed through `enforcing`, on the device, inside the compiled step.
             self._updates = keras.Variable(
-                np.int64(0), dtype="int64", trainable=False, name="updates", aggregation="only_first_replica"
+                0, dtype="int", trainable=False, name="updates", aggregation="only_first_replica"
             )
         self._index = {id(core.native(target.variable)): i for i, target in enumerate(self.targets)}
         # Held by the optimizer's `apply`, and so holds its owner as long: zeros outlive a pruner that is dropped.
@@ -65,10 +66,20 @@ class MaskStore:
 
     def mask(self, index: int):
         """The mask of the index-th target, as a tensor on the device."""
-        return ops.convert_to_tensor(self._masks[index])
+        return core.value_now(self._masks[index])
 
     def replace(self, masks: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
-        """Takes new masks, one per target, and imposes them on the weights and on every slot of the optimizers."""
+        """Takes new masks, one per target, and imposes them on the weights and on every slot of the optimizers.
+
+        Raises:
+            ValueError: Another number of masks than of targets, or a mask of another shape; none was taken.
+        """
+        shapes = [tuple(mask.shape) if hasattr(mask, "shape") else None for mask in masks]
+        if shapes != [target.shape for target in self.targets]:
+            raise ValueError(
+                f"One mask for each target, of its shape: {[target.shape for target in self.targets]}. "
+                f"Received: {shapes}."
+            )
         for variable, mask in zip(self._masks, masks, strict=True):
             variable.assign(mask)
         self.enforce(optimizers)
@@ -86,27 +97,43 @@ class MaskStore:
 
     def _zero_all(self, slots) -> None:
         for target, mask in zip(self.targets, self._masks, strict=True):
-            _zero_outside(mask, target.variable)
+            core.fill_outside(mask, target.variable)
         for part, index, name, slot in slots:
-            _zero_outside(self._masks[index], slot, _at_rest(part, name))
+            core.fill_outside(self._masks[index], slot, _at_rest(part, name))
 
     def audit(self) -> dict[str, int]:
         """Target name -> number of leaks: pruned positions whose weight is not exactly zero (NaN counts)."""
         return {t.name: int(n) for t, n in zip(self.targets, ops.convert_to_numpy(self._count_leaks()), strict=True)}
 
     def _leaks(self):
-        pairs = zip(self._masks, self.targets, strict=True)
-        return ops.stack([count_true(leaking(mask, target.variable)) for mask, target in pairs])
+        masks = [ops.convert_to_tensor(mask) for mask in self._masks]
+        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
+        # Elsewhere it is compiled with its variables, by `compiled_effect`.
+        return (_leak_counter() if functional.steps_are_pure() else _leak_counts)(masks, weights)
 
     def mask_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, aligned with `variables`, zero at pruned positions.
 
         None stays None; tf.IndexedSlices stay sparse; a gradient that is infinite or NaN at a pruned position is zero.
         """
+        expected = f"Gradients are a list aligned with the {len(variables)} trainable variables"
+        if not isinstance(gradients, list | tuple):
+            raise TypeError(f"{expected}. Received: {type(gradients).__name__}.")
+        if len(gradients) != len(variables):
+            raise ValueError(f"{expected}. Received: {len(gradients)}.")
         masked = []
         for gradient, variable in zip(gradients, variables, strict=True):
             index = self._index.get(id(core.native(variable)))
-            masked.append(gradient if gradient is None or index is None else _masked(gradient, self._masks[index]))
+            if gradient is None or index is None:
+                masked.append(gradient)
+                continue
+            if _is_another(gradient.shape, variable.shape):
+                # The mask would be broadcast to it, in silence.
+                raise ValueError(
+                    f"The gradient of a variable of shape {tuple(variable.shape)} has that shape. "
+                    f"Received: {tuple(gradient.shape)}, for {variable.name}."
+                )
+            masked.append(_masked(gradient, self._masks[index]))
         return masked
 
     @contextlib.contextmanager
@@ -115,20 +142,27 @@ class MaskStore:
 
         An exception leaves the weights sparse, even one that struck between an eager update and its enforcement.
 
-        Raises:
-            RuntimeError: On the JAX backend.
+        On JAX the masks are among `optimizer.variables` inside, and travel with the state of the step.
         """
-        core.require_masks_in_steps()
-        with core.around_updates(optimizers, self._enforced):
+        with self._carried(optimizers), core.around_updates(optimizers, self._enforced):
             try:
                 yield
             except GeneratorExit:
                 # Nobody left: the scope's owner was collected as garbage, at no moment for touching weights.
                 raise
             except BaseException:
-                if not core.inside_graph():
+                if not core.inside_graph() and functional.at_hand([target.variable for target in self.targets]):
                     self.enforce(optimizers)
                 raise
+
+    @contextlib.contextmanager
+    def _carried(self, optimizers: Sequence[Any]) -> Iterator[None]:
+        rows = [(target.variable, mask) for target, mask in zip(self.targets, self._masks, strict=True)]
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers:
+                stack.enter_context(functional.carried(optimizer, rows))
+            stack.enter_context(functional.before_scale_checks(optimizers, self.mask_gradients))
+            yield
 
     def _enforced(self, optimizer, update, gradients: Sequence[Any], variables: Sequence[Any]):
         with self.before_constraints(variables), _safe_divisions(optimizer):
@@ -160,12 +194,13 @@ class MaskStore:
         for variable in variables:
             index = self._index.get(id(core.native(variable)))
             if index is not None:
-                _zero_outside(self._masks[index], self.targets[index].variable)
+                core.fill_outside(self._masks[index], self.targets[index].variable)
         for part in core.parts_of(optimizer):
             for index, name, slot in self._slots(part):
                 if _drifts(part, name):
-                    _zero_outside(self._masks[index], slot, _at_rest(part, name))
-        self._updates.assign_add(1)
+                    core.fill_outside(self._masks[index], slot, _at_rest(part, name))
+        if not functional.steps_are_pure():
+            self._updates.assign_add(1)
 
     def _slots(self, part) -> list[tuple[int, str, Any]]:
         """(index of the target, attribute, slot) of each state that the optimizer holds for a weight of ours.
@@ -190,8 +225,18 @@ class MaskStore:
         return found
 
 
+@functools.cache
+def _leak_counter():
+    return core.compiled(_leak_counts)
+
+
+def _leak_counts(masks, weights):
+    return ops.stack([count_true(leaking(*pair)) for pair in zip(masks, weights, strict=True)])
+
+
 def leaking(mask, weight):
     """Boolean tensor, True where a pruned position's weight is not exactly zero."""
+    mask, weight = ops.convert_to_tensor(mask), ops.convert_to_tensor(weight)
     return ops.logical_and(ops.logical_not(mask), ops.not_equal(weight, 0))
 
 
@@ -217,12 +262,7 @@ class _Masked:
     mask: Any
 
     def __call__(self, weight):
-        return self.inner(ops.where(self.mask, weight, ops.zeros((), dtype=weight.dtype)))
-
-
-def _zero_outside(mask, variable, rest: float = 0.0) -> None:
-    # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
-    variable.assign(ops.where(mask, variable, ops.cast(rest, variable.dtype)))
+        return self.inner(core.select(self.mask, weight))
 
 
 def _at_rest(part, name: str) -> float:
@@ -235,20 +275,35 @@ def _at_rest(part, name: str) -> float:
 
 
 def _masked(gradient, mask):
-    if hasattr(gradient, "indices") and hasattr(gradient, "values"):
+    # The type's name, since a tensor of PyTorch has methods named indices and values.
+    if type(gradient).__name__ == "IndexedSlices":
         import tensorflow as tf
 
         rows = tf.gather(ops.convert_to_tensor(mask), gradient.indices)
         values = tf.where(rows, gradient.values, tf.zeros((), gradient.values.dtype))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return ops.where(mask, gradient, ops.zeros((), dtype=gradient.dtype))
+    return core.select(mask, gradient)
+
+
+def _is_another(shape, expected) -> bool:
+    """Whether a shape, which in a graph may be known in part or not at all, cannot be the one expected."""
+    if getattr(shape, "rank", 0) is None:
+        return False
+    found = tuple(shape)
+    return len(found) != len(expected) or any(a not in (None, b) for a, b in zip(found, expected, strict=True))
 
 
 def _drifts(part, name: str) -> bool:
     """Whether an update can make the slot non-zero at a pruned position although the gradient there is zero."""
     # The average is taken after the update and before this store acts: an update that mixes positions
     # (Muon's orthogonalisation) or a constraint of the user's would enter it, and Keras writes it back later.
-    return type(part) not in _KEEP_ZERO_SLOTS or name == "_model_variables_moving_average"
+    return _public_class(part) not in _KEEP_ZERO_SLOTS or name == "_model_variables_moving_average"
+
+
+def _public_class(part) -> type:
+    """The class in `keras.optimizers`; on PyTorch, Keras makes many an instance of a subclass with the same rule."""
+    own = (kind for kind in type(part).__mro__ if not kind.__module__.startswith("keras.src.backend."))
+    return next(own)
 
 
 def _entry(held, place: int, count: int, part, variable):

@@ -27,11 +27,10 @@ def in_parts(
 ) -> tuple[Any, list[Any]]:
     """The batch's loss and its gradients, from the loss to a boundary and then branch by branch.
 
-    Whatever lies in front of the boundary runs forwards without a tape, so that nothing is kept of it but what the
-    boundary's layers put out. The gradient goes from the loss to there; then each branch runs again, takes its share of
-    the gradient back to its weights, and is forgotten before the next. What several branches share is a part of its
-    own, and comes after them. So the peak of memory is that of the largest part instead of their sum, and the price is
-    a second forward pass of what lies in front.
+    Whatever lies in front of the boundary runs forwards without a tape: only what the boundary's layers put out is
+    kept. The gradient goes from the loss to there; then each branch runs again, takes its share of the gradient back to
+    its weights, and is forgotten before the next. What several branches share is a part of its own, and comes after
+    them. So memory peaks at the largest part instead of their sum, for a second forward pass of what lies in front.
 
     It does what one training pass does: with `training=True` moving averages move once, and layers draw the random
     numbers that they would draw in one go, twice the same. In a `tf.function` parts follow one another as well.
@@ -46,21 +45,19 @@ def in_parts(
             weights to the outputs passes. For a layer that is called several times, ("shared", 1) is its second call.
             Layers that follow one another are allowed: they cut a chain into pieces.
         training: As the model is called.
-        scale_loss: Function of the loss, applied before it is differentiated, such as `optimizer.scale_loss` of a
-            `LossScaleOptimizer`.
+        scale_loss: Applied to the loss before it is differentiated, such as a `LossScaleOptimizer`'s `scale_loss`.
 
     Returns:
         (loss, gradients): a scalar, not scaled; and what a tape would give for `model.trainable_variables`: tensors or
-        `tf.IndexedSlices`, None for a variable that the loss does not depend on. They are those of one go but for
-        rounding: bit for bit where no more than two gradients are added up for a weight or an activation, since the
-        order of sums may differ, and where the optimizer of a graph fuses no operations in one way only.
+        `tf.IndexedSlices`, None for a variable that the loss does not depend on. But for rounding they are those of one
+        go: bit for bit where no sum of gradients, for a weight or an activation, has more than two terms, and where the
+        optimizer of a graph fuses no operations in one way only.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
         TypeError: It is no Keras 3 model, or a name is none.
-        ValueError: The model is not built, or has no graph; no layer has that name; the boundary lets a path pass by;
-            a layer with a state of its own would be called in another order; x and y differ in length; as `hvp` for the
-            loss.
+        ValueError: The model is not built, or has no graph; no layer has that name; a path passes by the boundary; a
+            layer with a state would be called in another order; x and y differ in length; as `hvp` for the loss.
 
     Source: recomputation is that of Chen et al. 2016, arXiv:1604.06174, section 3, cut by branches instead of by depth.
     """
@@ -77,8 +74,7 @@ def in_parts(
         value = loss_of(loss, y, prediction)
         value = sum([tf.cast(extra, value.dtype) for extra in [*model.losses, *passage.losses]], value)
         scaled = value if scale_loss is None else scale_loss(value)
-    slopes = tape.gradient(scaled, [*passage.cuts, *weights])
-    return value, passage.backward(slopes)
+    return value, passage.backward(tape.gradient(scaled, [*passage.cuts, *weights]))
 
 
 # ---------------------------------------------------------------- where the graph is cut

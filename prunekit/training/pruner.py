@@ -9,13 +9,15 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.inspection import Event, Report, inspect
-from prunekit.anatomy.targets import Target, find_targets
+from prunekit.anatomy.targets import Target, check_built, find_targets
+from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.training import core, trainer
+from prunekit.training import core, distribution, functional, trainer
 from prunekit.training.changes import Movements
-from prunekit.training.choice import MaskChooser, Options, PruningOptions, as_options
+from prunekit.training.choice import Options, PruningOptions, as_options
 from prunekit.training.masking import LeakError, MaskStore
+from prunekit.training.tfmot_rules import rules_of
 
 # Steps between two looks for leaks while masks stay as they are: one reads every target and its mask.
 _CHECK_EVERY = 100
@@ -30,12 +32,12 @@ class Pruner:
 
     Args:
         model: A built Keras model; changed in place, weights only.
-        schedule: A `Schedule`: step -> sparsity.
+        schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization.
         optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
             compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
             pass gradients through `mask_gradients` before using them.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`, as
-            `prunekit.training.choice.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
+            `compat`, as `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
@@ -60,25 +62,32 @@ class Pruner:
         return pruner
 
     def _prepare(self, model, schedule, optimizer, options: PruningOptions) -> None:
+        schedule = adopted(schedule)
         if not isinstance(schedule, Schedule):
             raise TypeError(
                 "`schedule` says how sparse the model is at each step, for example "
                 f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
             )
+        check_built(model)
+        self.rules = rules_of(schedule, options)
         self.model = model
-        self.schedule = schedule
+        self.schedule = self.rules.schedule(schedule, options)
         self.options = options
-        self.optimizers = core.optimizers_for(model, optimizer, _WITHOUT)
+        self.optimizers = self.rules.counted(core.optimizers_for(model, optimizer, _WITHOUT))
         found, self.skipped = find_targets(model, options.include, options.exclude)
         self.targets: tuple[Target, ...] = tuple(found)
-        self._chooser = MaskChooser(self.targets, options, schedule.final_sparsity)
+        self.rules.check_targets(model, self.targets)
+        self._chooser = self.rules.chooser(self.targets, options, self.schedule.final_sparsity)
         self.store = MaskStore(self.targets, model)
         self._movements = _movements(get_criterion(self.options.criterion), self.targets, model)
         self.events: list[Event] = []
         self._calls = 0
+        # Updates since the last look at the optimizer, at most, and how many can pass before there is anything to do.
+        self._unseen, self._quiet = 0, 0
+        self._checked = 0
         self.origin: int = self._iterations() if options.origin is None else options.origin
         self._done = 0
-        self._seen_updates = 0
+        self._seen_updates: Any = 0
         self._last_update = -1
         # Masks that changed are looked at after the next update: a loop that goes around the optimizer shows there.
         self._unchecked = False
@@ -90,21 +99,31 @@ class Pruner:
 
     def begin(self) -> None:
         """Adopts zeros that are there already, and applies what the schedule asks before the first update."""
+        functional.hand_back(self.model)
+        functional.part_averages(self.optimizers)
+        if functional.steps_are_pure():
+            self._seen_updates = functional.progress(self.optimizers)
         if self.options.keep_zeros:
-            masks = [
-                ops.logical_and(self.store.mask(i), ops.not_equal(target.variable, 0))
-                for i, target in enumerate(self.targets)
-            ]
-            kept = np.array([int(ops.sum(ops.cast(mask, "int32"))) for mask in masks])
-            masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
-            self._kept = np.where(kept, kept, self._kept)
-            self.store.replace(masks, self.optimizers)
+            self.adopt_zeros()
         # A training that is resumed has statistics again after its first update; what is due waits until then.
         if self._movements is None or self._movements.updates or not self.step_count:
-            self._follow_schedule()
+            self.rules.begin(self)
+
+    def adopt_zeros(self) -> None:
+        """Takes the zeros that are there for pruned, but for weights that are zero throughout."""
+        masks = [
+            ops.logical_and(self.store.mask(i), ops.not_equal(ops.convert_to_tensor(target.variable), 0))
+            for i, target in enumerate(self.targets)
+        ]
+        kept = np.array([int(ops.sum(ops.cast(mask, "int32"))) for mask in masks])
+        masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
+        self._kept = np.where(kept, kept, self._kept)
+        self.store.replace(masks, self.optimizers)
 
     def step(self) -> bool:
         """To be called after each optimizer update; returns True if masks changed.
+
+        With compat="tfmot" it stands for a forward pass in training, and is called before it.
 
         Raises:
             LeakError: Pruned weights became non-zero, or no update passed through the optimizer since the last call.
@@ -117,29 +136,59 @@ class Pruner:
             )
         if self._finished:
             raise RuntimeError("Pruner.step() was called after finish(). Build a new Pruner to prune further.")
+        functional.hand_back(self.model)
         self._calls += 1
+        changed = self.rules.step(self)
+        self._unseen, self._quiet = 0, self._quiet_updates()
+        return changed
+
+    def hold(self) -> None:
+        """Sees to it that zeros held in the update before."""
         if self.optimizers:
             self._check_loop()
         else:
             self.store.enforce()
         self._done = self.step_count
-        if self._unchecked or self._calls % _CHECK_EVERY == 0:
+        if self._unchecked or not 0 <= self._done - self._checked < _CHECK_EVERY:
             self.check()
-        return self._follow_schedule()
+
+    def passed(self, updates: int) -> None:
+        """As `step()`, for owners of a detached pruner that know how many updates happened at most.
+
+        On JAX, where reading a variable would end the steps' head start over Python and `fit` hands its state back only
+        when asked, it looks at no update before there can be something to do.
+        """
+        self._unseen += updates
+        if self._unseen >= self._quiet or not functional.steps_are_pure():
+            self.step()
+
+    def _quiet_updates(self) -> int:
+        if self._unchecked:
+            return 1
+        due = (ahead for ahead in range(1, _CHECK_EVERY) if self._due(self._done + ahead) is not None)
+        return next(due, _CHECK_EVERY)
 
     def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients, a list aligned with `model.trainable_variables`, zero at pruned positions."""
+        """The gradients, a list aligned with `model.trainable_variables`, zero at pruned positions.
+
+        None stays None, and `tf.IndexedSlices` stay sparse.
+
+        Raises:
+            TypeError: It is no list or tuple.
+            ValueError: It has another length, or a gradient another shape than its variable.
+        """
         return self.store.mask_gradients(gradients, self.model.trainable_variables)
 
     def enforce(self) -> None:
         """Re-imposes every mask on weights and optimizer slots, now."""
+        functional.hand_back(self.model)
         self.store.enforce(self.optimizers)
 
     @contextlib.contextmanager
     def enforcing(self) -> Iterator[None]:
         """A scope in which updates of the optimizers are enforced, for owners of a detached pruner."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.store.enforcing(self.optimizers))
+            stack.enter_context(self.rules.scope(self))
             if self._movements is not None:
                 # After the store, so that a change is what remains of it under the mask.
                 stack.enter_context(self._movements.observing(self.optimizers))
@@ -147,6 +196,7 @@ class Pruner:
 
     def audit(self) -> dict[str, int]:
         """{weight name: number of pruned positions that are not exactly zero}."""
+        functional.hand_back(self.model)
         return self.store.audit()
 
     def check(self) -> None:
@@ -155,7 +205,7 @@ class Pruner:
         Raises:
             LeakError: There are some; the masks were re-imposed.
         """
-        self._unchecked = False
+        self._unchecked, self._checked = False, self._done
         self._refuse_leaks(np.array(list(self.audit().values())))
 
     def finish(self) -> None:
@@ -164,14 +214,21 @@ class Pruner:
             if not self._finished:
                 self._finished = True
                 for note in self.settle():
-                    warnings.warn(note, stacklevel=2)
+                    if distribution.speaks_for(self.model):
+                        warnings.warn(note, stacklevel=2)
         finally:
             self._attached.close()
 
     def settle(self) -> list[str]:
-        """Re-imposes the masks at the end of a training; returns what its owner should tell the user.
+        """Ends a training; returns what its owner should tell the user."""
+        notes = self.rules.settle(self)
+        functional.part_averages(self.optimizers)
+        return notes
 
-        A schedule that is one step short of its end lands on its final sparsity here.
+    def land(self) -> list[str]:
+        """Re-imposes the masks; a schedule that is one step short of its end lands on its final sparsity.
+
+        Returns what the user should be told.
         """
         notes = []
         restored = sum(self.audit().values())
@@ -186,13 +243,13 @@ class Pruner:
         if self.step_count == self.schedule.landing_step - 1:
             self._update_masks(self.step_count, self.schedule.final_sparsity)
             self._last_update = self.schedule.landing_step
-        self._done = self.step_count
+        self._done, self._unseen = self.step_count, 0
         return notes + self.shortfall(self.step_count, ended=True)
 
     def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:
         """What to tell the user where a training of `steps` updates ends before the schedule does; else nothing."""
         landing = self.schedule.landing_step
-        if steps is None or steps >= landing - 1:
+        if steps is None or steps >= landing - self.rules.grace:
             return []
         reached = self.sparsity if ended else self.schedule(self.schedule.latest_update(steps) or 0)
         return [
@@ -203,7 +260,14 @@ class Pruner:
 
     def rejoin(self) -> None:
         """Counts on from where the last training with this pruner ended, also with another optimizer."""
-        self.optimizers = core.optimizers_of(self.model)
+        former, self.optimizers = self.optimizers, self.rules.counted(core.optimizers_of(self.model))
+        if not self.optimizers:
+            # Its own calls are the steps.
+            return
+        if former == self.optimizers:
+            # A training that was interrupted made updates that nobody looked at yet.
+            self._done += min(max(self.step_count - self._done, 0), self._unseen)
+        self._unseen = 0
         self.origin = self._iterations() - self._done
 
     def __enter__(self) -> "Pruner":
@@ -223,6 +287,7 @@ class Pruner:
     @property
     def masks(self) -> dict[str, np.ndarray]:
         """{weight name: boolean array, True = kept}."""
+        functional.hand_back(self.model)
         return self.store.masks
 
     @property
@@ -257,11 +322,13 @@ class Pruner:
     def _iterations(self) -> int:
         if not self.optimizers:
             return self._calls
+        functional.hand_back(self.model)
         # The furthest: a GAN's model may also hold the optimizer that `compile()` makes by default and no one uses.
-        return max(int(optimizer.iterations.numpy()) for optimizer in self.optimizers)
+        return max(int(core.number(optimizer.iterations)) for optimizer in self.optimizers)
 
     def _check_loop(self) -> None:
-        updates = self.store.updates
+        functional.hand_back(self.model)
+        updates = functional.progress(self.optimizers) if functional.steps_are_pure() else self.store.updates
         if updates == self._seen_updates:
             self.enforce()
             raise LeakError(
@@ -274,14 +341,20 @@ class Pruner:
             )
         self._seen_updates = updates
 
-    def _follow_schedule(self) -> bool:
+    def follow_schedule(self) -> bool:
+        """Makes the masks that are due; whether they changed."""
         step = self.step_count
-        due = self.schedule.latest_update(step)
-        # Compared, not matched: with steps_per_execution the step moves by several at once.
-        if due is None or due <= self._last_update:
+        due = self._due(step)
+        if due is None:
             return False
         self._last_update = due
         return self._update_masks(step, self.schedule(due))
+
+    def _due(self, step: int) -> int | None:
+        """The update step of the schedule that has come by `step` and was not followed yet."""
+        due = self.schedule.latest_update(step)
+        # Compared, not matched: with steps_per_execution the step moves by several at once.
+        return due if due is not None and due > self._last_update else None
 
     def _update_masks(self, step: int, sparsity: float) -> bool:
         masks = [self.store.mask(i) for i in range(len(self.targets))]
@@ -289,7 +362,7 @@ class Pruner:
         self._refuse_nan(choice.nans)
         self._refuse_leaks(choice.leaks)
         self._refuse_unmoved(choice.kept < self._kept)
-        changed = bool(np.any(choice.kept != self._kept))
+        changed = choice.changes(self._kept)
         if changed:
             self.store.replace(choice.masks, self.optimizers)
             self._kept = choice.kept
@@ -366,8 +439,8 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         model: A built Keras model.
         sparsity: Fraction of the targets' weights to remove, in [0, 1).
         data: Reserved for criteria that need a pass over data; those that exist need none.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`, as
-            `prunekit.training.choice.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
+            `compat`, as `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: As `Pruner`, or data given to a criterion that uses none.

@@ -174,12 +174,7 @@ def signal_report(
     """
     check_built(model)
     core.require_tensorflow("signal_report")
-    if (y is None) != (loss is None):
-        given, missing = ("loss", "y") if y is None else ("y", "loss")
-        raise ValueError(
-            f"The gradient of a loss needs both `y` and `loss`. Received: {given} without {missing}. Give both, or "
-            "neither for a random direction at the outputs."
-        )
+    _require_both_or_neither(y, loss)
     import tensorflow as tf
 
     calls: list[_Call] = []
@@ -209,6 +204,15 @@ def signal_report(
         gradient_of="a random direction of its outputs" if loss is None else f"the loss {_name_of(loss)}",
         layers=_judged(_names(model, layers), layers, rows),
     )
+
+
+def _require_both_or_neither(y: Any, loss: Any) -> None:
+    if (y is None) != (loss is None):
+        given, missing = ("loss", "y") if y is None else ("y", "loss")
+        raise ValueError(
+            f"The gradient of a loss needs both `y` and `loss`. Received: {given} without {missing}. Give both, or "
+            "neither for a random direction at the outputs."
+        )
 
 
 def _has_a_row(layer: Any) -> bool:

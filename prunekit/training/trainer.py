@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import keras
 
-from prunekit.training import core
+from prunekit.training import core, functional
 
 
 class ScopedTrainFunction:
@@ -25,7 +25,9 @@ class ScopedTrainFunction:
 
     def _build(self) -> None:
         self._original = self._model.train_function
-        self._model.make_train_function(force=True)
+        # Inside the scope: on JAX, how a step's state is laid out over devices is settled here.
+        with self._scope(), functional.fresh_step(self._model):
+            self._model.make_train_function(force=True)
         self._scoped, self._model.train_function = self._model.train_function, self._original
 
     def fits(self, model) -> bool:
@@ -55,8 +57,9 @@ class ScopedTrainFunction:
     def _call(self, *args):
         self.disarm()
         # Two callbacks in one fit: the one that was armed first runs inside the scope of the other, traced in both.
+        state = functional.StateOfFit(self._model)
         with self._scope():
-            return self._original(*args) if _is_scoped(self._original) else self._scoped(*args)
+            return state.call(self._original if _is_scoped(self._original) else self._scoped, *args)
 
 
 def _is_scoped(train_function) -> bool:
@@ -79,7 +82,8 @@ def fresh_train_function(model) -> Iterator[None]:
     opened.append(mine)
     model.train_function = None
     try:
-        yield
+        with functional.fresh_step(model):
+            yield
     finally:
         later = opened[opened.index(mine) + 1 :]
         opened.remove(mine)

@@ -1,0 +1,399 @@
+"""The one door for model files: `.keras` archives and HDF5 files are looked through before Keras opens them.
+
+Keras refuses much of this by itself, each version something more; what is refused here does not depend on the version.
+"""
+
+import inspect
+import io
+import json
+import math
+import os
+import re
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, BinaryIO
+
+import h5py
+import keras
+
+from prunekit.anatomy.archives import LIMITS, FileRefused, Limits, checked_archive
+from prunekit.anatomy.tracing import item_bytes
+
+CONFIG = "config.json"
+WEIGHTS = "model.weights.h5"
+# Where functions named in a config may come from; others, such as keras.utils and keras.saving, do more than compute.
+FUNCTIONS = frozenset(
+    "builtins keras.activations keras.constraints keras.initializers keras.layers keras.losses keras.metrics "
+    "keras.ops keras.optimizers keras.quantizers keras.random keras.regularizers".split()
+)
+PACKAGES = ("keras", "builtins")
+# Layers that run what another file holds; safe mode refuses them as well, where it is not switched off.
+FOREIGN = frozenset({"TFSMLayer", "TorchModuleWrapper"})
+_IN_PYTHON = "build the model in a factory instead: model: {factory: package.module:function}"
+_LOCAL_HEADER = 30
+_PATCHED = threading.RLock()
+
+
+def check_model_file(path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
+    """Raises where `path` is no `.keras` file that may be opened; builds no model and changes nothing.
+
+    Args:
+        path: The file.
+        limits: How much of it is believed.
+
+    Raises:
+        FileRefused: It is missing, damaged, hostile, or of another kind.
+    """
+    path = os.fspath(path)
+    if not path.endswith(".keras"):
+        raise FileRefused(f"only .keras files are read (in safe mode). Received: {path}.")
+    if os.path.isdir(path):
+        raise FileRefused(f"the model file {path} is a folder.")
+    if "\0" in path or not os.path.isfile(path):
+        raise FileRefused(f"the model file {path} does not exist.")
+    try:
+        if not zipfile.is_zipfile(path):
+            raise FileRefused(f"{path} is not a .keras file: it is damaged, or of another kind with that extension.")
+        with checked_archive(path, limits) as archive:
+            for name in (CONFIG, WEIGHTS):
+                if name not in archive.namelist():
+                    raise FileRefused(
+                        f"{path} cannot be read: it has no {name}; it is damaged, or no model of Keras 3."
+                    )
+            _check_config_member(path, archive, limits)
+            with weights_member(path, archive) as file:
+                check_h5(file, path, limits)
+    except OSError as error:
+        raise FileRefused(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    compile: bool = True,
+    limits: Limits = LIMITS,
+    load: Callable[..., Any] | None = None,
+) -> Any:
+    """The model in a `.keras` file, checked first and read in safe mode: no code in the file is run.
+
+    Args:
+        path: The file.
+        compile: Also compile the model as it was when it was saved.
+        limits: How much of the file is believed.
+        load: What opens the file after the checks, called as `load(path, compile=..., safe_mode=True)`.
+
+    Raises:
+        FileRefused: It is missing, damaged, hostile, or needs classes that are not registered.
+    """
+    check_model_file(path, limits)
+    path = os.fspath(path)
+    with _reasons(path), bounded_weights(limits.allowance(os.path.getsize(path))):
+        return (load or keras.models.load_model)(path, compile=compile, safe_mode=True)
+
+
+def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
+    """Gives `model` the weights in a `.keras` file, which is checked first.
+
+    Args:
+        model: Built, and of the same layers.
+        path: The file.
+        limits: How much of it is believed.
+
+    Raises:
+        FileRefused: It is missing, damaged or hostile, or holds the weights of another model.
+    """
+    check_model_file(path, limits)
+    with _reasons(os.fspath(path)):
+        model.load_weights(path)
+
+
+@contextmanager
+def _reasons(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileRefused as error:
+        raise FileRefused(f"{path} cannot be read: {error}") from error
+    except Exception as error:
+        # Any exception: a damaged file makes layers raise whatever they please.
+        raise FileRefused(f"{path} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "safe_mode" in text or "unsafe" in text.lower():
+        return f"it holds Python code (a Lambda layer), which safe mode does not run. If you trust it, {_IN_PYTHON}."
+    unknown = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
+    if unknown is not None:
+        return f"it needs {unknown[1]}, which is not registered here. Register it, or {_IN_PYTHON}."
+    line = (text.strip() or type(error).__name__).splitlines()[0].rstrip(".")[:300]
+    return f"the file is damaged or not a Keras 3 model: {line}."
+
+
+# ---- the description of the model ------------------------------------------------------------------------------------
+
+
+def check_config(text: str | bytes, path: str, packages: tuple[str, ...] = PACKAGES, limits: Limits = LIMITS) -> None:
+    """Raises where a model's description (JSON) holds code, names foreign modules, or is beyond the limits.
+
+    Args:
+        text: The description.
+        path: The file that it is from, for errors.
+        packages: What classes and functions may come from, besides those that are registered.
+        limits: How much is believed.
+
+    Raises:
+        FileRefused: With the reason.
+    """
+    _check_config_size(path, len(text), limits)
+    try:
+        pending = [(json.loads(text), 1)]
+    except (ValueError, RecursionError) as error:
+        raise FileRefused(f"{path} cannot be read: its description of the model is damaged: {error}.") from error
+    if not isinstance(pending[0][0], dict):
+        raise FileRefused(f"{path} cannot be read: its description of the model is no mapping.")
+    while pending:
+        value, level = pending.pop()
+        if level > limits.config_levels:
+            raise FileRefused(f"{path}: expected at most {limits.config_levels} levels in the model's description.")
+        if isinstance(value, dict):
+            _check_object(value, path, packages)
+            pending += [(item, level + 1) for item in value.values()]
+        elif isinstance(value, list):
+            pending += [(item, level + 1) for item in value]
+
+
+def _check_config_size(path: str, size: int, limits: Limits) -> None:
+    if size > limits.config_bytes:
+        raise FileRefused(
+            f"{path}: expected a description of the model of at most {limits.config_bytes:,} bytes. Received: {size:,}."
+        )
+
+
+def _check_object(value: dict[str, Any], path: str, packages: tuple[str, ...]) -> None:
+    """One object of a description: what Keras would look up and call to make it."""
+    kind, module, config = value.get("class_name"), value.get("module"), value.get("config")
+    # Not left to safe mode alone: a process may have switched that off for all files.
+    if kind == "__lambda__" or (kind == "Lambda" and isinstance(config, dict) and _is_legacy_code(config)):
+        raise FileRefused(
+            f"{path} cannot be read: it holds Python code (a Lambda layer), which is never run. If you trust it, "
+            f"{_IN_PYTHON}."
+        )
+    if isinstance(kind, str) and kind in FOREIGN:
+        raise FileRefused(f"{path} cannot be read: it holds a {kind}, which runs code of another file.")
+    if kind is None or module is None or "config" not in value:
+        return
+    name, registered = config if kind == "function" else kind, value.get("registered_name")
+    if not (isinstance(kind, str) and isinstance(module, str) and isinstance(name, str)):
+        raise FileRefused(f"{path} cannot be read: its description names classes by something that is no text.")
+    if any(isinstance(item, str) and keras.saving.get_registered_object(item) for item in (name, registered)):
+        return
+    if module.partition(".")[0] not in packages:
+        raise FileRefused(
+            f"{path} cannot be read: it needs {name[:80]}, which is not registered here (module {module[:80]}). "
+            f"Register it, or {_IN_PYTHON}."
+        )
+    if kind == "function" and not _offers_functions(module):
+        raise FileRefused(f"{path} cannot be read: it names {module[:80]}.{name[:80]}, which is no part of a model.")
+
+
+def _offers_functions(module: str) -> bool:
+    package, _, rest = module.partition(".")
+    public = f"keras.{rest.removeprefix('src.')}" if rest else package
+    return any(f"{public}.".startswith(f"{allowed}.") for allowed in FUNCTIONS)
+
+
+def _is_legacy_code(config: dict[str, Any]) -> bool:
+    """Whether a Lambda layer of `.h5` files carries its function as bytes: [code, defaults, closure]."""
+    return any(
+        isinstance(config.get(name), list) and config.get(f"{name}_type", "lambda") in ("lambda", "raw")
+        for name in ("function", "output_shape", "mask")
+        if name == "function" or f"{name}_type" in config
+    )
+
+
+def _check_config_member(path: str, archive: zipfile.ZipFile, limits: Limits) -> None:
+    _check_config_size(path, archive.getinfo(CONFIG).file_size, limits)
+    try:
+        text = archive.read(CONFIG)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise FileRefused(f"{path} cannot be read: {CONFIG} is damaged: {error}.") from error
+    check_config(text, path, limits=limits)
+
+
+# ---- the weights -----------------------------------------------------------------------------------------------------
+
+
+def check_h5(file: str | os.PathLike[str] | IO[bytes], path: str | None = None, limits: Limits = LIMITS) -> None:
+    """Raises where an HDF5 file points out of itself, or promises more numbers than it holds.
+
+    Args:
+        file: The file, or its path.
+        path: What errors call it.
+        limits: How much of it is believed.
+
+    Raises:
+        FileRefused: With the place inside the file.
+    """
+    path = os.fspath(file) if path is None else path  # type: ignore[arg-type]
+    try:
+        with h5py.File(file, "r") as root:
+            stored = root.id.get_filesize()
+            promised = sum(_promised_bytes(item, path) for item in _objects(root, path, limits))
+    except FileRefused:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        line = (str(error).strip("\"' \n") or type(error).__name__).splitlines()[0].rstrip(".")
+        raise FileRefused(f"{path} cannot be read: its weights are damaged: {line}.") from error
+    if promised > limits.allowance(stored):
+        raise FileRefused(
+            f"{path}: its weights promise {promised:,} bytes, more than {limits.expansion} times the {stored:,} that "
+            "are stored."
+        )
+
+
+def check_legacy_h5(
+    path: str | os.PathLike[str], packages: tuple[str, ...] = ("keras", "tf_keras", "builtins"), limits: Limits = LIMITS
+) -> None:
+    """Raises where a model that older Keras saved as `.h5` holds code, points out of itself, or is beyond the limits.
+
+    Args:
+        path: The file.
+        packages: What its classes may come from.
+        limits: How much of it is believed.
+
+    Raises:
+        FileRefused: With the reason.
+    """
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileRefused(f"the model file {path} does not exist.")
+    check_h5(path, limits=limits)
+    with h5py.File(path, "r") as root:
+        texts = [root.attrs[name] for name in ("model_config", "training_config") if name in root.attrs]
+    for text in texts:
+        if not isinstance(text, str | bytes):
+            raise FileRefused(f"{path} cannot be read: its description of the model is no text.")
+        check_config(text, path, packages, limits)
+
+
+def _objects(root: h5py.File, path: str, limits: Limits) -> Iterator[h5py.Group | h5py.Dataset]:
+    """Every group and dataset once, whatever way leads to it."""
+    pending, seen = [root], {_address(root)}
+    while pending:
+        group = pending.pop()
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise FileRefused(f"{path}: {ascii(name)[:80]} in its weights points to another place or file.")
+            item = group[name]
+            if _address(item) in seen:
+                continue
+            seen.add(_address(item))
+            if len(seen) > limits.objects:
+                raise FileRefused(f"{path}: expected at most {limits.objects:,} groups and arrays of weights.")
+            yield item
+            if isinstance(item, h5py.Group):
+                pending.append(item)
+
+
+def _address(item: Any) -> int:
+    return h5py.h5o.get_info(item.id).addr
+
+
+def _promised_bytes(item: Any, path: str) -> int:
+    if not isinstance(item, h5py.Dataset):
+        return 0
+    if item.external or item.is_virtual:
+        raise FileRefused(f"{path}: {ascii(item.name)[:80]} in its weights keeps its numbers in another file.")
+    return math.prod(item.shape or ()) * item.dtype.itemsize
+
+
+@contextmanager
+def weights_member(path: str, archive: zipfile.ZipFile) -> Iterator[BinaryIO]:
+    """The weights of an archive, as a file in which one can jump about.
+
+    Raises:
+        FileRefused: They are damaged.
+    """
+    member = archive.getinfo(WEIGHTS)
+    try:
+        # Opening compares the two places where an archive says what a member is.
+        with archive.open(member) as packed:
+            if member.compress_type == zipfile.ZIP_DEFLATED:
+                yield io.BytesIO(packed.read())
+                return
+        with open(path, "rb") as file:
+            file.seek(member.header_offset)
+            header = file.read(_LOCAL_HEADER)
+            start = member.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[-4:]))
+            yield io.BufferedReader(_Window(file, start, member.file_size))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error) as error:
+        raise FileRefused(f"{path} cannot be read: {WEIGHTS} is damaged: {error}.") from error
+
+
+class _Window(io.RawIOBase):
+    """A stretch of a file, as a file; a zip archive's own reader starts anew with each step back."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int):
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._start + self._at)
+        content = self._file.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+@contextmanager
+def bounded_weights(most: int, layers: Any = keras.layers.Layer) -> Iterator[None]:
+    """Inside, layers that this thread builds may make weights of `most` bytes in all, and no more.
+
+    Args:
+        most: How many bytes.
+        layers: The class whose `add_weight` makes them; legacy Keras has one of its own.
+
+    Raises:
+        FileRefused: Before the weight beyond the bound is allocated.
+    """
+    with _PATCHED:
+        original, thread, made = layers.add_weight, threading.get_ident(), 0
+        # Legacy Keras has the name first, Keras 3 the shape.
+        bound = inspect.signature(original).bind_partial
+
+        def counted(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            if threading.get_ident() == thread:
+                given = bound(layer, *args, **kwargs).arguments
+                made += _bytes_of(given.get("shape"), given.get("dtype") or layer.variable_dtype)
+                if made > most:
+                    raise FileRefused(
+                        f"it describes a model of more than {most:,} bytes of weights, which the file cannot hold."
+                    )
+            return original(layer, *args, **kwargs)
+
+        layers.add_weight = counted
+        try:
+            yield
+        finally:
+            layers.add_weight = original
+
+
+def _bytes_of(shape: Any, dtype: Any) -> int:
+    lengths = [shape] if isinstance(shape, int) else list(shape or ())
+    if not all(isinstance(length, int) for length in lengths):
+        return 0
+    return math.prod(lengths) * item_bytes(dtype)

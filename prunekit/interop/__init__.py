@@ -1,0 +1,1 @@
+"""What other toolkits wrote: their models, schedules and checkpoints, read into Keras 3."""

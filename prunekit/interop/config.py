@@ -1,0 +1,86 @@
+"""A legacy model's config, rebuilt from what is known here: no name in a file decides what is imported or run."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from prunekit.interop import legacy
+from prunekit.interop.layers import ACTIVATIONS, SUPPORTED, reason_against
+
+_MODELS = ("Sequential", "Functional", "Model")
+
+
+def cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a whole model as tf_keras takes it, made of known classes.
+
+    Raises:
+        ValueError: Layers that cannot be carried, all of them named with the reason.
+    """
+    obstacles: list[str] = []
+    result = _clean(config, obstacles, inside=False)
+    if config.get("class_name") not in _MODELS:
+        kind = config.get("class_name")
+        obstacles = [f"{kind!r} (a subclassed model, whose code is in no file)"]
+    if obstacles:
+        raise ValueError(
+            f"it holds what cannot be carried to Keras 3: {', '.join(dict.fromkeys(obstacles))}. Build that part in "
+            "Keras 3, and load the rest without it."
+        )
+    return result
+
+
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Class name -> the module that tf_keras looks it up in; "" for tensorflow-model-optimization's."""
+    homes = dict.fromkeys(legacy.wrapper_classes(), "")
+    for home in ("initializers", "regularizers", "constraints"):
+        names = (name for name in dir(getattr(keras, home)) if name[0].isupper())
+        homes.update(dict.fromkeys(names, f"keras.{home}"))
+    homes.update(dict.fromkeys(SUPPORTED, "keras.layers"))
+    homes |= {"Sequential": "keras", "Functional": "keras.src.engine.functional", "Model": "keras"}
+    homes["Policy"] = "keras.mixed_precision"
+    return homes
+
+
+def _clean(value: Any, obstacles: list[str], inside: bool) -> Any:
+    """`value` without names of modules; `inside`: it belongs to a wrapped layer.
+
+    A wrapped layer is built before its wrapper, as it was when the file was written; every other layer is built when
+    it is called: a wrapper that is built twice has its variables twice.
+    """
+    if isinstance(value, list):
+        return [_clean(one, obstacles, inside) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("class_name"), str):
+        return _clean_object(value, obstacles, inside)
+    for key, one in value.items():
+        if key.endswith("activation") and isinstance(one, str) and one not in ACTIVATIONS:
+            obstacles.append(f"{str(value.get('name', key))!r} ({key} {one}: {reason_against(one)})")
+    return {key: _clean(one, obstacles, inside or key == "layer") for key, one in value.items()}
+
+
+def _clean_object(value: dict[str, Any], obstacles: list[str], inside: bool) -> Any:
+    name, config = value["class_name"], value.get("config")
+    if name in ("__tuple__", "TensorShape"):
+        return [_clean(one, obstacles, inside) for one in value.get("items", [])]
+    if name == "function":
+        name = str(config)
+        if name in ACTIVATIONS:
+            return name
+    home = _homes().get(name)
+    if home is None:
+        where = config.get("name") if isinstance(config, dict) else None
+        obstacles.append(f"{str(where or name)!r} ({name}: {reason_against(name)})")
+        return None
+    result = {"class_name": name, "config": _clean(config, obstacles, inside=False)}
+    if "module" in value:
+        result |= {"module": home or None, "registered_name": None if home else name}
+    for key in ("name", "inbound_nodes", "shared_object_id"):
+        if key in value:
+            result[key] = _clean(value[key], obstacles, inside=False)
+    if inside and "build_config" in value:
+        result["build_config"] = _clean(value["build_config"], obstacles, inside=False)
+    return result

@@ -1,0 +1,154 @@
+"""A whole model of tf_keras, wrapped or not, as a plain Keras 3 model with the same layers, calls and weights."""
+
+from typing import Any
+
+import keras
+
+from prunekit.interop import legacy
+from prunekit.interop.layers import NotCarried, paired, translated
+from prunekit.interop.wrappers import Wrapping, bare_activation, passes_through, wrapping
+
+
+class Translation:
+    """A legacy model and its Keras 3 translation; shared layers are translated once.
+
+    Args:
+        model: A built Sequential or functional model of tf_keras.
+
+    Attributes:
+        model: The Keras 3 model.
+        pairs: (legacy variable, Keras 3 variable) of every weight.
+        wrappings: What stood around the layers.
+        lost: What a training in Keras 3 does otherwise, one line each.
+
+    Raises:
+        NotCarried: Something has no equal in Keras 3.
+    """
+
+    def __init__(self, model: Any):
+        self._layers: dict[int, Any] = {}
+        self._sources: list[tuple[Any, Any, Any]] = []
+        self.wrappings: list[Wrapping] = []
+        self.lost: list[str] = []
+        self.model = self._model(model)
+        self.pairs: list[tuple[Any, keras.Variable]] = []
+        for layer, new, variables in self._sources:
+            self.pairs += paired(layer, new, variables)
+        for old, variable in self.pairs:
+            variable.assign(old.numpy())
+        for _, new, _ in self._sources:
+            if isinstance(new, keras.layers.Normalization):
+                # What it computes with are tensors made of its variables.
+                new.finalize_state()
+
+    def counterpart(self, variable: Any) -> keras.Variable | None:
+        """The Keras 3 variable that took a legacy variable's value."""
+        return next((new for old, new in self.pairs if old is variable), None)
+
+    def _model(self, model: Any) -> keras.Model:
+        tf_keras = legacy.tf_keras()
+        if isinstance(model, tf_keras.Sequential):
+            self._note_pass_throughs(model)
+            if not model.inputs:
+                raise NotCarried(f"{model.name!r} (a Sequential that does not know the shape of its inputs)")
+            layers = [layer for layer in model.layers if not passes_through(layer)]
+            return keras.Sequential([_input(model.inputs[0]), *map(self._layer, layers)], name=_named(model))
+        if not getattr(model, "_is_graph_network", False):
+            raise NotCarried(f"{model.name!r} ({type(model).__name__}: a subclassed model, whose code is in no file)")
+        self._note_pass_throughs(model)
+        nest = _nest()
+        structure = model._nested_inputs
+        # Keras 3 wants the inputs of a dictionary to be called as its keys are.
+        keys = {id(tensor): key for key, tensor in structure.items()} if isinstance(structure, dict) else {}
+        tensors = {id(tensor): _input(tensor, keys.get(id(tensor))) for tensor in model.inputs}
+        for depth in sorted(model._nodes_by_depth, reverse=True):
+            for node in model._nodes_by_depth[depth]:
+                if not node.is_input:
+                    self._replay(node, tensors)
+        inputs = nest.map_structure(lambda tensor: tensors[id(tensor)], structure)
+        outputs = nest.map_structure(lambda tensor: tensors[id(tensor)], model._nested_outputs)
+        return keras.Model(inputs, outputs, name=_named(model))
+
+    def _note_pass_throughs(self, model: Any) -> None:
+        self.wrappings += [one for one in map(wrapping, filter(passes_through, model.layers)) if one]
+
+    def _replay(self, node: Any, tensors: dict[int, Any]) -> None:
+        nest = _nest()
+
+        def new(value: Any) -> Any:
+            return tensors.get(id(value), value)
+
+        arguments = nest.map_structure(new, tuple(node.call_args))
+        options = nest.map_structure(new, dict(node.call_kwargs))
+        if passes_through(node.layer):
+            outputs = arguments[0]
+        else:
+            layer = self._layer(node.layer)
+            if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and isinstance(arguments[0], list):
+                # tf_keras joins the states to the input when they are tensors of the graph.
+                (first, *states), *rest = arguments
+                arguments, options = (first, *rest), {**options, "initial_state": states}
+            self._note_mode(layer, options.pop("training", None))
+            outputs = layer(*arguments, **options)
+        for old, one in zip(nest.flatten(node.outputs), nest.flatten(outputs), strict=True):
+            tensors[id(old)] = one
+
+    def _note_mode(self, layer: Any, training: Any) -> None:
+        """Refuses or names a layer that is called with `training`: Keras 3 lets the call of the model decide."""
+        if training is None or not any(map(_minds_training, layer._flatten_layers())):
+            return
+        if not isinstance(training, bool | int) or training:
+            raise NotCarried(
+                f"{layer.name!r} (called with training={training}: Keras 3 lets the call of the model decide)"
+            )
+        self.lost.append(
+            f"the call of {layer.name!r} with training=False: it computes the same, but in a training Keras 3 has it "
+            "trained, too; build that part with trainable=False and without dropout"
+        )
+
+    def _layer(self, layer: Any) -> Any:
+        around = wrapping(layer)
+        inner = around.layer if around else layer
+        if id(inner) not in self._layers:
+            self._layers[id(inner)] = self._made(inner, around)
+        return self._layers[id(inner)]
+
+    def _made(self, inner: Any, around: Wrapping | None) -> Any:
+        if isinstance(inner, legacy.tf_keras().Model):
+            nested = self._model(inner)
+            if not inner.trainable:
+                # Nothing inside is trained then, whatever its layers say of themselves.
+                nested.trainable = False
+            return nested
+        if around:
+            self.wrappings.append(around)
+        new = translated(inner, bare_activation)
+        self._sources.append((inner, new, around.variables if around else None))
+        return new
+
+
+def _minds_training(layer: Any) -> bool:
+    """Whether a layer computes otherwise in a training, itself."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return layer.trainable
+    # Rates of dropout: of the layers named after it, of recurrent cells, of attention, of noise.
+    names = ("rate", "dropout", "recurrent_dropout", "stddev")
+    return any(isinstance(rate := getattr(layer, name, None), int | float) and rate > 0 for name in names)
+
+
+def _named(model: Any) -> str:
+    return model.name.replace("/", "_")
+
+
+def _input(tensor: Any, name: str | None = None) -> Any:
+    layer = tensor.node.layer
+    if type(tensor.type_spec).__name__ != "TensorSpec":
+        raise NotCarried(f"{layer.name!r} (an input that is no dense tensor: {type(tensor.type_spec).__name__})")
+    name = (name or layer.name).replace("/", "_")
+    return keras.Input(batch_shape=tuple(tensor.shape), dtype=tensor.dtype.name, name=name)
+
+
+def _nest() -> Any:
+    import tensorflow as tf
+
+    return tf.nest

@@ -1,0 +1,163 @@
+"""What tensorflow-model-optimization wraps around layers: what is inside, and what the wrapper knows."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prunekit.interop import legacy
+from prunekit.interop.layers import NotCarried
+from prunekit.training import core
+
+_CLUSTERS = ("ClusterWeights", "ClusterWeightsMHA", "ClusterWeightsRNN")
+_QUANTIZERS = ("QuantizeWrapper", "QuantizeWrapperV2")
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """One pruned weight: a legacy variable, its mask (True = kept) and the threshold that made it."""
+
+    variable: Any
+    mask: np.ndarray
+    threshold: float
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapping:
+    """A wrapper taken apart.
+
+    Attributes:
+        layer: The layer inside, of tf_keras.
+        kind: "pruned", "clustered" or "quantized".
+        variables: Where the layer's weights are; None for in the layer itself.
+        masks: What is pruned.
+        step: The forward passes in training that a pruning wrapper counted.
+        settings: The pruning wrapper's `pruning_schedule`, `block_size`, `block_pooling_type` and `sparsity_m_by_n`.
+        clusters: Number of clusters; 0 where the layer is not clustered.
+        ranges: Name of a fake quantization, after the layer -> (lowest, highest) of its range, arrays.
+    """
+
+    layer: Any
+    kind: str
+    variables: Any = None
+    masks: tuple[Pruned, ...] = ()
+    step: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    clusters: int = 0
+    ranges: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+def wrapping(layer: Any) -> Wrapping | None:
+    """The wrapper `layer` taken apart; None where it is a layer of its own right."""
+    kind = _kind(layer)
+    if kind == "PruneLowMagnitude":
+        return _pruned(layer)
+    if kind in _CLUSTERS:
+        return _clustered(layer)
+    if kind in _QUANTIZERS:
+        return Wrapping(layer.layer, "quantized", variables=layer.weights, ranges=_ranges(layer, layer.layer.name))
+    if kind == "QuantizeLayer":
+        return Wrapping(layer, "quantized", ranges=_ranges(layer, layer.name))
+    return None
+
+
+def passes_through(layer: Any) -> bool:
+    """Whether a layer gives its input on as it is, but for fake quantization, or is the input itself."""
+    return _kind(layer) == "QuantizeLayer" or type(layer).__name__ == "InputLayer"
+
+
+def bare_activation(activation: Any) -> Any:
+    """The activation that a quantization wrapper has replaced by its own."""
+    if type(activation).__name__ == "QuantizeAwareActivation":
+        activation = activation.activation
+    if type(activation).__name__ == "NoOpActivation":
+        return legacy.tf_keras().activations.linear
+    return activation
+
+
+@contextlib.contextmanager
+def without_rounding(model: Any) -> Iterator[None]:
+    """Inside, eager calls of a quantization-aware model compute with its weights as they are, without rounding."""
+    with contextlib.ExitStack() as stack:
+        for layer in model._flatten_layers():
+            if _kind(layer) == "QuantizeLayer":
+                stack.enter_context(core.shadowed(layer, "quantizer", None))
+            elif _kind(layer) in _QUANTIZERS:
+                stack.enter_context(core.shadowed(layer, "_make_quantizer_fn", lambda _q, x, *_: lambda: x))
+                for activation in layer._quantize_activations:
+                    stack.enter_context(core.shadowed(activation, "quantizer", lambda x, *_, **__: x))
+        yield
+
+
+def _kind(layer: Any) -> str:
+    """The name of the class of tensorflow-model-optimization's that the layer is one of; empty for other layers."""
+    theirs = (base for base in type(layer).__mro__ if base.__module__.startswith("tensorflow_model_optimization."))
+    return getattr(next(theirs, None), "__name__", "")
+
+
+def _ranges(layer: Any, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    found = {variable.name.split("/")[-1].split(":")[0]: variable.numpy() for variable in layer.weights}
+    pairs = {low.removesuffix("_min"): low for low in found if low.endswith("_min")}
+    return {
+        f"{name}/{what}": (found[low], found[f"{what}_max"]) for what, low in pairs.items() if f"{what}_max" in found
+    }
+
+
+def _pruned(layer: Any) -> Wrapping:
+    masks = tuple(
+        Pruned(variable, mask.numpy().astype(bool), float(threshold.numpy()))
+        for variable, mask, threshold in layer.pruning_vars
+    )
+    names = ("pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n")
+    settings = {name: getattr(layer, name, None) for name in names}
+    return Wrapping(layer.layer, "pruned", masks=masks, step=int(layer.pruning_step.numpy()), settings=settings)
+
+
+def _clustered(layer: Any) -> Wrapping:
+    if type(layer).__name__ != "ClusterWeights":
+        raise NotCarried(f"{layer.layer.name!r} ({type(layer.layer).__name__}: clustered, and more than one matrix)")
+    if layer.preserve_sparsity:
+        _restore_zeros(layer)
+    layer.update_clustered_weights_associations()
+    # The wrapper keeps the weight that learns; what it computes with is a tensor put in its place.
+    variables = [
+        _Clustered(original, layer.get_weight_from_layer(name))
+        for name, original in layer.original_clusterable_weights.items()
+    ]
+    clustered = {id(one.original) for one in variables}
+    rest = [variable for variable in layer.layer.weights if id(variable) not in clustered]
+    clusters = layer.number_of_clusters if variables else 0
+    return Wrapping(layer.layer, "clustered", variables=[*rest, *variables], clusters=clusters)
+
+
+class _Clustered:
+    """A weight that has the values of its clusters, under the name of the variable that learns."""
+
+    def __init__(self, original: Any, values: Any):
+        self.original = original
+        self.name = original.name
+        self.shape = original.shape
+        self._values = values
+
+    def numpy(self) -> np.ndarray:
+        return self._values.numpy()
+
+
+def _restore_zeros(layer: Any) -> None:
+    """Gives a wrapper that preserves sparsity its masks back.
+
+    They are in no file: loading makes them from the random weights of the new model. Which cluster each weight belongs
+    to is in the file, and one cluster is zero.
+    """
+    import tensorflow as tf
+
+    for name, indices in layer.pulling_indices.items():
+        zero = tf.argmin(tf.abs(layer.cluster_centroids[name]), axis=-1)
+        layer.zero_idx[name] = zero
+        with contextlib.suppress(KeyError):
+            weight = layer.original_clusterable_weights[name]
+            values = layer.clustering_algorithms[name].get_clustered_weight(indices, weight)
+            pinned = tf.reduce_min(tf.abs(layer.cluster_centroids[name]))
+            layer.sparsity_masks[name] = tf.cast(tf.abs(values) > pinned, weight.dtype)

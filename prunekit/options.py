@@ -1,0 +1,67 @@
+"""Arguments and options that several commands have."""
+
+from typing import Any
+
+import click
+
+
+class AtLeast(click.IntRange):
+    """A whole number from a lowest one on; click's own name for it is "integer range", also in errors."""
+
+    name = "whole number"
+
+
+def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...], read: Any) -> dict[str, Any]:
+    from prunekit.recipe.text import RecipeError
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected name=value. Received: {text!r}.", context, parameter)
+        if name in values:
+            raise click.BadParameter(f"{name!r} is set twice.", context, parameter)
+        try:
+            values[name] = read(value)
+        except RecipeError as error:
+            raise click.BadParameter(f"{name}: {error.message}", context, parameter) from None
+    return values
+
+
+def _assignments(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    if not texts:
+        return {}
+    from prunekit.recipe.text import read_value
+
+    return _pairs(context, parameter, texts, read_value)
+
+
+def _lists(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    if not texts:
+        return {}
+    from prunekit.recipe.grid import read_values
+
+    return _pairs(context, parameter, texts, read_values)
+
+
+recipe_argument = click.argument("recipe")
+set_option = click.option(
+    "--set",
+    "overrides",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_assignments,
+    help="A value for a variable that the recipe declares. May be repeated.",
+)
+grid_option = click.option(
+    "--over",
+    metavar="NAME=VALUE,VALUE",
+    multiple=True,
+    callback=_lists,
+    help="Values that a variable of the recipe takes, one after another. May be repeated, for every combination.",
+)
+model_option = click.option("--model", metavar="FILE", help="A .keras file, instead of the recipe's model.")
+trust_option = click.option(
+    "--trust", is_flag=True, help="Allow the recipe to import and run the Python code it names."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of text.")

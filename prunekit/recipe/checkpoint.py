@@ -1,0 +1,330 @@
+"""Checkpoints of a run: all that it is made of at the end of an epoch or a step, and proof that it is the same run."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import keras
+import numpy as np
+from pydantic import TypeAdapter
+
+from prunekit.recipe import copies
+from prunekit.recipe.data import Order
+from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.replicas import ALONE, Replicas
+from prunekit.training import functional
+from prunekit.training.randomness import restore_random_state
+from prunekit.training.snapshot import Snapshot, Snapshots, lacking, write_bytes
+
+
+@dataclass
+class Standing:
+    """Where a run stands; without arguments, at its beginning.
+
+    Attributes:
+        step: Index of the step that is under way, or begins next.
+        epoch: Epochs of that step that are behind.
+        seconds: What that step took so far.
+        updates: Optimizer updates before that step.
+        history: Of that step so far: metric -> value per epoch.
+        pruner: Of that step; None where it prunes nothing while it trains.
+        record: What the steps noted, as JSON can say it.
+        weights_before: Weights just before the first prune step, by name.
+        masks: Of all finished prune steps, by name, True = kept.
+        changes: The figures of `WeightChanges`, None before the first training.
+        random: State of the generators that layers may draw from, in the middle of a step.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    seconds: float = 0.0
+    updates: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    pruner: Snapshot | None = None
+    record: dict[str, Any] = field(default_factory=dict)
+    weights_before: dict[str, np.ndarray] = field(default_factory=dict)
+    masks: dict[str, np.ndarray] = field(default_factory=dict)
+    changes: np.ndarray | None = None
+    random: dict[str, Any] | None = None
+
+
+# Fields of `Standing` that are written as they are, and all values of a checkpoint, with their kinds.
+_PLAIN = {
+    "step": int,
+    "epoch": int,
+    "seconds": int | float,
+    "updates": int,
+    "history": dict,
+    "record": dict,
+    "random": dict | None,
+}
+_KINDS = _PLAIN | {"pruner": dict | None, "optimizer": bool, "files": dict}
+
+
+class Checkpoints:
+    """The two newest checkpoints of one run. Where it has several processes, all of them write and restore at once.
+
+    Args:
+        folder: The unfinished run's.
+        run: What becomes the run directory; the files of export steps there belong to a checkpoint.
+        every: Epochs from one checkpoint inside a step to the next. The end of a step always has one.
+        replicas: The chief writes; each replica gets its own statistics back.
+        reads: Whether there may be one to restore. The chief's folder alone is clear where there is not.
+
+    Attributes:
+        folder: As given.
+    """
+
+    def __init__(self, folder: Path, run: Path, every: int = 1, *, replicas: Replicas = ALONE, reads: bool = True):
+        self.every = every
+        self.folder, self._exports = folder, run / EXPORTS
+        self._replicas, self._reads = replicas, reads
+        self._snapshots = Snapshots(folder, CHECKPOINT)
+
+    def write(self, model: keras.Model, standing: Standing) -> None:
+        """Adds a checkpoint of the model as it is, its optimizer included.
+
+        Raises:
+            OSError: It cannot be written; those before are still there.
+        """
+        functional.hand_back(model)
+        own = self._own_state(model)
+        if not self._replicas.chief:
+            return
+        arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(_variables(model))}
+        arrays |= {f"before/{name}": array for name, array in standing.weights_before.items()}
+        arrays |= {f"mask/{name}": mask for name, mask in standing.masks.items()}
+        if standing.changes is not None:
+            arrays["changes"] = standing.changes
+        if standing.pruner is not None:
+            arrays |= {f"pruner/{name}": array for name, array in standing.pruner.arrays.items()}
+        if own is not None:
+            arrays["replicas"] = own
+        values = {
+            **{name: getattr(standing, name) for name in _PLAIN},
+            "pruner": None if standing.pruner is None else standing.pruner.values,
+            "optimizer": _optimizer_built(model),
+            "files": self._files(),
+        }
+        self._snapshots.write(Snapshot(values, arrays))
+
+    def restore(self, model: keras.Model) -> Standing | None:
+        """Where the newest checkpoint stands, with the model as it was there; None where there is none.
+
+        Files that export steps wrote after it are removed.
+
+        Raises:
+            RecipeError: Every checkpoint is damaged, or files of export steps are not as they were; the processes of
+                the run restored different ones.
+        """
+        standing = self._restored(model) if self._reads else None
+        # Here they wait for one another: the first to go on may replace the checkpoint.
+        self._replicas.agree({"checkpoint": "none" if standing is None else f"{standing.step} {standing.epoch}"})
+        return standing
+
+    def _restored(self, model: keras.Model) -> Standing | None:
+        found = self._snapshots.newest()
+        if found is None:
+            if self._snapshots:
+                raise RecipeError(
+                    f"the checkpoints in {self.folder} are damaged: nothing can be resumed. Begin anew with --force."
+                )
+            return None
+        wrong = lacking(found.values, _KINDS)
+        if wrong is not None:
+            raise RecipeError(
+                f"the checkpoints in {self.folder} hold no {wrong} that this version of prunekit reads. Begin anew "
+                "with --force."
+            )
+        if self._replicas.chief:
+            self._settle_files(found.values["files"])
+        if found.values["optimizer"] and not model.optimizer.built:
+            with self._replicas.scope():
+                model.optimizer.build(model.trainable_variables)
+        variables = _variables(model)
+        saved = _named(found.arrays, "variable/")
+        if [tuple(v.shape) for v in variables] != [array.shape for array in saved.values()]:
+            raise RecipeError(f"the checkpoints in {self.folder} are of another model. Begin anew with --force.")
+        for variable, array in zip(variables, saved.values(), strict=True):
+            variable.assign(np.array(array))
+        if "replicas" in found.arrays:
+            copies.restore_own_state(self._replicas.strategy, model, found.arrays["replicas"])
+        pruner = found.values["pruner"]
+        return Standing(
+            **{name: found.values[name] for name in _PLAIN},
+            pruner=None if pruner is None else Snapshot(pruner, _named(found.arrays, "pruner/")),
+            weights_before={name: np.array(array) for name, array in _named(found.arrays, "before/").items()},
+            masks={name: np.array(array) for name, array in _named(found.arrays, "mask/").items()},
+            changes=found.arrays.get("changes"),
+        )
+
+    def kept(self) -> str:
+        """What an interruption leaves, for people."""
+        if not self._snapshots:
+            return "Nothing was saved yet, and nothing is left behind."
+        return f"What was saved before is kept in {self.folder}: once that is mended, go on with --resume."
+
+    def _own_state(self, model: keras.Model) -> np.ndarray | None:
+        strategy = self._replicas.strategy
+        return None if strategy is None or self._replicas.count == 1 else copies.own_state(strategy, model)
+
+    def _files(self) -> dict[str, str]:
+        return {path.name: _digest(path) for path in sorted(self._exports.glob("*")) if path.is_file()}
+
+    def _settle_files(self, expected: Mapping[str, str]) -> None:
+        for name, digest in expected.items():
+            path = self._exports / name
+            if not path.is_file() or _digest(path) != digest:
+                raise RecipeError(f"{path} is not as the unfinished run wrote it. Begin anew with --force.")
+        for path in self._exports.glob("*"):
+            if path.name not in expected:
+                path.unlink()
+
+
+def _named(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    """Everything that training changes: weights, seeds of layers, slots, averages, the learning rate."""
+    found = [*model.variables, *(model.optimizer.variables if _optimizer_built(model) else ())]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _optimizer_built(model: keras.Model) -> bool:
+    return getattr(model, "optimizer", None) is not None and model.optimizer.built
+
+
+# ---- inside an epoch's end and beginning ----------------------------------------------------------------------------
+
+
+class EpochCheckpoints(keras.callbacks.Callback):
+    """Has checkpoints written at ends of epochs, and puts the generators and the order of the data where they stood.
+
+    Args:
+        order: Of the data.
+        standing: Where the step begins or goes on.
+        every: Epochs from one checkpoint to the next; 0 writes none.
+        save: Takes the number of epochs that are behind, and the history so far.
+    """
+
+    def __init__(
+        self, order: Order, standing: Standing, every: int, save: Callable[[int, dict[str, list[float]]], None]
+    ):
+        super().__init__()
+        self.history = {name: list(values) for name, values in standing.history.items()}
+        self._order, self._every, self._save = order, every, save
+        self._random = standing.random
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._order.epoch = epoch
+        if self._random is not None:
+            restore_random_state(self.model, self._random)
+            self._random = None
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
+        behind = epoch + 1
+        # After the last one Keras may write averages into the weights: what follows is the checkpoint of the step.
+        if self._every and behind % self._every == 0 and behind < self.params["epochs"]:
+            self._save(behind, self.history)
+
+
+# ---- what the steps noted --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(kind)
+    return {item.name: TypeAdapter(hints[item.name]) for item in fields(kind) if not item.metadata.get("arrays")}
+
+
+def plain_fields(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass as JSON can say them, but for those whose metadata say "arrays"."""
+    return {name: adapter.dump_python(getattr(record, name)) for name, adapter in _adapters(record.__class__).items()}
+
+
+def from_plain(kind: Any, values: Mapping[str, Any], **others: Any) -> Any:
+    """A dataclass from what `plain_fields` gave, and the fields that it left out."""
+    made = {name: adapter.validate_python(values.get(name)) for name, adapter in _adapters(kind).items()}
+    return kind(**made, **others)
+
+
+# ---- the same run ----------------------------------------------------------------------------------------------------
+
+
+def note_start(folder: Path, start: Mapping[str, Any]) -> None:
+    """Writes what a run starts from into its folder; where that is written already, they are the same.
+
+    Args:
+        folder: The unfinished run's.
+        start: Its "recipe", locked; digests of "model" and "data"; "versions".
+
+    Raises:
+        RecipeError: The unfinished run started from something else, or nothing says from what; it is untouched.
+    """
+    path = folder / START
+    if not path.exists():
+        if Snapshots(folder, CHECKPOINT):
+            raise RecipeError(
+                f"{path} is missing, so nothing says what the checkpoints there are of. Put it back, or begin anew "
+                "with --force."
+            )
+        write_bytes(path, json.dumps(start, indent=1).encode())
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        differences = start_differences(before, json.loads(json.dumps(start)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecipeError(f"{path} is damaged ({error}): begin anew with --force.") from error
+    if differences:
+        raise RecipeError(
+            f"the unfinished run in {folder} cannot be resumed: {'; '.join(differences)}. Put that back as it was, or "
+            "begin anew with --force, which deletes the unfinished run."
+        )
+
+
+def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What makes another run, in words; nothing where it is the same.
+
+    Args:
+        before: "recipe", locked, "model" and "data", and "versions" where they matter.
+        now: The same.
+    """
+    edits = _edits(before["recipe"], now["recipe"], "")
+    found = [f"the recipe was edited ({edits[0]})"] if edits else []
+    for name, verb in (("model", "is"), ("data", "are")):
+        if before.get(name) != now.get(name):
+            found.append(f"the {name} {verb} not what it started from")
+    old, new = before.get("versions", {}), now.get("versions", {})
+    differing = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return found + [f"{name} was {old.get(name)} and is {new.get(name)}" for name in differing]
+
+
+def _edits(before: Any, now: Any, path: str) -> list[str]:
+    """Where two documents differ, and how: "steps[1].prune.epochs: 2 before, 3 now"."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = list({**before, **now})
+        rows = [_edits(before.get(name), now.get(name), f"{path}.{name}" if path else name) for name in names]
+        return [row for part in rows for row in part]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [row for i, pair in enumerate(zip(before, now, strict=True)) for row in _edits(*pair, f"{path}[{i}]")]
+    if before == now:
+        return []
+    return [f"{path}: {_short(before)} before, {_short(now)} now"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,288 @@
+"""What a recipe trains on: one replica, several in this process, or one in each of several processes."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.recipe import copies
+from prunekit.recipe.interruption import ctrl_c_handled_by
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.progress import Listener, Progress
+from prunekit.recipe.schema import Recipe
+from prunekit.recipe.sources import Compile
+from prunekit.training import distribution
+
+_BACKENDS = {"mirrored": "tensorflow", "multi_worker": "tensorflow", "data_parallel": "jax"}
+_TF_CONFIG = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}'
+_TRAINING = ("chief", "worker")
+_PORT = re.compile(r".*:\d{1,5}", re.ASCII)
+_LOST = (
+    "distribute: multi_worker: another process of TF_CONFIG ended, or cannot be reached, so this one cannot go on. See "
+    "what it said, and start all of them again: with --resume they go on after the last checkpoint of the chief."
+)
+# Keras asks in a condition whether it is time, and merges replicas inside: tf.distribute refuses that.
+_CONDITIONAL = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+
+
+@dataclass(frozen=True, eq=False)
+class Replicas:
+    """The replicas of a run.
+
+    Attributes:
+        kind: As the recipe's `distribute`.
+        count: Of all processes together.
+        strategy: A `tf.distribute` strategy; None on the JAX backend, and where there is one replica without any.
+        chief: Whether this process writes the run directory.
+    """
+
+    kind: str | None = None
+    count: int = 1
+    strategy: Any = None
+    chief: bool = True
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Where model and optimizer are made."""
+        return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
+
+    @property
+    def several_processes(self) -> bool:
+        """Whether other processes train the same model."""
+        return self.kind == "multi_worker"
+
+    @property
+    def means(self) -> int:
+        """How many means of examples the loss of a batch is the mean of; on JAX it is one of all of them."""
+        return 1 if self.strategy is None else self.count
+
+    def lost_one(self, error: Exception) -> bool:
+        """Whether the error, or what it comes from, says that another process is gone."""
+        if not self.several_processes:
+            return False
+        from tensorflow import errors
+
+        gone = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
+        return isinstance(error, gone) or isinstance(error.__cause__, gone)
+
+    def notes(self) -> list[str]:
+        """What the report says about them."""
+        if self.kind is None:
+            return []
+        counted = f"{self.count} replica{'' if self.count == 1 else 's'}"
+        return [f"distribute: {self.kind} trained on {counted}; another number gives other rounding."]
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Waits until every process of the run is here, with the same facts.
+
+        Args:
+            facts: What has a name -> what it is.
+
+        Raises:
+            RecipeError: They differ; in every process.
+        """
+        if not self.several_processes:
+            return
+        digests = [hashlib.sha256(value.encode()).digest()[:8] for value in facts.values()]
+        row = np.frombuffer(b"".join(digests), np.int64)
+        rows = copies.gathered(self.strategy, [row for _ in copies.replicas_here(self.strategy)])
+        differing = [name for name, same in zip(facts, (rows == rows[0]).all(axis=0), strict=True) if not same]
+        if differing:
+            raise RecipeError(
+                f"the processes of distribute: multi_worker differ in: {', '.join(differing)}. Start all of them with "
+                "the same recipe, data and options, and with an output folder that all of them see."
+            )
+
+    def check(self, settings: Compile | None, sizes: Mapping[str, int]) -> None:
+        """Refuses batches that replicas cannot share, and what their updates cannot do.
+
+        Args:
+            settings: With the size of a batch, of all replicas together.
+            sizes: How many examples the training, validation and test parts of the data have.
+
+        Raises:
+            RecipeError: So it is.
+        """
+        if settings is None or self.count == 1:
+            return
+        for name in _CONDITIONAL:
+            if self.strategy is not None and settings.optimizer.arguments.get(name):
+                raise RecipeError(
+                    f"compile.optimizer: {name} does not work under tf.distribute in Keras: leave it out."
+                )
+        if settings.batch_size % self.count:
+            raise RecipeError(
+                "compile.batch_size: a batch is shared by all replicas, so it is a multiple of their number, "
+                f"{self.count}. Received: {settings.batch_size}."
+            )
+        if self.strategy is not None:
+            self._check_last_batch(settings.batch_size, sizes["training"])
+            return
+        for part, examples in sizes.items():
+            if examples % self.count:
+                raise RecipeError(
+                    f"data: JAX divides every batch evenly between its {self.count} devices, the last one included. "
+                    f"Received: {examples:,} {part} examples. Set data: {{limit: ...}} to a multiple of {self.count}."
+                )
+
+    def _check_last_batch(self, batch_size: int, examples: int) -> None:
+        # TensorFlow gives each replica the same number, rounded up, until none are left.
+        last = examples % batch_size
+        if last and (self.count - 1) * -(-last // self.count) >= last:
+            raise RecipeError(
+                f"compile.batch_size: with {batch_size}, the last batch of an epoch has {last} of {examples:,} "
+                f"examples, which leaves one of {self.count} replicas without any: choose another size."
+            )
+
+
+ALONE = Replicas()
+
+
+def check_distribution(recipe: Recipe, model: Any) -> None:
+    """Refuses what cannot be distributed here, before TensorFlow or a weight is touched.
+
+    Raises:
+        RecipeError: The backend, the environment or a model that was built already do not fit `distribute`.
+    """
+    kind = recipe.distribute
+    if kind is None:
+        return
+    backend = keras.backend.backend()
+    if backend != _BACKENDS[kind]:
+        raise RecipeError(
+            f"distribute: {kind} needs Keras's {_BACKENDS[kind]} backend. Received: {backend}. "
+            f"Run with KERAS_BACKEND={_BACKENDS[kind]}, or leave distribute out."
+        )
+    if isinstance(model, keras.Model):
+        raise RecipeError(
+            f"distribute: {kind} builds the model itself, on every replica. Received: a model that is built already. "
+            "Save it, and give the path of the file."
+        )
+    if kind == "multi_worker":
+        _check_task()
+
+
+def _check_task() -> None:
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        raise RecipeError(
+            "distribute: multi_worker reads who its workers are from TF_CONFIG, and the environment has none: set it "
+            f"in each process to {_TF_CONFIG}."
+        )
+    try:
+        found = _names_a_worker(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        found = False
+    if not found:
+        raise RecipeError(
+            f"distribute: TF_CONFIG is like {_TF_CONFIG}, names a worker, and has another address for each. "
+            f"Received: {text}."
+        )
+
+
+def _names_a_worker(values: Any) -> bool:
+    """Whether the task is one of the cluster's; TensorFlow itself waits for ever on some clusters that are none."""
+    kind, index = values["task"]["type"], str(values["task"]["index"])
+    addresses = [address for group in values["cluster"].values() for address in group]
+    ports = [_PORT.fullmatch(address) and int(address.rpartition(":")[2]) in range(1, 65_536) for address in addresses]
+    return (
+        kind in _TRAINING
+        and all(isinstance(group, list) for group in values["cluster"].values())
+        and all(ports)
+        and len(set(addresses)) == len(addresses)
+        and index.isdecimal()
+        and int(index) < len(values["cluster"][kind])
+    )
+
+
+@contextlib.contextmanager
+def distributed(recipe: Recipe, progress: Listener | None = None) -> Iterator[Replicas]:
+    """The replicas that a recipe asks for, for the length of a run; workers wait here for one another, and say so.
+
+    Raises:
+        RecipeError: TensorFlow was used in this process before, so that workers cannot be connected; the address of
+            this process is taken; the processes have another `TF_CONFIG` each.
+        ConnectionError: Another process ended, or cannot be reached.
+    """
+    if recipe.distribute is None:
+        yield ALONE
+    elif recipe.distribute == "data_parallel":
+        parallel = keras.distribution.DataParallel()
+        with parallel.scope():
+            count = int(parallel.device_mesh.devices.size)
+            yield Replicas(recipe.distribute, count, chief=distribution.is_chief())
+    else:
+        if recipe.distribute == "multi_worker" and progress is not None:
+            progress(Progress(1, len(recipe.steps), recipe.steps[0].kind, 0.0, _waiting()))
+        # TensorFlow waits for other workers where Python hears of no signal.
+        with ctrl_c_handled_by(signal.SIG_DFL):
+            strategy = _strategy(recipe.distribute)
+        chief = distribution.is_chief(strategy)
+        replicas = Replicas(recipe.distribute, strategy.num_replicas_in_sync, strategy, chief)
+        try:
+            _meet(replicas)
+            yield replicas
+        except Exception as error:
+            if not replicas.lost_one(error):
+                raise
+            raise ConnectionError(_LOST) from error
+
+
+def _meet(replicas: Replicas) -> None:
+    if not replicas.several_processes:
+        return
+    from tensorflow import errors
+
+    try:
+        replicas.agree({"TF_CONFIG": json.dumps(_cluster(), sort_keys=True)})
+    except (errors.InternalError, errors.InvalidArgumentError) as error:
+        # Collectives of clusters of different sizes do not fit together.
+        raise RecipeError(
+            "distribute: TF_CONFIG has the same cluster in every process, and another task in each. Received: "
+            f"{os.environ['TF_CONFIG']}, and something else in another process."
+        ) from error
+
+
+def _cluster() -> dict[str, list[str]]:
+    """What TF_CONFIG says of it, once it was checked."""
+    return json.loads(os.environ["TF_CONFIG"])["cluster"]
+
+
+def _own_address() -> str:
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    return _cluster()[task["type"]][int(task["index"])]
+
+
+def _waiting() -> str:
+    cluster = _cluster()
+    others = sum(len(cluster.get(kind, ())) for kind in _TRAINING) - 1
+    return f"waiting for {others} other worker{'' if others == 1 else 's'} of TF_CONFIG"
+
+
+def _strategy(kind: str) -> Any:
+    import tensorflow as tf
+
+    if kind == "mirrored":
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as error:
+        raise RecipeError(
+            "distribute: multi_worker connects its workers before TensorFlow does anything else in a process. Run it "
+            f"with prunekit compress, or as the first thing of a script. TensorFlow says: {error}"
+        ) from error
+    except tf.errors.UnknownError as error:
+        # All that TensorFlow says is that its server could not be started.
+        raise RecipeError(
+            f"distribute: this process cannot listen at {_own_address()}, its address in TF_CONFIG: another process "
+            "has that port, or another run that did not end. End it, or give another port in every process. "
+            f"TensorFlow says: {error.message}"
+        ) from error

@@ -1,0 +1,301 @@
+"""Runs a recipe over a grid of values: each point an ordinary run directory, and one table and one picture of all."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prunekit.delivery.plots import to_png
+from prunekit.delivery.record import RunReport
+from prunekit.delivery.sweep_plot import sweep_figure
+from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, Swept, SweptPoint, sweep_csv, swept_point
+from prunekit.recipe import data as data_module
+from prunekit.recipe import workers
+from prunekit.recipe.directory import LOCK, REPORT, check_output, check_run, output_path
+from prunekit.recipe.fields import nearest, shown
+from prunekit.recipe.grid import Point, grid
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe, require_trust
+from prunekit.recipe.point import NOT_MET, Ending, Task
+from prunekit.recipe.preparation import settled_recipe
+from prunekit.recipe.recorded import read_report
+from prunekit.recipe.schema import Recipe, Variable
+from prunekit.recipe.text import Path as Place
+from prunekit.recipe.text import path_text
+from prunekit.recipe.workers import Jobs
+
+TABLE = "sweep.json"
+SHEET = "sweep.csv"
+PICTURE = "sweep.png"
+_RECIPES = "recipes"
+_LOGS = "logs"
+_LOCKED = ".sweep.lock"
+
+
+def sweep(  # noqa: PLR0913
+    recipe: str | os.PathLike[str] | Mapping[str, Any],
+    over: Mapping[str, Iterable[Variable]],
+    output: str | os.PathLike[str],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    jobs: int | Jobs = 1,
+    size: str | None = None,
+    trust: bool = False,
+    force: bool = False,
+    progress: Callable[[Swept], None] | None = None,
+) -> SweepReport:
+    """Runs a recipe at every combination of values; points that are finished at `output` are not run again.
+
+    Args:
+        recipe: A file, the name of a built-in recipe, or a mapping.
+        over: By variable that the recipe declares, the values it takes.
+        output: Folder of the run directories, of the table (sweep.json, sweep.csv) and of the picture (sweep.png).
+        overrides: Values of other variables, the same in every point.
+        model: A `.keras` file, instead of the recipe's model.
+        jobs: Points at once on this machine, or a `Jobs` that says more.
+        size: What the points are compared by: "smallest" (exported file, the Keras one apart), a format, a format
+            after gzip ("litert-gzip"), or "weights-gzip". None takes "smallest" where every point exports such a
+            file, and "weights-gzip" elsewhere.
+        trust: Python factories that the recipe names may be imported and called.
+        force: Points that were made with another recipe are run again and replaced.
+        progress: Called with a `Swept` whenever a point has ended.
+
+    Raises:
+        RecipeError: A mistake in recipe, values, model or output; nothing was run.
+        ImportError: Ray is asked for and not installed.
+    """
+    points = grid(recipe, over, overrides)
+    return run_points(
+        points, output, model=model, jobs=jobs, size=size, trust=trust, force=force, progress=progress
+    )  # fmt: skip
+
+
+def run_points(  # noqa: PLR0913
+    points: Sequence[Point],
+    output: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    jobs: int | Jobs = 1,
+    size: str | None = None,
+    trust: bool = False,
+    force: bool = False,
+    progress: Callable[[Swept], None] | None = None,
+) -> SweepReport:
+    """What `sweep` does, with points from `grid`."""
+    jobs = jobs if isinstance(jobs, Jobs) else Jobs(at_once=jobs)
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            "a sweep runs in processes of its own, so `model` is the path of a .keras file. "
+            f"Received: {type(model).__name__}."
+        )
+    if jobs.by_ray:
+        workers.load_ray()
+    points = [_settled(point, model, trust) for point in points]
+    size = _size(size, points)
+    folder = _checked_folder(output)
+    with _alone(folder):
+        known = _known(points, folder, size, force)
+        report = SweepReport(points[0].recipe.name, folder, _over(points), size, known)
+        _write_tables(report)
+        tell = progress or (lambda event: None)
+        for ended, point in enumerate(_ended(known), start=1):
+            tell(Swept(point, ended, len(points)))
+        waiting = [index for index, point in enumerate(known) if point.outcome == "waiting"]
+        tasks = [_task(points[index], folder, trust, force) for index in waiting]
+        with contextlib.closing(workers.endings(tasks, jobs)) as endings:
+            for number, ending in endings:
+                index = waiting[number]
+                swept = _outcome(points[index], folder, size, ending)
+                report = replace(report, points=(*report.points[:index], swept, *report.points[index + 1 :]))
+                _write_tables(report)
+                tell(Swept(swept, len(_ended(report.points)), len(points)))
+        _draw(report)
+        with contextlib.suppress(OSError):
+            # Goes where nothing failed and no log was left.
+            (folder / _LOGS).rmdir()
+    return report
+
+
+def _over(points: Sequence[Point]) -> dict[str, list[Variable]]:
+    # By kind and value: 1 and true are one key of a dict.
+    found: dict[str, dict[tuple[type, Variable], Variable]] = {name: {} for name in points[0].values}
+    for point in points:
+        for name, value in point.values.items():
+            found[name][type(value), value] = value
+    return {name: list(values.values()) for name, values in found.items()}
+
+
+def _ended(points: Sequence[SweptPoint]) -> list[SweptPoint]:
+    return [point for point in points if point.outcome != "waiting"]
+
+
+# ---- before anything runs --------------------------------------------------------------------------------------------
+
+
+def _settled(point: Point, model: Any, trust: bool) -> Point:
+    recipe = settled_recipe(point.recipe, model)
+    if recipe.data is not None:
+        data_module.check_files(recipe.data)
+    require_trust(recipe, trust)
+    return replace(point, recipe=recipe)
+
+
+def _size(size: str | None, points: Sequence[Point]) -> str:
+    formats = [_formats(point.recipe) for point in points]
+    common = [name for name in formats[0] if all(name in others for others in formats)]
+    files = all(any(name != "keras" for name in names) for names in formats)
+    if size is None:
+        return SMALLEST if files else WEIGHTS
+    valid = [SMALLEST] if all(formats) else []
+    valid += [WEIGHTS, *(f"{name}{end}" for name in common for end in ("", "-gzip"))]
+    if size not in valid:
+        raise RecipeError(
+            f"size {shown(size)} is nothing that every point of this recipe writes.{nearest(size, valid)}"
+        )
+    return size
+
+
+def _formats(recipe: Recipe) -> list[str]:
+    return list(dict.fromkeys(name for step in recipe.steps if step.export is not None for name in step.export.formats))
+
+
+def _checked_folder(output: str | os.PathLike[str]) -> Path:
+    path = output_path(output)
+    if (path / LOCK).exists():
+        raise RecipeError(f"{output} is a run directory. Choose another output directory for the sweep.")
+    if not path.is_dir():
+        check_output(output, force=False)
+        path.mkdir(parents=True)
+    elif not os.access(path, os.W_OK | os.X_OK):
+        raise RecipeError(f"{output} is not a folder that you may write to.")
+    return path
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuses a second sweep on the same folder; the system takes the lock back however this process ends."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / _LOCKED).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(f"another sweep is running on {folder}: wait for it, or choose another one.") from None
+        except OSError:
+            # Some network folders know no locks.
+            pass
+        yield
+
+
+def _known(points: Sequence[Point], folder: Path, size: str, force: bool) -> tuple[SweptPoint, ...]:
+    """Every point as it is found: finished, or waiting."""
+    found = []
+    for point in points:
+        finished = _is_finished(point, folder / point.name, force)
+        found.append(_read(point, folder, size) if finished else SweptPoint(point.name, dict(point.values)))
+    return tuple(found)
+
+
+def _is_finished(point: Point, path: Path, force: bool) -> bool:
+    if not path.exists():
+        return False
+    try:
+        check_run(path)
+        locked = load_recipe(path / LOCK, data_given=True)
+    except RecipeError:
+        if not force:
+            raise
+        check_output(path, force=True)
+        return False
+    place, then, now = _difference(locked, point.recipe)
+    if place is None:
+        return True
+    if force:
+        return False
+    raise RecipeError(
+        f"{path} was made with another recipe: {place} was {shown(then)} then, and is {shown(now)} now. "
+        "Choose another output directory, or run such points again with --force."
+    )
+
+
+def _difference(locked: Recipe, recipe: Recipe) -> tuple[str | None, Any, Any]:
+    """The first place where two recipes differ, and what stands there; None where they are the same."""
+    return _first_difference(locked.model_dump(mode="json"), recipe.model_dump(mode="json"), ())
+
+
+def _first_difference(then: Any, now: Any, place: Place) -> tuple[str | None, Any, Any]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        pairs = [(key, then.get(key), now.get(key)) for key in dict.fromkeys([*then, *now])]
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(then, now, strict=True))]
+    else:
+        # Not `==` alone, to which 1, 1.0 and true are one.
+        same = then == now and type(then) is type(now)
+        return (None if same else path_text(place) or "the recipe"), then, now
+    for key, old, new in pairs:
+        found = _first_difference(old, new, (*place, key))
+        if found[0] is not None:
+            return found
+    return None, then, now
+
+
+# ---- one point -------------------------------------------------------------------------------------------------------
+
+
+def _task(point: Point, folder: Path, trust: bool, force: bool) -> Task:
+    """What runs a point; its recipe is written out now, so that an edit of the file reaches no point half way."""
+    recipe = folder / _RECIPES / f"{point.name}.yaml"
+    log = folder / _LOGS / f"{point.name}.log"
+    for path in (recipe, log):
+        path.parent.mkdir(exist_ok=True)
+    _replace_file(recipe, dump_recipe(point.recipe).encode())
+    return Task(str(recipe), str(folder / point.name), str(log), trust=trust, force=force)
+
+
+def _outcome(point: Point, folder: Path, size: str, ending: Ending) -> SweptPoint:
+    reason = ending.reason
+    if ending.code in (0, NOT_MET):
+        try:
+            return _read(point, folder, size)
+        except RecipeError as error:
+            reason = error.message
+    return SweptPoint(point.name, dict(point.values), "failed", reason)
+
+
+def _read(point: Point, folder: Path, size: str) -> SweptPoint:
+    path = check_run(folder / point.name)
+    try:
+        report = RunReport.from_dict(read_report(path))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecipeError(
+            f"{path / REPORT} is damaged: {error}. Remove that run directory; it is made again."
+        ) from error
+    return swept_point(point.name, point.values, report, size)
+
+
+# ---- table and picture -----------------------------------------------------------------------------------------------
+
+
+def _write_tables(report: SweepReport) -> None:
+    _replace_file(report.directory / TABLE, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+    _replace_file(report.directory / SHEET, sweep_csv(report).encode("utf-8", "backslashreplace"))
+
+
+def _draw(report: SweepReport) -> None:
+    if report.pareto:
+        _replace_file(report.directory / PICTURE, to_png(sweep_figure(report)))
+    else:
+        # One of an earlier sweep would be taken for this one's.
+        (report.directory / PICTURE).unlink(missing_ok=True)
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,69 @@
+"""Schedules of tensorflow-model-optimization -> schedules of prunekit. Nothing is imported: they are known by name."""
+
+from numbers import Integral
+from typing import Any
+
+from prunekit.sparsity.schedules import ConstantSparsity, MultiStep, PolynomialDecay, Schedule
+
+_THEIRS = "tensorflow_model_optimization."
+_MOST_CALLS = 10_000
+_REMEDY = "Write it as pk.MultiStep or as a subclass of prunekit.sparsity.schedules.Schedule."
+
+
+def adopted(schedule: Any) -> Any:
+    """A `Schedule` for a schedule of tensorflow-model-optimization; anything else as it is.
+
+    `PolynomialDecay` and `ConstantSparsity` become prunekit's of the same numbers: steps are counted in optimizer
+    updates, and the sparsity lands on its final value. A class of the user's own that has `begin_step`, `end_step` and
+    `frequency` is called at each of its update steps, now, and becomes a `MultiStep`.
+
+    Raises:
+        ValueError: Numbers that no schedule of prunekit can have, such as a sparsity that falls.
+    """
+    names = [base.__name__ for base in type(schedule).__mro__ if base.__module__.startswith(_THEIRS)]
+    if "PruningSchedule" not in names:
+        return schedule
+    own_class = not type(schedule).__module__.startswith(_THEIRS)
+    if own_class:
+        return _tabulated(schedule)
+    if names[0] == "ConstantSparsity":
+        return ConstantSparsity(**_numbers(schedule, "target_sparsity", "begin_step", "end_step", "frequency"))
+    if names[0] == "PolynomialDecay":
+        ours = ("initial_sparsity", "final_sparsity", "power", "begin_step", "end_step", "frequency")
+        return PolynomialDecay(**_numbers(schedule, *ours))
+    raise _refused(schedule, "a class that prunekit does not know")
+
+
+def _numbers(schedule: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(schedule, name) for name in names}
+
+
+def _tabulated(schedule: Any) -> Schedule:
+    found = [getattr(schedule, name, None) for name in ("begin_step", "end_step", "frequency")]
+    begin, end, frequency = (int(number) if isinstance(number, Integral) else -1 for number in found)
+    if not all(isinstance(number, Integral) for number in found):
+        raise _refused(schedule, "no begin_step, end_step and frequency to ask it at")
+    if frequency < 1 or not 0 <= begin <= end:
+        raise _refused(schedule, f"begin_step={begin}, end_step={end}, frequency={frequency}, which never ends")
+    if (end - begin) // frequency >= _MOST_CALLS:
+        raise _refused(schedule, f"more than {_MOST_CALLS:,} update steps")
+    pairs: list[tuple[int, float]] = []
+    for step in range(begin, end + 1, frequency):
+        due, sparsity = (float(value) for value in schedule(step))
+        # Single precision, as it is asked for: 0.8 is 0.800000011920929.
+        sparsity = round(sparsity, 7)
+        reached = pairs[-1][1] if pairs else 0.0
+        if due and sparsity < reached:
+            raise _refused(schedule, f"a sparsity that falls, from {reached:g} to {sparsity:g} at step {step}")
+        if due and sparsity > reached:
+            pairs.append((step, sparsity))
+    if not pairs:
+        raise _refused(schedule, "no step at which it prunes")
+    return MultiStep(tuple(pairs))
+
+
+def _refused(schedule: Any, received: str) -> ValueError:
+    return ValueError(
+        "A schedule of your own from tensorflow-model-optimization is taken over by asking it at begin_step, "
+        f"begin_step + frequency, ... end_step. Received: {type(schedule).__name__} with {received}. {_REMEDY}"
+    )

@@ -1,0 +1,52 @@
+"""What pattern the zeros of an array show."""
+
+import numpy as np
+
+from prunekit.sparsity.patterns import Axes, Layout
+
+
+def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
+    """The pattern that the zeros of an array show: the most structured one that explains every zero.
+
+    Args:
+        array: A weight, or a mask (True = kept).
+        in_axes: Its input axes.
+        out_axes: Its output axes.
+
+    Returns:
+        "dense" (no zero), "all zero", "channel", "block 4x1" (inputs x outputs; the largest block on a grid from the
+        first weight), "2:4" (the smallest group; at most n kept in each, and 95 % of that on the whole), else
+        "unstructured". A small array may show a pattern by chance.
+    """
+    kept = np.asarray(array) != 0
+    if kept.all():
+        return "dense"
+    if not kept.any():
+        return "all zero"
+    layout = Layout(kept.shape, in_axes, out_axes)
+    kept = kept.transpose(layout.permutation).reshape(layout.positions, layout.inputs, layout.outputs)
+    if out_axes and kept[:, :, 0].size > 1 and (kept.all(axis=(0, 1)) | ~kept.any(axis=(0, 1))).all():
+        return "channel"
+    if in_axes and out_axes:
+        rows, columns = _grain(kept, axis=1), _grain(kept, axis=2)
+        if rows * columns > 1:
+            return f"block {rows}x{columns}"
+    return _detect_nm(kept) if in_axes else "unstructured"
+
+
+def _grain(kept: np.ndarray, axis: int) -> int:
+    """The largest block length along an axis such that nothing changes inside a block: the gcd of all changes."""
+    changes = np.flatnonzero(np.diff(kept, axis=axis).any(axis=tuple({0, 1, 2} - {axis}))) + 1
+    return int(np.gcd.reduce(changes)) if changes.size else kept.shape[axis]
+
+
+def _detect_nm(kept: np.ndarray) -> str:
+    positions, inputs, outputs = kept.shape
+    for m in range(2, min(inputs, 32) + 1):
+        if inputs % m == 0:
+            counts = kept.reshape(positions, inputs // m, m, outputs).sum(axis=2, dtype=np.uint8)
+            n = int(counts.max())
+            # A sparse weight without a pattern also has a largest count below m, but few groups reach it.
+            if n < m and counts.mean() >= 0.95 * n:
+                return f"{n}:{m}"
+    return "unstructured"
