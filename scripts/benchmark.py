@@ -16,13 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmark_report import document
+from benchmark_backends import section as backends_section
+from benchmark_backends import tasks as backend_tasks
+from benchmark_report import START_UP, document, replaced
+from benchmark_scale import picture
+from benchmark_scale import section as scale_section
+from benchmark_scale import tasks as scale_tasks
 
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 TOOLS = Path(__file__).with_name("benchmark_tools.py")
 PREFIX = Path(__file__).with_name("benchmark_prefix.py")
 PARTS = Path(__file__).with_name("benchmark_parts.py")
+SCALE = Path(__file__).with_name("benchmark_scale.py")
+BACKENDS = Path(__file__).with_name("benchmark_backends.py")
 STEPS_PER_TURN = 5
+# Sections that can be measured by themselves: their program, and its tasks.
+APART = {"scale": (SCALE, scale_tasks), "backends": (BACKENDS, backend_tasks)}
 
 # (contestant, frequency or None, steps) by thoroughness, model and library. Updates of tensorflow-model-optimization
 # take seconds, so that its pruned contestants get fewer steps: what is compared is one step and one update.
@@ -191,10 +200,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     raw["prefix"] = asked(PREFIX, smoke=options.smoke, repeats=turns)
     say("backward in parts")
     raw["parts"] = {name: asked(PARTS, network=name, smoke=options.smoke, repeats=turns) for name in ("wide", "deep")}
+    if options.smoke or not options.quick:
+        raw |= {name: rows_of(name, options.smoke) for name in APART}
     say("start-up")
     raw["startup"] = startups(turns)
     raw["load_after"] = os.getloadavg()[0]
     return raw
+
+
+def rows_of(name: str, smoke: bool) -> list[dict[str, Any]]:
+    """The tasks of a section that can be measured by itself, with what was found."""
+    say(name)
+    program, tasks = APART[name]
+    return [{"task": task, "found": asked(program, **task)} for task in tasks(smoke)]
 
 
 def stages(model: str, plan: dict[str, list[Any]], options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
@@ -205,6 +223,13 @@ def stages(model: str, plan: dict[str, list[Any]], options: argparse.Namespace) 
     if not options.quick or model == "perceptron":
         say(f"{model}: peak memory")
         yield "memories", memories(model, options.smoke)
+
+
+def part(raw: dict[str, Any], page: str) -> str:
+    """The page with the sections that were measured."""
+    sections = [scale_section(raw["scale"], raw["picture"])] if "scale" in raw else []
+    sections += [backends_section(raw["backends"])] if "backends" in raw else []
+    return replaced(page, sections, raw["command"])
 
 
 def say(what: str) -> None:
@@ -223,16 +248,31 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(PLANS["full"]), default=list(PLANS["full"]))
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
     parser.add_argument("--json", type=Path, help="file for the raw figures")
+    parser.add_argument("--only", nargs="+", choices=list(APART), help="measure these sections of a page that is there")
     options = parser.parse_args()
-    raw = measure(options)
+    if options.only:
+        if not options.output.is_file():
+            parser.error(f"--only replaces sections of a page. Received: no {options.output}; run without it first.")
+        if START_UP not in options.output.read_text():
+            parser.error(
+                f"--only replaces sections of a page of scripts/bench. Received: {options.output}, which is none."
+            )
+        raw: dict[str, Any] = {name: rows_of(name, options.smoke) for name in options.only}
+    else:
+        raw = measure(options)
     raw["minutes"] = (time.monotonic() - BEGAN) / 60
     flags = [f"--{name}" for name in ("quick", "smoke") if getattr(options, name)]
     chosen = ["--models", *options.models] if options.models != list(PLANS["full"]) else []
+    chosen += ["--only", *options.only] if options.only else []
     raw["command"] = " ".join(["scripts/bench", *flags, *chosen])
     if options.json:
         options.json.write_text(json.dumps(raw))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(document(raw))
+    if "scale" in raw:
+        raw["picture"] = f"images/{options.output.stem}-scale.png"
+        (options.output.parent / "images").mkdir(exist_ok=True)
+        picture(raw["scale"], options.output.parent / raw["picture"])
+    options.output.write_text(part(raw, options.output.read_text()) if options.only else document(raw))
     say(f"wrote {options.output}")
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmark_backends import section as backends_section
 from benchmark_parts import section as parts_section
 from benchmark_prefix import section as prefix_section
+from benchmark_scale import section as scale_section
 
 TITLES = {
     "perceptron": "Perceptron 784-2048-2048-10, 5.8 M weights, batch 64, Adam",
@@ -21,6 +23,8 @@ NAMES = {
     ("prunekit", "control"): "Keras 3, not pruned, once more",
     ("tfmot", "plain"): "tf_keras, not pruned",
 }
+# Every page has this section; one that is measured by itself, and new to the page, stands before it.
+START_UP = "## Start-up of the command line"
 LIBRARIES = {"prunekit": "prunekit", "tfmot": "tensorflow-model-optimization"}
 WANTED = {
     "update": 15.0,
@@ -331,13 +335,32 @@ def document(raw: dict[str, Any]) -> str:
         table(["", "ms", "to model.fit"], loop_rows(raw["changes"]["seconds"])),
         prefix_section(raw["prefix"]),
         parts_section(raw["parts"]),
-        "## Start-up of the command line",
+        *([scale_section(raw["scale"], raw["picture"])] if "scale" in raw else []),
+        *([backends_section(raw["backends"])] if "backends" in raw else []),
+        START_UP,
         "Wanted: `--help` in 0.4 s, `check` well under a second.",
         table(["", "s"], [[f"`{name}`", spread(values, digits=2)] for name, values in raw["startup"].items()]),
         "## How it is measured",
         METHOD,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def replaced(page: str, sections: Sequence[str], command: str) -> str:
+    """The page with sections that were measured by themselves in the place of those of the same heading.
+
+    One that is not there yet stands before the start-up of the command line.
+    """
+    for section in sections:
+        heading, _, text = section.partition("\n\n")
+        source = f"Measured by `{command}` on {datetime.date.today():%Y-%m-%d}, apart from the rest: {machine()}."
+        before, found, after = page.partition(f"{heading}\n")
+        start = after.index("\n## ") + 1 if found else 0
+        if not found:
+            before, _, after = page.partition(START_UP)
+            after = f"{START_UP}{after}"
+        page = f"{before}{heading}\n\n{source}\n\n{text}\n\n{after[start:]}"
+    return page
 
 
 METHOD = """\

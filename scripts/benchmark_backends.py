@@ -1,0 +1,199 @@
+"""A step and a mask update on each backend of Keras, on the device that it chooses, beside reading the weights once.
+
+Run with one argument, a JSON object {"backend", "weights", "steps", "repeats"}, it measures one backend in a process of
+its own and answers with one line of JSON: on a GPU too, and without TensorFlow. `section` writes what was measured.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+BACKENDS = ("tensorflow", "jax", "torch")
+LAYERS, BATCH, FINAL_SPARSITY = 12, 64, 0.9
+
+
+# The worker -----------------------------------------------------------------------------------------------------------
+
+
+def network(weights: int) -> Any:
+    """A compiled perceptron of equal square layers without biases, about so many weights, float32, trained by Adam."""
+    import keras
+
+    width = round((weights / LAYERS) ** 0.5)
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(width, use_bias=False, activation="relu", name=f"map{i}") for i in range(LAYERS)]
+    model = keras.Sequential([keras.Input((width,)), *layers])
+    model.compile(keras.optimizers.Adam(1e-4), "mse")
+    return model
+
+
+def settle(model: Any) -> None:
+    """Waits until every weight has been computed."""
+    import keras
+
+    for variable in model.trainable_variables:
+        float(keras.ops.convert_to_numpy(variable.value[0, 0]))
+
+
+def examples(model: Any, batches: int) -> Any:
+    """Random numbers that are input and target at once."""
+    import numpy as np
+
+    return np.random.default_rng(0).standard_normal((batches * BATCH, model.input_shape[-1]), "float32")
+
+
+def fits(weights: int, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds per step of `fit`, not pruned, once more, and pruned between two updates; in turns."""
+    from benchmark_tools import in_turns
+
+    import prunekit as pk
+
+    def way(pruned: bool) -> Callable[[], Any]:
+        model = network(weights)
+        x = examples(model, steps)
+        # All masks keep all: what they are makes no difference to the arithmetic of a step.
+        schedule = pk.ConstantSparsity(FINAL_SPARSITY, begin_step=10**6, frequency=10**6)
+        callbacks = [pk.PruningCallback(schedule)] if pruned else []
+
+        def run() -> None:
+            model.fit(x, x, BATCH, epochs=1, verbose=0, shuffle=False, callbacks=callbacks)
+            settle(model)
+
+        return run
+
+    ways = {"plain": way(False), "control": way(False), "pruned": way(True)}
+    return {name: [each / steps for each in found] for name, found in in_turns(ways, repeats).items()}
+
+
+def updates(weights: int, count: int) -> list[float]:
+    """Seconds of `pruner.step()` where it chooses new masks and imposes them, after two that nobody counts."""
+    import prunekit as pk
+
+    model = network(weights)
+    x = examples(model, 1)
+    found = []
+    schedule = pk.PolynomialDecay(0.0, FINAL_SPARSITY, begin_step=1, end_step=count + 3, frequency=1)
+    with pk.Pruner(model, schedule) as pruner:
+        for _ in range(count + 2):
+            model.train_on_batch(x, x)
+            settle(model)
+            began = time.perf_counter()
+            changed = pruner.step()
+            settle(model)
+            if changed:
+                found.append(time.perf_counter() - began)
+    return found[2:]
+
+
+def reading(weights: int, repeats: int) -> list[float]:
+    """Seconds of the faster of a sum and a maximum over so many float32 numbers on the device."""
+    import keras
+    from benchmark_tools import in_turns
+
+    numbers = keras.ops.ones((weights,), "float32")
+    ways = {
+        "sum": lambda: float(keras.ops.convert_to_numpy(keras.ops.sum(numbers))),
+        "max": lambda: float(keras.ops.convert_to_numpy(keras.ops.max(numbers))),
+    }
+    return min(in_turns(ways, repeats).values(), key=median)
+
+
+def device() -> str:
+    """What Keras computes on, in words."""
+    import keras
+
+    one = keras.ops.ones(())
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.get_device_name() if one.is_cuda else "CPU"
+    if keras.backend.backend() == "jax":
+        kind = next(iter(one.devices())).device_kind
+        return "CPU" if kind == "cpu" else kind
+    import tensorflow as tf
+
+    if "GPU" not in one.device:
+        return "CPU"
+    return tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])["device_name"]
+
+
+def measure(backend: str, weights: int, steps: int, repeats: int) -> dict[str, Any]:
+    """Everything about one backend."""
+    os.environ["KERAS_BACKEND"] = backend
+    return {
+        "device": device(),
+        "fits": fits(weights, steps, repeats),
+        "updates": updates(weights, repeats),
+        "reading": reading(weights, 5 * repeats),
+    }
+
+
+def main() -> None:
+    """Measures what the argument says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", type=json.loads)
+    print("@" + json.dumps(measure(**parser.parse_args().task)))
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def tasks(smoke: bool) -> list[dict[str, Any]]:
+    """One task for each row of the table."""
+    if smoke:
+        return [{"backend": "jax", "weights": 3_000, "steps": 2, "repeats": 2}]
+    sizes = ({"weights": 25_000_000, "steps": 10, "repeats": 7}, {"weights": 100_000_000, "steps": 5, "repeats": 5})
+    return [{"backend": backend, **size} for size in sizes for backend in BACKENDS]
+
+
+def section(rows: list[dict[str, Any]]) -> str:
+    """The section of the page; `rows` are tasks with what was measured."""
+    from benchmark_report import spread, table
+
+    body = []
+    for row in rows:
+        task, found = row["task"], row["found"]
+        runs, read = found["fits"], median(found["reading"])
+        ratios = {
+            name: [ours / plain for ours, plain in zip(runs[name], runs["plain"], strict=True)]
+            for name in ("control", "pruned")
+        }
+        body.append(
+            [
+                f"{task['weights'] / 1e6:,.0f} M, {task['backend']}, {found['device']}",
+                spread(runs["plain"], 1e3),
+                spread(ratios["control"], digits=3),
+                spread(ratios["pruned"], digits=3),
+                spread(found["updates"], 1e3),
+                f"{read * 1e3:.1f}",
+                f"{median(found['updates']) / read:.0f}",
+            ]
+        )
+    head = ["weights, backend, device", "step, ms", "once more, ratio", "pruned, ratio", "mask update, ms"]
+    return "\n\n".join(
+        [
+            "## Backends",
+            f"Perceptrons of {LAYERS} equal square layers, batch {BATCH}, Adam, compiled as Keras does by default: a "
+            "step of `fit`, not pruned, once more, and pruned between two updates, in turns; then a `pruner.step()` "
+            "that chooses new masks, beside reading as many float32 numbers once (the faster of a sum and a maximum). "
+            "A small batch makes the step short, and so the overhead large.",
+            table([*head, "reading once, ms", "update to reading"], body),
+            REMARK,
+        ]
+    )
+
+
+REMARK = (
+    "An update reads weights and importances, finds the threshold of each layer, and writes masks, weights and the two "
+    "slots of Adam. TensorFlow and PyTorch find it in two passes, by counting digits of 16 bits. JAX takes 32, one for "
+    "each bit: XLA compiles anew for every length of an array, which takes a second and a half for the former and 0.2 "
+    "s for the latter."
+)
+
+
+if __name__ == "__main__":
+    main()

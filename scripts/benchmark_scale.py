@@ -1,0 +1,260 @@
+"""Peak memory and time of inspecting, pruning, saving and exporting models of a million weights and more.
+
+Run with one argument, a JSON object {"operation", "weights", "layers"}, it measures one operation in a process of its
+own and answers with one line of JSON. `section` writes what was measured, and `picture` draws it, without TensorFlow.
+"""
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000)
+LAYERS = 12
+OPERATIONS = ("inspect", "prune", "save", "keras", "litert")
+TITLES = {
+    "inspect": "pk.inspect",
+    "prune": "pk.prune to 90 %",
+    "save": "model.save (.keras)",
+    "keras": "export to .keras, checked",
+    "litert": "export to LiteRT",
+}
+WANTED = 2.5
+# Time and memory from one size to the next may differ so much per weight and still be called linear.
+LINEAR = 1.5
+COMPARED = SIZES[2::2] + SIZES[-1:]
+
+
+# The worker -----------------------------------------------------------------------------------------------------------
+
+
+def network(weights: int, layers: int) -> Any:
+    """A perceptron of equal square layers without biases, about so many weights, float32, drawn once and scaled."""
+    import keras
+    import numpy as np
+
+    width = round((weights / layers) ** 0.5)
+    inputs = keras.Input((width,))
+    outputs = inputs
+    for i in range(layers):
+        outputs = keras.layers.Dense(width, use_bias=False, kernel_initializer="zeros", name=f"map{i}")(outputs)
+    model = keras.Model(inputs, outputs)
+    rng = np.random.default_rng(0)
+    for layer in model.layers[1:]:
+        # Whole: TensorFlow copies a variable at every read from then on, once a part of it has been assigned.
+        layer.kernel.assign(rng.standard_normal((width, width), "float32"))
+    return model
+
+
+def peak(reset: bool = False) -> int:
+    """The most bytes of memory that this process has held, since the last reset where the system can do that."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) * 1024
+
+
+def measure(operation: str, weights: int, layers: int) -> dict[str, Any]:
+    """Seconds and bytes of one operation; bytes count from before the model was built, without one of its kind first.
+
+    A small model goes first, so that what TensorFlow loads once is there.
+    """
+    do = {"inspect": _inspect, "prune": _prune, "save": _save, "keras": _keras, "litert": _litert}[operation]
+    with tempfile.TemporaryDirectory() as folder:
+        do(network(20_000, 2), Path(folder) / "small")
+        before = peak(reset=True)
+        model = network(weights, layers)
+        resting = peak(reset=True)
+        start = time.perf_counter()
+        do(model, Path(folder) / "large")
+        seconds = time.perf_counter() - start
+        most = peak()
+    count = model.count_params()
+    return {"weights": count, "seconds": seconds, "peak": most - before, "model": resting - before}
+
+
+def _inspect(model: Any, path: Path) -> None:
+    import prunekit as pk
+
+    pk.inspect(model)
+
+
+def _prune(model: Any, path: Path) -> None:
+    import prunekit as pk
+
+    pk.prune(model, 0.9)
+
+
+def _save(model: Any, path: Path) -> None:
+    model.save(path.with_suffix(".keras"))
+
+
+def _keras(model: Any, path: Path) -> None:
+    _export(model, path, "keras")
+
+
+def _litert(model: Any, path: Path) -> None:
+    _export(model, path, "litert")
+
+
+def _export(model: Any, path: Path, name: str) -> None:
+    import numpy as np
+
+    from prunekit.delivery.export import export
+
+    (row,) = export(model, path, [name], np.zeros((2, model.input_shape[-1]), "float32"))
+    assert row.status == "ok", row
+
+
+def main() -> None:
+    """Measures what the argument says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", type=json.loads)
+    task = parser.parse_args().task
+    print("@" + json.dumps(measure(**task)))
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def tasks(smoke: bool) -> list[dict[str, Any]]:
+    """One task for each row of the tables: sizes by operations, and one layer that is the whole model."""
+    if smoke:
+        return [{"operation": one, "weights": 100_000, "layers": LAYERS} for one in OPERATIONS[:2]]
+    rows = [(one, size, LAYERS) for size in SIZES for one in OPERATIONS]
+    rows += [(one, 100_000_000, 1) for one in OPERATIONS]
+    return [dict(zip(("operation", "weights", "layers"), row, strict=True)) for row in rows]
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """Peak memory in multiples of the weights' bytes."""
+    return row["peak"] / (4 * row["weights"])
+
+
+def section(rows: list[dict[str, Any]], picture: str) -> str:
+    """The section of the page; `rows` are tasks with what was measured."""
+    from benchmark_report import table
+
+    named = [{**row["task"], **row["found"]} for row in rows]
+    lines = {}
+    for row in named:
+        title = f"{row['weights'] / 1e6:,.0f} M" + (" in one layer" if row["layers"] == 1 else "")
+        lines.setdefault(title, {})[row["operation"]] = f"{row['seconds']:.1f} s, {ratio(row):.2f}x"
+    body = [[title, *(cells.get(one, "") for one in OPERATIONS)] for title, cells in lines.items()]
+    return "\n\n".join(
+        [
+            "## Scale",
+            f"Perceptrons of {LAYERS} equal square layers, float32, one operation in a process of its own: seconds, "
+            "and the most memory it held beyond what TensorFlow itself needs, in multiples of the weights; "
+            "the model itself is 1 of them. Small models show what is allocated once, not what grows.",
+            table(["weights", *TITLES.values()], body),
+            f"![Peak memory and time against the number of weights]({picture})",
+            f"Wanted: a peak below {WANTED} times the weights, from 10 M weights on, and in one layer of 100 M.",
+            table(["operation", f"most in {LAYERS} layers", "verdict", "in one layer", "verdict"], _peaks(named)),
+            f"Wanted: linear, which is to say that what 100 M weights take differs by less than {LINEAR} times between "
+            "the sizes below.",
+            table(["operation", *(f"at {size / 1e6:,.0f} M" for size in COMPARED), "time", "memory"], _slopes(named)),
+            *REMARKS,
+            *_on_paper(named),
+        ]
+    )
+
+
+def _met(value: float, most: float) -> str:
+    return "met" if value < most else f"**not met**, {value / most:.2f} times that"
+
+
+def _peaks(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """For each operation the most memory in several layers and in one, each with a verdict."""
+    body = []
+    for one in OPERATIONS:
+        cells = [TITLES[one]]
+        for several in (True, False):
+            found = [row for row in rows if row["operation"] == one and (row["layers"] > 1) == several]
+            most = max((ratio(row) for row in found if row["weights"] >= 0.9e7), default=None)
+            cells += ["", ""] if most is None else [f"{most:.2f}x", _met(most, WANTED)]
+        body.append(cells)
+    return body
+
+
+def _slopes(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """For each operation seconds and GB for 100 M weights at each size, and how far they are from being the same."""
+    body = []
+    for one in OPERATIONS:
+        sizes = {row["weights"]: row for row in rows if row["operation"] == one and row["layers"] > 1}
+        found = [row for size in COMPARED for count, row in sizes.items() if abs(count / size - 1) < 0.1]
+        if len(found) < len(COMPARED):
+            body.append([TITLES[one], *[""] * (len(COMPARED) + 2)])
+            continue
+        seconds = [1e8 * row["seconds"] / row["weights"] for row in found]
+        memory = [0.4 * ratio(row) for row in found]
+        cells = [f"{time:.2f} s, {most:.2f} GB" for time, most in zip(seconds, memory, strict=True)]
+        body.append([TITLES[one], *cells, *(_linear(values) for values in (seconds, memory))])
+    return body
+
+
+def _linear(values: list[float]) -> str:
+    factor = max(values) / min(values)
+    if factor < LINEAR:
+        return f"linear ({factor:.2f})"
+    rising = values[-1] > values[0]
+    return f"not linear ({factor:.2f}): {'more' if rising else 'less'} for each weight of a larger model"
+
+
+REMARKS = (
+    "Masks are chosen for about four million weights at a time, and an array that is longer is counted in pieces; so "
+    "what is needed on the way does not grow with the model, but it does with its largest layer: a model that is one "
+    "layer holds its weights, importances, masks and the weights that result all at once. About a second of pruning "
+    "is there at any size, so that small models take more for each weight. To check a `.keras` file it is loaded "
+    "beside the model, and Keras reads a file whole before it fills the weights: model, file and loaded model are "
+    "three times the weights, and no public option reads from the disk instead. Without psutil Keras does all this in "
+    "memory below 512 MB of weights (with it, below half of the memory that is free); above that it writes the "
+    "weights to a file first and copies that into the archive, and unpacks the archive to read it. So from 100 M to "
+    "300 M weights a save needs less memory and more time for each weight: every byte is written twice and read once. "
+    "The converter of LiteRT holds the weights as read and as constants, and the most at its end, when it takes its "
+    "file apart in Python and writes it anew, so that equal buffers are there once.",
+)
+
+
+def _on_paper(rows: list[dict[str, Any]]) -> list[str]:
+    """What ten thousand million weights would take, from what one layer took here."""
+    one = [ratio(row) for row in rows if row["operation"] == "prune" and row["layers"] == 1]
+    if not one:
+        return []
+    # Of 400 M weights, 1.6 GB; beyond the weights, the masks and those that they change to, which are counted apart.
+    way = 1.6 * (one[0] - 1.5)
+    return [
+        "Ten thousand million weights, on paper: float32 weights are 40 GB, masks 10 GB, a second set of masks while "
+        f"they change another 10 GB, and a layer of 400 M weights on the way {way:.0f} GB (what one layer took above, "
+        f"{one[0]:.2f} times its weights, less 1.5 for these three): {60 + way:.0f} GB in all to prune once. Masks "
+        "of one bit would be 1.25 GB; they would have to be unpacked in every update, which is why they are bytes. "
+        f"Training adds gradients (40 GB) and two slots of Adam (80 GB), {180 + way:.0f} GB together: the model would "
+        "have to be shared out over several devices, mask beside weight, which is not tested here. A joint allocation "
+        "holds the importances of all weights at once, another 40 GB."
+    ]
+
+
+def picture(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes the picture: memory and time against weights, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    memory, seconds = figure.subplots(1, 2)
+    for one in OPERATIONS:
+        found = [row["found"] for row in rows if row["task"]["operation"] == one and row["task"]["layers"] > 1]
+        weights = [row["weights"] for row in found]
+        memory.plot(weights, [row["peak"] / 2**20 for row in found], marker="o", markersize=4, label=TITLES[one])
+        seconds.plot(weights, [row["seconds"] for row in found], marker="o", markersize=4)
+    memory.plot(weights, [4 * n * WANTED / 2**20 for n in weights], "k:", label=f"{WANTED} times the weights")
+    for axes, title in ((memory, "peak memory, MiB"), (seconds, "seconds")):
+        axes.set(xscale="log", yscale="log", xlabel="weights", title=title)
+        axes.grid(alpha=0.3)
+    memory.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
