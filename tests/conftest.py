@@ -1,13 +1,66 @@
 """What the tests share. TensorFlow's start-up chatter is silenced here and nowhere in the package."""
 
+import atexit
+import collections
 import os
+import shutil
+import tempfile
+import zipfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+if os.environ.get("KERAS_BACKEND") == "torch":
+    # Models are tiny, and two test processes share the cores: threads of PyTorch would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Most tests train the same small models: what one of them compiled, the others load, and so do processes on JAX
+    # that tests on other backends start.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="prunekit-jax-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import keras
 import numpy as np
 import pytest
+
+from prunekit import cli
+
+# Files that take a minute or more on some backend, the longest first: one that begins last keeps a single process busy.
+# Those that start clusters are apart, since only one cluster runs at a time.
+LONG = (
+    "test_leak_matrix.py",
+    "test_distribution.py",
+    "test_compress.py",
+    "test_bench.py",
+    "test_killed_runs.py",
+    "test_replicas.py",
+    "test_backends.py",
+    "test_checkpoint.py",
+    "test_runner.py",
+    "test_enforcement.py",
+    "test_docs.py",
+    "test_recomputation.py",
+    "test_sweep.py",
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Long files first. On JAX, leaves out cases of tests whose mark says so: each keeps its first, and every n-th."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    if keras.backend.backend() != "jax":
+        return
+    seen, left_out = collections.Counter(), []
+    for item in items:
+        mark = item.get_closest_marker("every_backend")
+        every = mark.kwargs.get("on_jax", 1) if mark else 1
+        name = item.nodeid.partition("[")[0]
+        if seen[name] % every:
+            left_out.append(item)
+        seen[name] += 1
+    gone = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in gone]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +88,45 @@ def samples():
     return rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
 
 
+@pytest.fixture
+def pairs(samples):
+    """The same samples to train on and to test with, as recipes take them."""
+    return samples, samples
+
+
+@pytest.fixture
+def compiled(perceptron):
+    """That perceptron, compiled with Adam."""
+    perceptron.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return perceptron
+
+
+@pytest.fixture
+def batches(samples):
+    """5 batches of 16 as `fit` arguments: x, y and batch size; the last one has 6."""
+    return {"x": samples[0], "y": samples[1], "batch_size": 16, "verbose": 0}
+
+
+@pytest.fixture
+def model_file(tmp_path, perceptron):
+    """A sound `.keras` file."""
+    perceptron.save(tmp_path / "sound.keras")
+    return tmp_path / "sound.keras"
+
+
+@pytest.fixture
+def members(model_file):
+    """The members of that file, name -> content."""
+    with zipfile.ZipFile(model_file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """A file that exists only if code in a hostile file ran."""
+    return tmp_path / "code-was-run"
+
+
 @pytest.fixture(params=["float32", "float64"])
 def precision(request):
     """Keras's precision, of models, losses and inputs, while the test runs."""
@@ -44,3 +136,16 @@ def precision(request):
     yield request.param
     keras.config.set_floatx(former[0])
     keras.config.set_dtype_policy(former[1])
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs the command line in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_in_folder(*arguments):
+        code = cli.run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_in_folder

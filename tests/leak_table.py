@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import leak_matrix
+from backends import BACKEND
 from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "leak-matrix.md"
@@ -24,10 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes to run the cells in (default 1)")
     parser.add_argument("--only", nargs="*", default=[], metavar="VALUE", help="cells with these values, no table")
     parser.add_argument("--cover", action="store_true", help="the subset that the tests run, no table")
-    parser.add_argument("--output", type=Path, default=DOCUMENT, help="where the table goes")
+    document_here = DOCUMENT if BACKEND == "tensorflow" else None
+    parser.add_argument("--output", type=Path, default=document_here, help="where the table goes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the table says so")
     options = parser.parse_args(arguments)
 
+    if options.output is None and not (options.only or options.cover):
+        parser.error(f"the table in docs is TensorFlow's: say with --output where that of {BACKEND} goes")
     # The covering subset first, so that a run that is cut short has seen every pair of values.
     cells = leak_matrix.cover()
     if not options.cover:
@@ -59,27 +63,44 @@ def _run(cells: Sequence[Cell], jobs: int, limit: float) -> tuple[list[Outcome],
     return outcomes, time.perf_counter() - start
 
 
+INTRODUCTION = """
+Every optimizer in `keras.optimizers`, with everything it can be asked for, in every kind of training loop.
+Each cell trains a tiny model (convolution, embedding with sparse gradients, two dense layers) while its
+masks change four times. After every execution of the compiled step, before and after prunekit has had its
+turn, the raw variables are read with NumPy: every pruned weight is exactly zero, every slot of the
+optimizer at pruned positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the
+optimizer (class, config, attributes, variables), the constraints and the compiled functions are what they
+were, and the saved file, loaded again, has the same zeros. `tests/leak_checks.py` says precisely how a
+cell is checked.
+"""
+FTRL = """
+Ftrl is an exception among the slots: it divides by its accumulator, and 0 / 0 is NaN. At pruned positions
+that slot holds the value Keras starts it with, and no signal.
+"""
+BACKENDS = """
+On JAX and PyTorch the tests run a subset: there every optimizer and every variant meets every loop, on
+PyTorch also every optimizer every variant. Loops are `fit`, a second `fit`, `train_on_batch`, a
+`train_step` of one's own, and a loop of one's own with `stateless_apply` or `backward()`.
+"""
+LEGEND = """
+`LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner
+optimizers. In a tape loop, "3 steps per execution" is three updates in one compiled function, and
+`run_eagerly` is one that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A
+dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes. A dot: not
+run in the time that the command was given; every pair of values is in the cells that run first.
+"""
+
+
 def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     """The page: figures, the table, and the reasons behind its footnotes."""
     counts = Counter(outcome.status for outcome in outcomes)
-    versions = " ".join(f"{name} {importlib.metadata.version(name)}," for name in ("keras", "tensorflow", "numpy"))
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}," for name in ("keras", BACKEND, "numpy"))
     notes: dict[str, int] = {}
     rows = [_row(optimizer, variant, outcomes, notes) for optimizer in OPTIMIZERS for variant in VARIANTS]
     lines = [
         "# The leak matrix",
         "",
-        *_paragraph(
-            """
-            Every optimizer in `keras.optimizers`, with everything it can be asked for, in every kind of training loop.
-            Each cell trains a tiny model (convolution, embedding with sparse gradients, two dense layers) while its
-            masks change four times. After every execution of the compiled step, before and after prunekit has had its
-            turn, the raw variables are read with NumPy: every pruned weight is exactly zero, every slot of the
-            optimizer at pruned positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the
-            optimizer (class, config, attributes, variables), the constraints and the compiled functions are what they
-            were, and the saved file, loaded again, has the same zeros. `tests/leak_matrix.py` says precisely how a
-            cell is checked.
-            """
-        ),
+        *_paragraph(INTRODUCTION),
         "",
         f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, "
         f"{counts['keras']} that plain Keras refuses in the same way, "
@@ -90,22 +111,11 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         f"- Versions: {versions} Python {platform.python_version()}.",
         f"- Command: `{command}`, {seconds / 60:.0f} minutes on {platform.machine()}.",
         "",
-        *_paragraph(
-            """
-            Ftrl is an exception among the slots: it divides by its accumulator, and 0 / 0 is NaN. At pruned positions
-            that slot holds the value Keras starts it with, and no signal.
-            """
-        ),
+        *_paragraph(FTRL),
         "",
-        *_paragraph(
-            """
-            `LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner
-            optimizers. In a tape loop, "3 steps per execution" is three updates in one compiled function, and
-            `run_eagerly` is one that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A
-            dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes. A dot: not
-            run in the time that the command was given; every pair of values is in the cells that run first.
-            """
-        ),
+        *_paragraph(BACKENDS),
+        "",
+        *_paragraph(LEGEND),
         "",
         "| optimizer | variant | " + " | ".join(LOOPS) + " |",
         "|---|---|" + "---|" * len(LOOPS),

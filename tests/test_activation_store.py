@@ -66,3 +66,20 @@ def test_what_another_process_removes_while_it_is_read_is_missing_and_not_damage
     monkeypatch.undo()
     assert store.find(key) is None
     assert np.array_equal(kept.arrays[0], rows), "a map that is open stays"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"key": "%s", "arrays": [{"dtype": "O", "shape": [1]}], "sizes": [1]}',
+        '{"key": "%s", "arrays": [{"dtype": "<f4", "shape": [1e999]}], "sizes": [1]}',
+    ],
+    ids=["nested", "objects", "endless"],
+)
+def test_a_hostile_manifest_is_damage_and_nothing_is_read(tmp_path, text):
+    key = "e" * 64
+    FileStore(tmp_path, 1000).keep(key, iter([[np.ones((3, 2), "float32")]]))
+    (tmp_path / f"{key}.activations" / "manifest.json").write_text(text.replace("%s", key))
+    with pytest.warns(UserWarning, match="is damaged .* computed anew"):
+        assert FileStore(tmp_path, 1000).find(key) is None

@@ -12,6 +12,7 @@ from prunekit.sparsity.allocation import ALLOCATIONS, ERK, Allocation, Global, U
 from prunekit.sparsity.selection import pruned_count
 
 # Each model: (shape, input axes, output axes) per weight.
+pytestmark = pytest.mark.every_backend
 DENSE = [((784, 300), (0,), (1,)), ((300, 100), (0,), (1,)), ((100, 10), (0,), (1,))]
 CONVOLUTION = [
     ((3, 3, 3, 16), (2,), (3,)),
@@ -214,7 +215,7 @@ def test_a_name_stands_for_its_allocation_and_an_allocation_stays_what_it_is(nam
 
 @pytest.mark.parametrize("name", ["", "ERK", "lamp"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: uniform, global, erk'):
+    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: uniform, global, erk"):
         get_allocation(name)
 
 

@@ -3,11 +3,13 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import BACKEND, tensorflow_only, training_step
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.training.callbacks import PruningCallback
 from prunekit.training.pruner import Pruner
+
+pytestmark = pytest.mark.every_backend
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_fit_ends_exactly_at_the_final_sparsity_and_logs_it(compiled, samples):
     assert pruning.report.notes == ()
 
 
-def test_fit_and_a_tape_loop_end_in_the_same_bytes(samples):
+def test_fit_and_a_loop_of_the_users_end_in_the_same_bytes(samples):
     x, y = samples[0][:64], samples[1][:64]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     schedule = PolynomialDecay(0.0, 0.8, 1, 7, frequency=2)
@@ -46,25 +48,22 @@ def test_fit_and_a_tape_loop_end_in_the_same_bytes(samples):
 
     looped = build()
 
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, looped(x, training=True))
-        looped.optimizer.apply(tape.gradient(value, looped.trainable_variables), looped.trainable_variables)
-
+    step = training_step(looped, looped.optimizer, loss)
     with Pruner(looped, schedule) as pruner:
         for i in list(range(0, 64, 16)) * 2:
             step(x[i : i + 16], y[i : i + 16])
             pruner.step()
+    # XLA fuses the two compiled steps of JAX each in its own way.
+    rounding = 1e-6 if BACKEND == "jax" else 0
     for one, other in zip(fitted.get_weights(), looped.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=0, atol=rounding)
 
 
 def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_figures(compiled, samples):
     pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 1000, frequency=5))
     with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 1000, but training") as caught:
         compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
-    texts = [str(one.message) for one in caught]
+    texts = [str(one.message) for one in caught if one.category is UserWarning and "schedule" in str(one.message)]
     assert ["has only 10 steps" in texts[0], "ended after 10 steps" in texts[1]] == [True, True]
     assert pruning.report.notes == tuple(texts)
 
@@ -85,6 +84,7 @@ def test_a_second_fit_goes_on_with_the_schedule(compiled, samples):
     assert [event.step for event in pruning.report.events] == [*range(0, 11)]
 
 
+@tensorflow_only
 def test_a_second_fit_traces_nothing_again_and_one_after_a_compile_does(compiled, samples):
     traced = []
 

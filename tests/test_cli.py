@@ -22,19 +22,6 @@ HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib
 ONE_SHOT = "version: 1\nname: once\nmodel: {builtin: digits-cnn}\nsteps: [prune: {sparsity: 0.5}]\n"
 
 
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """Runs the command line in an empty folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_in_folder(*arguments):
-        code = cli.run([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_in_folder
-
-
 def assert_mistake(outcome, *words):
     """A user's mistake: exit code 2, nothing on standard output, one line on standard error."""
     code, out, err = outcome
@@ -74,8 +61,8 @@ def runner(monkeypatch, tmp_path):
     """A runner that trains nothing and remembers how it was called."""
     fake = types.SimpleNamespace(calls=[], error=None, identical=True, ExpectationFailed=Failure)
 
-    def compress(recipe, model, data, output, *, force, trust, progress):
-        fake.calls.append((recipe, model, output, force, trust))
+    def compress(recipe, model, data, output, *, force, trust, progress, resume, checkpoint_every):
+        fake.calls.append((recipe, model, output, force, trust, resume, checkpoint_every))
         for event in EVENTS:
             progress(event)
         result = types.SimpleNamespace(report=FakeReport(), directory=output)
@@ -120,6 +107,7 @@ EVENTS = [
 ]
 
 
+@pytest.mark.every_backend(on_jax=2)
 class TestWithoutTensorFlow:
     @pytest.mark.parametrize(
         "arguments",
@@ -187,6 +175,7 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
         (["inspect", "line\nbreak.keras"], ["line break.keras: no such file"]),
         (["report", "."], ["not a run directory"]),
         (["verify", "nowhere"], ["nowhere: no such directory"]),
+        (["compress", "digits", "--checkpoint-every", "x"], ["'x' is not a valid whole number"]),
         (["recipes", "digts"], ["Did you mean 'digits'"]),
         (["recipes", "-o", "x"], ["to copy a recipe, name it"]),
     ],
@@ -195,6 +184,19 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
 def test_a_mistake_is_one_line_and_exit_code_2(run, tmp_path, arguments, words):
     (tmp_path / "bad.yaml").write_text("version: 1\nstep: []\n")
     assert_mistake(run(*arguments), *words)
+
+
+def test_what_was_interrupted_is_told_where_a_run_is_expected(run, tmp_path):
+    (tmp_path / "mine.unfinished").mkdir()
+    (tmp_path / "mine.unfinished" / "checkpoint-000001").touch()
+    for command in ("verify", "report"):
+        assert_mistake(run(command, "mine"), "mine: no", "mine.unfinished: go on with --resume")
+
+
+def test_the_package_is_the_command_line_too():
+    command = [sys.executable, "-m", "prunekit", "verify", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert_mistake((done.returncode, done.stdout, done.stderr), "nowhere: no such directory")
 
 
 class TestCheck:
@@ -243,17 +245,29 @@ class TestCheck:
 class TestCompress:
     def test_everything_reaches_the_runner(self, run, runner, tmp_path):
         (tmp_path / "once.yaml").write_text(ONE_SHOT)
-        code, out, err = run("compress", "once.yaml", "-o", "here", "--model", "m.keras", "--force", "--trust")
+        code, out, err = run(
+            "compress",
+            "once.yaml",
+            "-o",
+            "here",
+            "--model",
+            "m.keras",
+            "--force",
+            "--trust",
+            "--resume",
+            "--checkpoint-every",
+            "3",
+        )
         assert code == 0
         (recipe, *others) = runner.calls[0]
         assert recipe.name == "once"
-        assert others == ["m.keras", "here", True, True]
+        assert others == ["m.keras", "here", True, True, True, 3]
         assert "the report" in out and "here/report.html" in out
 
     def test_without_output_the_run_lies_under_runs(self, run, runner):
         run("compress", "digits", "--set", "final=0.7")
-        (recipe, model, output, force, trust) = runner.calls[0]
-        assert (model, output, force, trust) == (None, os.path.join("runs", "digits"), False, False)
+        (recipe, *others) = runner.calls[0]
+        assert others == [None, os.path.join("runs", "digits"), False, False, False, 1]
         assert recipe.steps[1].prune.final_sparsity == 0.7
 
     def test_in_a_pipe_progress_is_a_line_for_each_epoch(self, run, runner):
@@ -344,6 +358,12 @@ class TestVerify:
 
 
 class TestReport:
+    def test_of_an_unfinished_run_it_is_said_how_to_go_on(self, run, monkeypatch):
+        monkeypatch.setattr("prunekit.recipe.directory.what_is_kept", lambda output: f"Kept of {output}: --resume.\n")
+        assert_mistake(
+            run("report", "mine"), "mine: not a run directory (no report.json in it). Kept of mine: --resume."
+        )
+
     @pytest.mark.parametrize("text", ["", "{", "[1]", '{"title": 3}', "null", "\x00", "[" * 100_000])
     def test_a_file_that_is_no_report_is_a_mistake(self, run, tmp_path, text):
         (tmp_path / "report.json").write_text(text)
@@ -385,7 +405,43 @@ class TestRecipes:
         assert Path("folder/digits.yaml").is_file() and Path("new/digits.yaml").is_file()
 
 
+TINY = """
+version: 1
+name: tiny
+model: {file: in.keras}
+data: {npz: data.npz}
+compile: {optimizer: adam, from_logits: true, batch_size: 16}
+steps:
+  - train: {epochs: 1}
+  - prune: {epochs: 2, schedule: {type: polynomial_decay, final_sparsity: 0.75, end: {epochs: 2}, frequency: 3}}
+  - export: {formats: [keras]}
+  - expect: {sparsity: {min: 0.75, max: 0.75}}
+"""
+
+
+@pytest.mark.every_backend
+def test_a_run_from_recipe_to_report_in_the_words_of_a_user(run, tmp_path, perceptron, samples):
+    import numpy as np
+
+    x, y = samples
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    perceptron.save(tmp_path / "in.keras")
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    code, out, _ = run("compress", "tiny.yaml", "--dry-run", "--json")
+    assert (code, json.loads(out)["name"]) == (0, "tiny") and not (tmp_path / "run").exists()
+    code, out, err = run("compress", "tiny.yaml", "-o", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["met"] and "[2/4 prune] epoch 2/2" in err
+    zeros = {"hidden/kernel": 96, "logits/kernel": 48}
+    for file in ("run/model.keras", "run/exports/model.keras"):
+        rows = json.loads(run("inspect", file, "--json")[1])["weights"]
+        assert {row["name"]: row["zeros"] for row in rows if row["name"] in zeros} == zeros
+    assert run("verify", "run")[:2] == (0, "run: reproduced, bit for bit.\n")
+    assert json.loads(run("report", "run", "--json")[1])["after"]["targets"] == list(zeros)
+
+
 class TestInspect:
+    @pytest.mark.every_backend
     def test_weights_are_shown(self, run, tmp_path):
         import keras
 
@@ -402,9 +458,10 @@ class TestInspect:
         assert_mistake(run("inspect", "m.keras"), "m.keras")
 
     @pytest.mark.slow
-    def test_tensorflow_says_nothing_of_its_own(self, tmp_path):
+    @pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "3"}], ids=["unset", "3"])
+    def test_tensorflow_says_nothing_of_its_own(self, tmp_path, level):
         (tmp_path / "m.keras").write_bytes(b"no model")
-        environment = {name: value for name, value in ENVIRONMENT.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | level
         command = [sys.executable, "-m", "prunekit.cli", "inspect", "m.keras"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert_mistake((done.returncode, done.stdout, done.stderr), "m.keras")

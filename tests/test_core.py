@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity
-from prunekit.sparsity.selection import digit_bits, keep_largest
+from prunekit.sparsity.selection import keep_largest, passes
 from prunekit.training import core
 from prunekit.training.loops import TapeLoop
 from prunekit.training.pruner import Pruner
@@ -53,6 +53,15 @@ class TestOpenFunction:
         for size in (1, 7, 32, 7, 0):
             np.testing.assert_array_equal(double(ones(size, 3)), np.full((size, 3), 2.0))
         assert double.traces == 1
+
+    def test_a_keras_variable_is_not_taken_through_numpy(self, monkeypatch):
+        variable = keras.Variable(np.ones(4, "float32"))
+
+        def refuse(self, dtype=None):
+            raise AssertionError("copied to NumPy")
+
+        monkeypatch.setattr(keras.Variable, "__array__", refuse)
+        np.testing.assert_array_equal(core.OpenFunction(lambda x: x * 2)(variable), [2.0] * 4)
 
     def test_scopes_left_out_of_order_take_their_traces_with_them(self):
         factor = [2.0]
@@ -188,7 +197,7 @@ class TestNothingLeavesTheDevice:
         assert "MatMul" in found and not found & HOST
 
     def test_in_the_selection_of_masks(self):
-        select = core.compiled(lambda x, kept: keep_largest(x, kept, width=digit_bits(9)), open_shapes=True)
+        select = core.compiled(lambda x, kept: keep_largest(x, kept, how=passes(9)), open_shapes=True)
         mask = select(np.arange(9.0, dtype="float32"), np.int32(4))
         assert mask.numpy().sum() == 4
         traced = select._function.get_concrete_function(tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32))

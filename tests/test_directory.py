@@ -1,11 +1,27 @@
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from prunekit.recipe.directory import LOCK, MODEL, REPORT, check_output, check_run, run_directory
+from prunekit.recipe.directory import (
+    CHECKPOINT,
+    LOCK,
+    MODEL,
+    REPORT,
+    check_output,
+    check_run,
+    clear_up,
+    is_finished,
+    run_directory,
+    unfinished,
+    what_is_kept,
+)
 from prunekit.recipe.loader import RecipeError
+from prunekit.training.snapshot import Snapshot, Snapshots
 
 
 def made(path, text="old"):
@@ -29,7 +45,7 @@ def names(folder):
 def test_a_run_directory_appears_only_when_it_is_whole(tmp_path):
     path = tmp_path / "runs" / "one"
     with run_directory(check_output(path, force=False), force=False) as folder:
-        assert folder.parent == path.parent and folder.name.startswith(".one.partial-")
+        assert folder == path.parent / "one.unfinished" / "run"
         assert not path.exists()
         (folder / MODEL).write_text("new")
     assert names(path.parent) == ["one"] and names(path) == [MODEL]
@@ -84,7 +100,7 @@ def test_an_older_run_comes_back_when_the_last_rename_fails(tmp_path, monkeypatc
     rename = type(path).rename
 
     def failing(self, target):
-        if ".partial-" in self.name:
+        if self.parent.name == "one.unfinished":
             raise OSError("disk full")
         return rename(self, target)
 
@@ -94,33 +110,150 @@ def test_an_older_run_comes_back_when_the_last_rename_fails(tmp_path, monkeypatc
     assert (path / MODEL).read_text() == "old" and names(tmp_path) == ["one"]
 
 
-def test_leftovers_of_killed_runs_go_and_those_of_running_ones_stay(tmp_path):
+def dead_process():
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    return dead.stdout.strip()
+
+
+def test_an_unfinished_run_without_a_checkpoint_goes_with_the_next_one(tmp_path):
     killed = "import os, sys; from prunekit.recipe.directory import run_directory; from pathlib import Path\n" + (
         "with run_directory(Path(sys.argv[1]), force=False) as folder:\n"
         "    (folder / 'model.keras').write_text('half'); print(folder, flush=True); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", killed, tmp_path / "one"], check=False, capture_output=True)
-    (leftover,) = names(tmp_path)
-    assert leftover.startswith(".one.partial-")
-    running = tmp_path / leftover.replace(leftover.split("-")[-2], str(os.getppid()))
-    running.mkdir()
-    elsewhere = tmp_path / ".one.partial-another_machine-1-00ff00ff"
-    elsewhere.mkdir()
-    write(tmp_path / "one")
-    assert names(tmp_path) == sorted([running.name, elsewhere.name, "one"])
+    assert names(tmp_path) == ["one.unfinished"] and names(tmp_path / "one.unfinished") == ["lock", "run"]
+    with run_directory(check_output(tmp_path / "one", force=False), force=False) as folder:
+        assert names(folder) == []
+    assert names(tmp_path) == ["one"]
+
+
+def test_two_processes_do_not_work_on_one_run(tmp_path):
+    with run_directory(tmp_path / "one", force=False):
+        with pytest.raises(RecipeError, match=r"another process works on the run in .*one\.unfinished"):
+            write(tmp_path / "one")
+        write(tmp_path / "two")
+    assert names(tmp_path) == ["one", "two"]
+
+
+def interrupted(path, force=False):
+    """An unfinished run with a checkpoint."""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        run_directory(check_output(path, force=force), force=force) as folder,
+    ):
+        (folder / "exports").mkdir()
+        Snapshots(folder.parent, CHECKPOINT).write(Snapshot({}, {}))
+        raise KeyboardInterrupt
+
+
+def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_gone_on_with_unasked(tmp_path):
+    path = tmp_path / "one"
+    interrupted(path)
+    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished. Go on with it with --resume"):
+        check_output(path, force=False)
+    assert what_is_kept(path).endswith("go on with --resume.\n")
+    with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
+        assert names(folder) == ["exports"]
+    assert names(tmp_path) == ["one"] and what_is_kept(path) == ""
+
+
+def test_an_unfinished_run_without_the_folder_of_its_files_is_still_one(tmp_path):
+    path = tmp_path / "one"
+    interrupted(path)
+    shutil.rmtree(unfinished(path) / "run")
+    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished"):
+        check_output(path, force=False)
+    with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
+        assert Snapshots(folder.parent, CHECKPOINT).newest() is not None
+
+
+def test_force_begins_an_unfinished_run_anew(tmp_path):
+    interrupted(tmp_path / "one")
+    with run_directory(check_output(tmp_path / "one", force=True), force=True) as folder:
+        assert names(folder) == [] and names(folder.parent) == ["lock", "run"]
+    assert names(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["force", "resume"])
+@pytest.mark.parametrize("saved", [False, True], ids=["somebody's folder", "an unfinished run"])
+def test_what_no_run_has_written_is_not_removed_with_an_unfinished_run(tmp_path, saved, resume):
+    path = tmp_path / "one"
+    if saved:
+        interrupted(path)
+    unfinished(path).mkdir(exist_ok=True)
+    (unfinished(path) / "thesis.tex").write_text("years of work")
+    before = names(unfinished(path))
+    with pytest.raises(RecipeError, match=r"one\.unfinished holds 'thesis.tex', which no run has written"):
+        check_output(path, force=not resume, resume=resume)
+    assert names(unfinished(path)) == before
+
+
+def test_what_appears_beside_a_run_meanwhile_is_not_removed_with_it(tmp_path):
+    with run_directory(check_output(tmp_path / "one", force=False), force=False) as folder:
+        (folder / MODEL).write_text("new")
+        (folder.parent / "notes.txt").write_text("mine")
+    assert names(tmp_path) == ["one", "one.unfinished"] and names(tmp_path / "one.unfinished") == ["notes.txt"]
+
+
+def test_a_checkpoint_that_was_cut_off_is_no_stranger(tmp_path):
+    interrupted(tmp_path / "one")
+    for name in ("start.json", "start.json.partial", "checkpoint-000002.partial", "checkpoint-1000000"):
+        (tmp_path / "one.unfinished" / name).touch()
+    check_output(tmp_path / "one", force=False, resume=True)
+    with run_directory(check_output(tmp_path / "one", force=True), force=True):
+        pass
+    assert names(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_where_an_unfinished_run_would_be_is_told_before_anything_runs(tmp_path, kind):
+    if kind == "file":
+        (tmp_path / "one.unfinished").write_text("mine")
+    else:
+        (tmp_path / "one.unfinished").symlink_to("nowhere")
+    for options in ({"force": False}, {"force": True}, {"force": False, "resume": True}):
+        with pytest.raises(RecipeError, match=r"one\.unfinished is no folder, .* Move it away"):
+            check_output(tmp_path / "one", **options)
+
+
+def test_an_unfinished_run_is_named_by_what_it_becomes(tmp_path):
+    interrupted(tmp_path / "one")
+    for options in ({"force": True}, {"force": False, "resume": True}):
+        with pytest.raises(RecipeError, match="has the name of an unfinished run into one. Give that name to go on"):
+            check_output(tmp_path / "one.unfinished", **options)
+
+
+def test_an_unfinished_run_that_replaces_an_older_one_needs_force_again(tmp_path):
+    path = made(tmp_path / "one")
+    interrupted(path, force=True)
+    assert (path / MODEL).read_text() == "old"
+    with pytest.raises(RecipeError, match="replaced at the end with --force beside --resume"):
+        check_output(path, force=False, resume=True)
+    with run_directory(check_output(path, force=True, resume=True), force=True, resume=True) as folder:
+        (folder / MODEL).write_text("new")
+    assert (path / MODEL).read_text() == "new" and names(tmp_path) == ["one"]
+
+
+def test_what_a_run_leaves_that_was_killed_in_its_last_moment_is_no_unfinished_run(tmp_path):
+    path = made(tmp_path / "one")
+    interrupted(tmp_path / "other")
+    (tmp_path / "other.unfinished").rename(unfinished(path))
+    (unfinished(path) / "run" / "exports").rmdir()
+    (unfinished(path) / "run").rmdir()
+    assert is_finished(path) and check_output(path, force=False, resume=True) == path
+    clear_up(path)
+    assert names(tmp_path) == ["one"]
 
 
 def test_an_older_run_that_a_killed_run_had_moved_comes_back_first(tmp_path):
-    probe = tmp_path / "probe"
-    with run_directory(probe, force=False) as folder:
-        pattern = folder.name
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    moved = pattern.replace(".probe.partial", ".one.older").replace(f"-{os.getpid()}-", f"-{dead.stdout.strip()}-")
-    made(tmp_path / moved)
+    older = f".one.older-{re.sub('[^A-Za-z0-9]', '_', socket.gethostname())}-{{}}-00ff00ff"
+    made(tmp_path / older.format(dead_process()))
+    running = made(tmp_path / older.format(os.getppid()))
+    elsewhere = made(tmp_path / f".one.older-another_machine-{dead_process()}-00ff00ff")
     path = tmp_path / "one"
     with pytest.raises(ValueError, match="broken"), run_directory(path, force=True):
         raise ValueError("broken")
-    assert (path / MODEL).read_text() == "old" and names(tmp_path) == ["one", "probe"]
+    assert (path / MODEL).read_text() == "old" and names(tmp_path) == sorted([running.name, elsewhere.name, "one"])
 
 
 def test_a_link_to_a_run_directory_is_followed(tmp_path):

@@ -13,9 +13,13 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
 
 
+# What tensorflow-model-optimization does when a page imports it.
+@pytest.mark.filterwarnings("ignore:distutils Version classes are deprecated:DeprecationWarning")
 @pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # It sets this too; pytest puts back what was there.
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
     namespace = {"__name__": "__page__"}
     for block in CODE[page]:
         before = page.read_text()[: page.read_text().index(block)].count("\n")

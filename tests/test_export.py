@@ -3,13 +3,16 @@
 import gzip
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 import keras
 import numpy as np
 import pytest
+from backends import BACKEND, tensorflow_only
 from keras import layers
 from sklearn.datasets import load_digits
 
@@ -20,9 +23,14 @@ from prunekit.delivery.export import FORMATS, export, runtime_advice
 from prunekit.delivery.xnnpack import Verdict, read_verdict
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.every_backend,
+]
 
 FLOATS = [name for name in FORMATS if name != "litert-dynamic-int8"]
+# One format of each kind that the backend can write.
+KINDS = ["keras", "litert"] if BACKEND == "tensorflow" else ["keras"]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +42,11 @@ def digits():
 
 @pytest.fixture(scope="module")
 def trained(digits):
-    """A small network with a Dense and a 1x1 kernel, trained for a second: architecture and weights."""
+    """The weights of a small network with a Dense and a 1x1 kernel, trained for a second."""
     keras.utils.set_random_seed(1)
     model = digits_network()
     model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(digits[0][:1400], digits[1][:1400], epochs=6, verbose=0)
+    model.fit(digits[0][:1400], digits[1][:1400], epochs=6 if BACKEND == "tensorflow" else 1, verbose=0)
     return model.get_weights()
 
 
@@ -100,12 +108,15 @@ def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity,
     model = digits_network()
     model.set_weights(trained)
     prune(model, sparsity, block)
-    expected = float((model(images).numpy().argmax(-1) == classes).mean())
+    expected = float((keras.ops.convert_to_numpy(model(images)).argmax(-1) == classes).mean())
+    refused = {"litert-float16-sparse"} if block == 4 else set()
+    if BACKEND != "tensorflow":
+        refused = FORMATS.keys() - {"keras"}
 
     rows = {row.format: row for row in export(model, tmp_path, list(FORMATS), images, labels=classes)}
 
     shipped = {name: row for name, row in rows.items() if row.status == "ok"}
-    assert set(rows) - set(shipped) == ({"litert-float16-sparse"} if block == 4 else set())
+    assert set(rows) - set(shipped) == refused
     assert left_in(tmp_path) == sorted(row.file for row in shipped.values())
     for name, row in shipped.items():
         content = (tmp_path / row.file).read_bytes()
@@ -114,7 +125,7 @@ def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity,
         assert row.max_error <= FORMATS[name].max_error
         if name in FLOATS:
             assert (row.agreement, row.accuracy) == (1.0, expected)
-    if sparsity == 0.9:
+    if sparsity == 0.9 and BACKEND == "tensorflow":
         assert rows["litert-sparse"].bytes < 0.3 * rows["litert"].bytes
         assert rows["litert"].gzip_bytes < 0.3 * rows["litert"].bytes
 
@@ -166,7 +177,8 @@ def nested_network():
     [
         (dict_network, {"zebra": (4,), "ant": (3,)}),
         (dict_network, [(4,), (3,)]),
-        (TwoInputs, ((3,), (8,))),
+        # Keras cannot read what it writes of this one.
+        pytest.param(TwoInputs, ((3,), (8,)), marks=tensorflow_only),
         (nested_network, (6,)),
     ],
     ids=["names", "list", "subclassed", "nested"],
@@ -177,16 +189,18 @@ def test_models_of_every_make_are_converted(build, shapes, tmp_path):
     samples = keras.tree.traverse(lambda s: rng.normal(size=(9, *s)) if is_shape(s) else None, shapes)
     model = build()
     model(keras.tree.map_structure(lambda a: a.astype("float32"), samples))
-    formats = ["litert", "litert-sparse", "litert-float16"]
-    assert [row.status for row in export(model, tmp_path, formats, samples)] == ["ok"] * 3
+    formats = ["litert", "litert-sparse", "litert-float16"] if BACKEND == "tensorflow" else ["keras"]
+    assert [row.status for row in export(model, tmp_path, formats, samples)] == ["ok"] * len(formats)
 
 
+@tensorflow_only
 def test_recurrent_layers_are_exported_with_a_fixed_batch(tmp_path):
     model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(2)])
     (row,) = export(model, tmp_path, ["litert"], np.random.default_rng(0).normal(size=(6, 5, 3)))
     assert (row.status, row.note) == ("ok", "takes batches of 1")
 
 
+@tensorflow_only
 def test_a_batch_size_can_be_fixed(perceptron, samples, tmp_path):
     (row,) = export(perceptron, tmp_path, ["litert"], samples[0], batch_size=4)
     assert (row.status, row.note) == ("ok", "takes batches of 4")
@@ -208,6 +222,7 @@ def test_the_check_of_a_file_imports_no_tensorflow_and_nothing_of_prunekit():
 # --- what is refused
 
 
+@tensorflow_only
 def test_a_graph_that_lies_on_arm64_is_refused_where_it_lies_and_only_there(tmp_path):
     model = mobile_network(layers.MaxPooling2D())
     samples = np.random.default_rng(0).normal(size=(5, 16, 16, 3))
@@ -265,15 +280,17 @@ MEASURED = {
 }
 
 
+@tensorflow_only
 @pytest.mark.parametrize("middle, options, switched, wrong", MEASURED.values(), ids=list(MEASURED))
-def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(middle, options, switched, wrong):
+def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(tmp_path, middle, options, switched, wrong):
     model = mobile_network(middle, **options)
     specs = litert.input_specs(model, np.zeros((1, 16, 16, 3)))
-    content = litert.convert(litert.trace(model, np.zeros(1), specs), sparse=True)
+    content = litert.convert(litert.trace(model, np.zeros(1), specs, tmp_path), sparse=True)
     verdict = read_verdict(content)
     assert (verdict.switched, verdict.wrong is not None) == (switched, wrong)
 
 
+@tensorflow_only
 def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path, monkeypatch):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)])
@@ -287,6 +304,7 @@ def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path
     assert left_in(tmp_path) == []
 
 
+@tensorflow_only
 def test_sparse_int8_is_refused_with_the_reason(perceptron, samples, tmp_path):
     rows = export(perceptron, tmp_path, ["litert-dynamic-int8-sparse", "litert-dynamic-int8"], samples[0])
     assert [row.status for row in rows] == ["refused", "ok"]
@@ -296,6 +314,7 @@ def test_sparse_int8_is_refused_with_the_reason(perceptron, samples, tmp_path):
 # --- what fails
 
 
+@tensorflow_only
 def test_a_layer_that_lite_rt_lacks_is_reported_and_the_rest_ships(tmp_path):
     inputs = keras.Input((3, 3))
     model = keras.Model(inputs, layers.Dense(2)(Determinant()(inputs)))
@@ -311,6 +330,7 @@ class Determinant(layers.Layer):
         return keras.ops.reshape(keras.ops.det(inputs), (-1, 1))
 
 
+@tensorflow_only
 @pytest.mark.parametrize(
     "script, reason",
     [
@@ -333,6 +353,7 @@ def test_a_file_that_crashes_or_hangs_is_reported_and_removed(
     assert left_in(folder) == []
 
 
+@tensorflow_only
 def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_good_one(
     perceptron, samples, tmp_path, monkeypatch
 ):
@@ -340,7 +361,10 @@ def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_
     good = (tmp_path / "model-float16.tflite").read_bytes()
     weights = perceptron.get_weights()
     perceptron.set_weights([-weight for weight in weights])
-    wrong = litert.convert(litert.trace(perceptron, samples[0], litert.input_specs(perceptron, samples[0])))
+    specs = litert.input_specs(perceptron, samples[0])
+    (tmp_path / "traced").mkdir()
+    wrong = litert.convert(litert.trace(perceptron, samples[0], specs, tmp_path / "traced"))
+    shutil.rmtree(tmp_path / "traced")
     perceptron.set_weights(weights)
     monkeypatch.setattr(export_module, "convert", lambda *args, **options: wrong)
     (row,) = export(perceptron, tmp_path, ["litert-float16"], samples[0])
@@ -352,13 +376,13 @@ def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_
 
 def test_a_model_that_answers_all_samples_alike_is_shipped_with_a_warning(perceptron, samples, tmp_path):
     perceptron.get_layer("logits").kernel.assign(np.zeros((16, 4)))
-    rows = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    rows = export(perceptron, tmp_path, KINDS, samples[0])
     assert all(row.status == "ok" and "proves little" in row.note for row in rows)
 
 
 def test_a_model_that_gives_nan_is_not_shipped(perceptron, samples, tmp_path):
     perceptron.get_layer("logits").bias.assign([np.nan, 0, 0, 0])
-    rows = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    rows = export(perceptron, tmp_path, KINDS, samples[0])
     assert all(row.status == "failed" and "itself gives NaN" in row.note for row in rows)
 
 
@@ -369,9 +393,25 @@ def test_a_keras_file_that_needs_unsafe_loading_is_not_shipped(tmp_path):
     assert left_in(tmp_path) == []
 
 
+@keras.saving.register_keras_serializable("test_export")
+class Forgetful(layers.Dense):
+    def load_own_variables(self, store):
+        super().load_own_variables(store)
+        self.bias.assign(self.bias + 1)
+
+
+def test_a_keras_file_that_comes_back_with_other_weights_is_not_shipped_and_the_last_good_one_stays(tmp_path):
+    export(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), tmp_path, ["keras"], np.ones((2, 3)))
+    good = (tmp_path / "model.keras").read_bytes()
+    model = keras.Sequential([keras.Input((3,)), Forgetful(2)])
+    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    assert row.status == "failed" and "the weights in the file are not those of the model" in row.note
+    assert left_in(tmp_path) == ["model.keras"] and (tmp_path / "model.keras").read_bytes() == good
+
+
 def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, samples, tmp_path):
     (tmp_path / "file").write_text("")
-    rows = export(perceptron, tmp_path / "file" / "folder", ["keras", "litert"], samples[0])
+    rows = export(perceptron, tmp_path / "file" / "folder", KINDS, samples[0])
     assert all(row.status == "failed" and "cannot write" in row.note for row in rows)
 
 
@@ -379,10 +419,37 @@ def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, s
 def test_a_read_only_folder_is_reported(perceptron, samples, tmp_path):
     tmp_path.chmod(0o500)
     try:
-        (row,) = export(perceptron, tmp_path, ["litert"], samples[0])
+        rows = export(perceptron, tmp_path, KINDS, samples[0])
     finally:
         tmp_path.chmod(0o700)
-    assert row.status == "failed" and "Permission denied" in row.note
+    assert all(row.status == "failed" and "Permission denied" in row.note for row in rows)
+
+
+def test_a_keras_file_needs_no_folder_for_temporary_files_and_lite_rt_says_that_it_has_none(
+    perceptron, samples, tmp_path, monkeypatch
+):
+    def nowhere(*arguments, **options):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", nowhere)
+    rows = export(perceptron, tmp_path, KINDS, samples[0])
+    assert rows[0].status == "ok"
+    assert all(row.status == "failed" and "No usable temporary directory" in row.note for row in rows[1:])
+
+
+@tensorflow_only
+def test_a_folder_for_temporary_files_that_is_full_is_named_with_the_remedy(perceptron, samples, tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    def full(*arguments, **options):
+        raise tf.errors.ResourceExhaustedError(None, None, "variables.data: No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    kept, row = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    assert kept.status == "ok" and row.status == "failed"
+    assert re.search(
+        r"cannot be written to /.*No space left on device\. Set TMPDIR to a folder with more room", row.note
+    )
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_path, monkeypatch):
@@ -390,7 +457,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module.os, "replace", full)
-    rows = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    rows = export(perceptron, tmp_path, KINDS, samples[0])
     assert all(row.status == "failed" and "No space left on device" in row.note for row in rows)
     assert left_in(tmp_path) == []
 
@@ -426,7 +493,7 @@ def test_arguments_that_do_not_fit_are_refused(perceptron, samples, tmp_path, ch
 def test_one_hot_labels_count_as_classes(perceptron, samples, tmp_path):
     images, classes = samples
     (row,) = export(perceptron, tmp_path, ["keras"], images, labels=np.eye(4)[classes])
-    assert row.accuracy == float((perceptron(images).numpy().argmax(-1) == classes).mean())
+    assert row.accuracy == float((perceptron.predict(images, verbose=0).argmax(-1) == classes).mean())
 
 
 # --- what sparsity buys
@@ -455,6 +522,7 @@ def test_large_dense_blocks_buy_speed_on_x86():
     assert line.what_it_buys.startswith("4.3x on 1 Dense kernel at")
 
 
+@tensorflow_only
 @pytest.mark.parametrize(
     "middle, sparsity, buys",
     [(identity, 0.9, "about 4.1x"), (identity, 0.6, "nothing"), (lambda x: layers.MaxPooling2D()(x), 0.9, "wrong")],

@@ -48,7 +48,7 @@ def figures_of(gradients):
     )
 
 
-def check(found, expected, precision):
+def assert_figures(found, expected, precision):
     tolerance = 1e-12 if precision == "float64" else 2e-6
     for name, value in dataclasses.asdict(found).items():
         wanted = getattr(expected, name)
@@ -68,7 +68,7 @@ def test_figures_are_those_of_all_numbers_at_once(kind, compiled, precision):
     count = tf.function(statistics, input_signature=[tf.TensorSpec(shape, precision)]) if compiled else statistics
     for gradient in gradients:
         np.testing.assert_array_equal(count(tf.constant(gradient)), gradient)
-    check(statistics.read(), figures_of(gradients), precision)
+    assert_figures(statistics.read(), figures_of(gradients), precision)
 
 
 def test_gradients_in_float16_are_summed_up_in_float32():
@@ -76,7 +76,7 @@ def test_gradients_in_float16_are_summed_up_in_float32():
     gradients = [np.full((300, 300), 3.0, "float16"), np.full((300, 300), 1.0, "float16")]
     for gradient in gradients:
         assert statistics(tf.constant(gradient)).dtype == "float16"
-    check(statistics.read(), figures_of(gradients), "float32")
+    assert_figures(statistics.read(), figures_of(gradients), "float32")
 
 
 def test_the_state_is_ten_numbers_however_many_pass_and_is_forgotten_by_reset():
@@ -106,7 +106,7 @@ def test_a_training_is_summed_up_inside_its_compiled_step(xla, precision):
     kernel = model.layers[1].kernel.numpy().astype("float64")
     apart = (model(x).numpy() - y).astype("float64")
     batches = [apart[begin : begin + 16] for begin in (0, 16, 32)] * 2
-    check(statistics.read(), figures_of([each / len(each) @ kernel.T for each in batches]), precision)
+    assert_figures(statistics.read(), figures_of([each / len(each) @ kernel.T for each in batches]), precision)
 
 
 def test_one_object_at_two_layers_sums_up_both():

@@ -9,20 +9,26 @@ PACKAGE = Path(__file__).parent.parent / "prunekit"
 
 # In order; inside a folder a module imports only from files before it. A new module is a new name here.
 ORDER = {
-    "sparsity": ["schedules", "selection", "scores", "patterns", "allocation"],
-    "anatomy": ["counting", "layers", "targets", "fans", "watching", "tables", "flow", "tracing", "cost", "inspection"],
+    "sparsity": ("arguments schedules adoption selection sums scores patterns detection tfmot allocation").split(),
+    "anatomy": (
+        "counting layers targets fans watching tables flow tracing cost inspection archives model_files"
+    ).split(),
     "training": (
-        "core environment trainer observation signals drawing lsuv initializers losses masking choice changes pruner "
-        "callbacks accumulation capture gradient_statistics interception gradient_estimates measured contributions "
-        "layer_rules example_pass per_example products recomputation parts derivatives diagnosis gradients "
-        "least_squares activation_store cutting prefix loops"
+        "core environment functional trainer distribution observation signals drawing lsuv initializers "
+        "losses masking choice changes rules tfmot_rules pruner snapshot pruner_state randomness backup "
+        "callbacks accumulation capture gradient_statistics interception gradient_estimates measured "
+        "contributions layer_rules example_pass per_example products recomputation parts derivatives "
+        "diagnosis gradients least_squares activation_store cutting prefix loops"
     ).split(),
     "delivery": (
-        "wording probe xnnpack litert advice checking export record plots signal_plot markup page report"
+        "wording probe xnnpack litert advice checking subject export record plots signal_plot markup page report "
+        "sweeps sweep_plot"
     ).split(),
+    "interop": ["legacy", "layers", "config", "files", "wrappers", "graph", "training_state", "comparison", "tfmot"],
     "recipe": (
-        "fields sources timing schema text loader factories idx data models summary preparation plan progress "
-        "directory execution runner"
+        "fields sources timing schema text loader factories idx npy data models summary progress copies "
+        "interruption replicas preparation plan directory recorded checkpoint expectations execution outcome runner "
+        "grid point workers sweep"
     ).split(),
 }
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.parts[-2] in ORDER)

@@ -1,14 +1,32 @@
-"""The leak matrix in the test suite: a subset in which every pair of optimizer, variant and loop occurs."""
+"""The leak matrix in the test suite: on each backend, a subset in which every pair of values occurs, or nearly."""
 
 import contextlib
 import re
 
 import keras
 import pytest
-from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome, cover, exists, pairs, product, run_cell, run_cells
+from backends import BACKEND
+from leak_loops import OWN_LOOP
+from leak_matrix import (
+    ABSENT,
+    LOOPS,
+    OPTIMIZERS,
+    THIN,
+    VARIANTS,
+    Cell,
+    Outcome,
+    cover,
+    exists,
+    pairs,
+    product,
+    run_cell,
+    run_cells,
+)
 
 from prunekit.training import choice, core
 from prunekit.training.masking import MaskStore
+
+pytestmark = pytest.mark.every_backend
 
 CELLS = cover()
 
@@ -31,7 +49,9 @@ def subclasses(kind):
 
 
 def test_the_walk_finds_every_optimizer_that_keras_defines():
-    defined = {one for one in subclasses(keras.optimizers.Optimizer) if one.__module__.startswith("keras.src.")}
+    defined = {
+        one for one in subclasses(keras.optimizers.Optimizer) if one.__module__.startswith("keras.src.optimizers.")
+    }
     assert set(OPTIMIZERS.values()) == defined
     assert {"SGD", "Adam", "Muon", "LossScaleOptimizer", "MultiOptimizer"} <= set(OPTIMIZERS)
 
@@ -41,11 +61,11 @@ def test_every_pair_of_values_occurs_in_the_subset():
     assert set().union(*(pairs(cell) for cell in CELLS)) == wanted
     # Said once more without `pairs`, which the subset was made with.
     for optimizer in OPTIMIZERS:
-        assert {cell.variant for cell in CELLS if cell.optimizer == optimizer} == {
-            variant for variant in VARIANTS if exists(optimizer, variant)
-        }
+        variants = {cell.variant for cell in CELLS if cell.optimizer == optimizer}
+        existing = {variant for variant in VARIANTS if exists(optimizer, variant)}
+        assert (variants < existing and len(variants) >= 3) if THIN else variants == existing
         assert {cell.loop for cell in CELLS if cell.optimizer == optimizer} == set(LOOPS)
-    for variant in VARIANTS:
+    for variant in VARIANTS.keys() - ABSENT:
         assert {cell.loop for cell in CELLS if cell.variant == variant} == set(LOOPS)
 
 
@@ -55,8 +75,9 @@ def test_the_subset_is_the_same_each_time_and_no_cell_is_in_it_twice():
 
 
 def test_only_momentum_is_missing_anywhere():
+    variants = VARIANTS.keys() - ABSENT
     missing = {
-        (optimizer, variant) for optimizer in OPTIMIZERS for variant in VARIANTS if not exists(optimizer, variant)
+        (optimizer, variant) for optimizer in OPTIMIZERS for variant in variants if not exists(optimizer, variant)
     }
     assert {variant for _, variant in missing} == {"momentum"}
     assert not {"SGD", "RMSprop", "Muon"} & {optimizer for optimizer, _ in missing}
@@ -70,7 +91,7 @@ SABOTAGES = {
         "momentum are not 0",
     ),
     "weights are not masked": (
-        Cell("Muon", "plain", "tape"),
+        Cell("Muon", "plain", OWN_LOOP),
         (MaskStore, "after_update", lambda self, *_: self._updates.assign_add(1)),
         "kernel are not 0",
     ),
@@ -87,7 +108,10 @@ SABOTAGES = {
     "the optimizer keeps an attribute": (
         Cell("SGD", "plain", "fit after fit"),
         (core, "shadowed", _shadow_for_good),
-        "the optimizer has {'apply'} that it had not",
+        # On JAX an optimizer in a scope also saves and loads its variables otherwise.
+        "the optimizer has {.*'apply'.*} that it had not"
+        if BACKEND == "jax"
+        else "the optimizer has {'apply'} that it had not",
     ),
 }
 
@@ -113,8 +137,8 @@ def test_nothing_leaks(cell, outcomes):
 
 @pytest.mark.slow
 def test_what_keras_refuses_without_prunekit_is_known(outcomes):
-    refused = {(o.cell.optimizer, o.cell.variant): o.reason for o in outcomes.values() if o.status == "keras"}
-    assert refused.keys() == set()
+    refused = {(o.cell.variant, o.cell.loop): o.reason for o in outcomes.values() if o.status == "keras"}
+    assert not refused
 
 
 @pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm", "weight_decay", "gradient_accumulation_steps"])

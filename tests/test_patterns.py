@@ -8,32 +8,14 @@ import pickle
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import tensorflow_only
 from keras import ops
+from plain_patterns import FAMILY, INF, LENGTH, expand, groups_of_m, loop_expand, loop_pool, pool, unit_keys
 
-from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, detect, get_pattern
+from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
 from prunekit.sparsity.selection import keep_largest, pruned_count
 
-INF = float("inf")
-LENGTH = 2040  # a multiple of every m of the family
-FAMILY = [
-    Unstructured(),
-    Block(4, 1),
-    Block(1, 4),
-    Block(2, 3),
-    Block(3, 2, pooling="max"),
-    Block(1, 1),
-    Block(16, 16, pooling="max"),
-    Block(16, 16),
-    NM(2, 4),
-    NM(1, 4),
-    NM(1, 2),
-    NM(3, 8),
-    NM(1, 3),
-    NM(9, 17),
-    NM(1, 20),
-    Channel(),
-]
+pytestmark = pytest.mark.every_backend(on_jax=12)
 # (shape, input axes, output axes): every rank, ragged edges, axes in and out of order, several axes on a side.
 LAYOUTS = {
     "bias": ((7,), (), (0,)),
@@ -52,73 +34,6 @@ LAYOUTS = {
     "axes out of order": ((4, 5, 3), (2, 0), (1,)),
     "negative axes": ((3, 8, 5), (-2,), (-1,)),
 }
-
-
-# The plain version ---------------------------------------------------------------------------------------------------
-
-
-def entries(shape, in_axes, out_axes):
-    """(index, position, input, output) of every weight; several axes of a side count as digits of one number."""
-    ins, outs = ([axis % len(shape) for axis in axes] for axes in (in_axes, out_axes))
-    rest = [axis for axis in range(len(shape)) if axis not in ins + outs]
-
-    def number(index, axes):
-        value = 0
-        for axis in axes:
-            value = value * shape[axis] + index[axis]
-        return value
-
-    for index in itertools.product(*(range(length) for length in shape)):
-        yield index, number(index, rest), number(index, ins), number(index, outs)
-
-
-def unit_keys(pattern, shape, in_axes, out_axes) -> dict:
-    """{unit: indices of its weights}, units in the order in which `pool` returns them."""
-    units: dict = {}
-    for index, position, i, o in entries(shape, in_axes, out_axes):
-        if isinstance(pattern, Block):
-            key = (position, i // pattern.inputs, o // pattern.outputs)
-        elif isinstance(pattern, Channel):
-            key = (o,)
-        else:
-            key = index
-        units.setdefault(key, []).append(index)
-    return dict(sorted(units.items()))
-
-
-def groups_of_m(pattern, shape, in_axes, out_axes) -> list:
-    groups: dict = {}
-    for index, position, i, o in entries(shape, in_axes, out_axes):
-        groups.setdefault((position, i // pattern.m, o), []).append((i, index))
-    return [[index for _, index in sorted(group)] for group in groups.values()]
-
-
-def loop_pool(pattern, importance, in_axes, out_axes) -> np.ndarray:
-    if isinstance(pattern, NM):
-        pooled = importance.copy()
-        for group in groups_of_m(pattern, importance.shape, in_axes, out_axes):
-            # sorted() is stable, so among equals the one with the lower index comes first.
-            for index in sorted(group, key=lambda index: -importance[index])[: pattern.n]:
-                pooled[index] = INF
-        return pooled.ravel()
-    pooled = []
-    for indices in unit_keys(pattern, importance.shape, in_axes, out_axes).values():
-        values = [float(importance[index]) for index in indices]
-        if all(value == -INF for value in values):
-            pooled.append(-INF)
-        elif isinstance(pattern, Unstructured) or getattr(pattern, "pooling", None) == "max":
-            pooled.append(max(values))
-        else:
-            pooled.append(sum(0.0 if value == -INF else value for value in values) / len(values))
-    return np.array(pooled)
-
-
-def loop_expand(pattern, unit_mask, shape, in_axes, out_axes) -> np.ndarray:
-    mask = np.zeros(shape, bool)
-    for kept, indices in zip(unit_mask, unit_keys(pattern, shape, in_axes, out_axes).values(), strict=True):
-        for index in indices:
-            mask[index] = kept
-    return mask
 
 
 # What goes in --------------------------------------------------------------------------------------------------------
@@ -154,15 +69,6 @@ CASES = [
 
 def averages(pattern) -> bool:
     return isinstance(pattern, Channel) or getattr(pattern, "pooling", None) == "average"
-
-
-def pool(pattern, importance, in_axes, out_axes) -> np.ndarray:
-    pooled = pattern.pool(ops.convert_to_tensor(importance), in_axes, out_axes)
-    return ops.convert_to_numpy(pooled)
-
-
-def expand(pattern, unit_mask, shape, in_axes, out_axes) -> np.ndarray:
-    return ops.convert_to_numpy(pattern.expand(ops.convert_to_tensor(unit_mask), shape, in_axes, out_axes))
 
 
 def largest(pooled: np.ndarray, kept: int) -> np.ndarray:
@@ -223,9 +129,12 @@ def test_a_mask_removes_the_exact_number_of_units_and_only_ever_shrinks(pattern,
             assert sum(bool(mask[index]) for index in group) == pattern.n
 
 
+@tensorflow_only
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("pattern", FAMILY, ids=str)
 def test_a_pattern_is_the_same_in_a_graph_and_keeps_static_shapes(pattern, jit_compile):
+    import tensorflow as tf
+
     shape, axes = (2, LENGTH, 3), ((1,), (2,))
     importance = importances(shape)["partly pruned"]
 
@@ -258,9 +167,12 @@ def test_an_average_of_half_precision_importances_neither_overflows_nor_loses_sm
     np.testing.assert_array_equal(pool(Block(4096, 1), importance, (0,), (1,)).ravel(), [40.0, 40.0])
 
 
+@tensorflow_only
 @pytest.mark.parametrize("pattern", FAMILY, ids=str)
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_nan_is_still_nan_after_pooling(pattern, jit_compile):
+    import tensorflow as tf
+
     pooled = tf.function(lambda x: pattern.pool(x, (0,), (1,)), jit_compile=jit_compile)
     for row, column in [(0, 0), (LENGTH - 1, 2), (170, 1)]:
         importance = np.ones((LENGTH, 3), "float32")
@@ -373,6 +285,19 @@ def test_a_fitting_weight_passes_the_check(pattern):
     assert pattern.check(shape, (0,), (1,), sparsity, "dense/kernel") is None
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 20)])
+def test_nm_holds_where_more_than_n_weights_of_a_group_are_infinite(n, m, kind):
+    importance = np.random.default_rng(0).uniform(0.1, 1.0, (4 * m, 6)).astype("float32")
+    importance[:m] = INF
+    importance[m : m + n + 1, 1] = INF
+    for infinite in (importance, np.full_like(importance, INF)):
+        pooled = NM(n, m).pool(ops.cast(infinite, kind), (0,), (1,))
+        spared = keras.ops.convert_to_numpy(ops.isinf(pooled)).reshape(4, m, 6)
+        assert (spared.sum(1) == n).all()
+        assert ops.all(ops.isfinite(ops.where(ops.isinf(pooled), ops.zeros_like(pooled), pooled)))
+
+
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 3), (3, 8), (1, 20)])
 def test_nm_passes_only_its_own_sparsity_and_says_which(n, m):
     pattern, shape = NM(n, m), (m * 4, 5)
@@ -437,7 +362,7 @@ def test_a_name_stands_for_its_pattern(name, expected):
 
 @pytest.mark.parametrize("name", ["", "2:4:8", "2/4", "-2:4", "block", "block:4", "block:4x1:mean", "Channel", " 2:4"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: unstructured, channel, n:m'):
+    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: unstructured, channel, n:m"):
         get_pattern(name)
 
 
@@ -452,78 +377,3 @@ def test_a_name_with_impossible_numbers_is_refused():
 def test_something_that_is_no_pattern_is_refused(pattern):
     with pytest.raises(TypeError, match="A pattern is a name .* Received: "):
         get_pattern(pattern)
-
-
-# Detection -----------------------------------------------------------------------------------------------------------
-
-DETECTED = [
-    (Unstructured(), 0.5, "unstructured"),
-    (Unstructured(), 0.9, "unstructured"),
-    (Unstructured(), 0.05, "unstructured"),
-    (NM(2, 4), 0.5, "2:4"),
-    (NM(1, 4), 0.75, "1:4"),
-    (NM(4, 8), 0.5, "4:8"),
-    (NM(1, 2), 0.5, "1:2"),
-    (NM(8, 32), 0.75, "8:32"),
-    (NM(2, 4), 0.3, "unstructured"),
-    (Block(4, 1), 0.5, "block 4x1"),
-    (Block(16, 1), 0.8, "block 16x1"),
-    (Block(1, 4), 0.5, "block 1x4"),
-    (Block(4, 4, "max"), 0.9, "block 4x4"),
-    (Block(5, 3), 0.5, "block 5x3"),
-    (Channel(), 0.5, "channel"),
-    (Channel(), 0.9, "channel"),
-]
-
-
-@pytest.mark.parametrize(
-    ("shape", "in_axes", "out_axes"),
-    [((64, 48), (0,), (1,)), ((3, 3, 32, 40), (2,), (3,)), ((40, 64), (1,), (0,)), ((8, 8, 4, 9), (0, 1), (2, 3))],
-)
-@pytest.mark.parametrize(("pattern", "sparsity", "expected"), DETECTED)
-def test_the_zeros_of_a_pruned_weight_show_their_pattern(pattern, sparsity, expected, shape, in_axes, out_axes):
-    weight = np.random.default_rng(2).normal(size=shape).astype("float32")
-    units = pattern.units(shape, in_axes, out_axes)
-    pooled = pattern.pool(ops.abs(ops.convert_to_tensor(weight)), in_axes, out_axes)
-    kept = keep_largest(pooled, units - pruned_count(sparsity, units))
-    mask = ops.convert_to_numpy(pattern.expand(kept, shape, in_axes, out_axes))
-    assert detect(mask, in_axes, out_axes) == expected
-    assert detect(np.where(mask, weight, 0), in_axes, out_axes) == expected
-    assert detect(np.where(mask, weight, -0.0), in_axes, out_axes) == expected
-
-
-def test_an_array_without_zeros_is_dense_and_one_without_anything_else_is_all_zero():
-    assert detect(np.ones((4, 3)), (0,), (1,)) == "dense"
-    assert detect(np.full((4, 3), np.nan), (0,), (1,)) == "dense"
-    assert detect(np.zeros((0, 3)), (0,), (1,)) == "dense"
-    assert detect(np.float32(3.0), (), ()) == "dense"
-    assert detect(np.zeros((4, 3)), (0,), (1,)) == "all zero"
-    assert detect(np.zeros(5), (), (0,)) == "all zero"
-
-
-def test_zeros_of_a_vector_are_unstructured():
-    assert detect(np.array([1.0, 0.0, 2.0, 0.0]), (), (0,)) == "unstructured"
-    assert detect(np.array([1.0, 0.0, 2.0, 0.0]), (), ()) == "unstructured"
-
-
-def test_a_zero_row_of_an_embedding_is_a_block_over_all_outputs():
-    table = np.ones((10, 6))
-    table[0] = 0
-    assert detect(table, (0,), (1,)) == "block 1x6"
-
-
-def test_an_nm_pattern_is_still_seen_where_a_few_kept_weights_are_zero():
-    rng = np.random.default_rng(4)
-    mask = pool(NM(2, 4), rng.random((128, 64)).astype("float32"), (0,), (1,)) == INF
-    mask[np.unravel_index(rng.choice(mask.size, 100, replace=False), mask.shape)] = False
-    assert detect(mask, (0,), (1,)) == "2:4"
-
-
-def test_one_weight_too_many_breaks_a_pattern():
-    rng = np.random.default_rng(4)
-    nm = pool(NM(2, 4), rng.random((128, 64)).astype("float32"), (0,), (1,)) == INF
-    nm[np.argmin(nm[:, 0]), 0] = True
-    assert detect(nm, (0,), (1,)) == "unstructured"
-    channel = np.broadcast_to(rng.random(64) < 0.5, (128, 64)).copy()
-    channel[3, np.argmin(channel[0])] = True
-    assert detect(channel, (0,), (1,)) == "unstructured"

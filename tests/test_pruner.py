@@ -6,7 +6,8 @@ import weakref
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import BACKEND, PRECISIONS, gradients_of, tensorflow_only, training_step
+from keras import ops
 
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
 from prunekit.training.callbacks import PruningCallback
@@ -14,16 +15,7 @@ from prunekit.training.choice import PruningOptions
 from prunekit.training.masking import LeakError
 from prunekit.training.pruner import Pruner, prune
 
-
-def tape_step(model, optimizer, loss):
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-        return value
-
-    return step
+pytestmark = pytest.mark.every_backend
 
 
 def batches(samples, size=16):
@@ -48,9 +40,26 @@ def test_a_misspelt_option_is_refused_with_the_valid_ones(call, perceptron):
         call(perceptron)
 
 
-def test_a_tape_loop_prunes_exactly_and_leaves_nothing_behind(perceptron, samples):
+@tensorflow_only
+@pytest.mark.parametrize("options", [{}, {"allocation": "global"}, {"compat": "tfmot"}], ids=str)
+def test_no_weight_and_no_mask_goes_through_numpy_when_masks_are_chosen(perceptron, samples, monkeypatch, options):
+    def refuse(self, dtype=None):
+        raise AssertionError(f"{self.path} was copied to NumPy")
+
     optimizer = keras.optimizers.Adam(0.01)
-    step = tape_step(perceptron, optimizer, cross_entropy)
+    step = training_step(perceptron, optimizer, cross_entropy)
+    with Pruner(perceptron, PolynomialDecay(0.2, 0.75, 0, 9, frequency=3), optimizer, **options) as pruner:
+        monkeypatch.setattr(keras.Variable, "__array__", refuse)
+        for x, y in 2 * batches(samples):
+            step(x, y)
+            pruner.step()
+        assert len(pruner.events) > 1
+        monkeypatch.undo()
+
+
+def test_a_loop_of_the_users_prunes_exactly_and_leaves_nothing_behind(perceptron, samples):
+    optimizer = keras.optimizers.Adam(0.01)
+    step = training_step(perceptron, optimizer, cross_entropy)
     changed = []
     with Pruner(perceptron, PolynomialDecay(0.0, 0.75, 2, 9, frequency=3), optimizer) as pruner:
         for _ in range(2):
@@ -70,18 +79,18 @@ def test_a_tape_loop_prunes_exactly_and_leaves_nothing_behind(perceptron, sample
 
 def test_training_equals_a_plain_numpy_loop_with_masks():
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 3))
-    inputs = keras.Input((6,), dtype="float64")
-    model = keras.Model(inputs, keras.layers.Dense(3, use_bias=False, dtype="float64", name="map")(inputs))
+    dtype = PRECISIONS[-1]
+    x, y = rng.normal(size=(40, 6)).astype(dtype), rng.normal(size=(40, 3)).astype(dtype)
+    inputs = keras.Input((6,), dtype=dtype)
+    model = keras.Model(inputs, keras.layers.Dense(3, use_bias=False, dtype=dtype, name="map")(inputs))
     start = rng.normal(size=(6, 3))
     model.layers[-1].kernel.assign(start)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     schedule = PolynomialDecay(0.0, 0.6, 0, 20, power=3, frequency=4)
     pruner = Pruner(model, schedule, optimizer)
+    step = training_step(model, optimizer, lambda y, outputs: ops.mean(ops.square(outputs - ops.convert_to_tensor(y))))
     for _ in range(25):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x) - y))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        step(x, y)
         pruner.step()
     pruner.finish()
 
@@ -97,7 +106,7 @@ def test_training_equals_a_plain_numpy_loop_with_masks():
             mask.ravel()[order[: round(asked * 18)]] = False
             weight, velocity = np.where(mask, weight, 0), np.where(mask, velocity, 0)
     np.testing.assert_array_equal(pruner.masks["map/kernel"], mask)
-    np.testing.assert_allclose(model.layers[-1].kernel.numpy(), weight, rtol=1e-12)
+    np.testing.assert_allclose(model.layers[-1].kernel.numpy(), weight, rtol=1e-12 if BACKEND == "tensorflow" else 1e-5)
 
 
 @pytest.mark.parametrize("compiled_before", [False, True])
@@ -120,9 +129,7 @@ def test_train_on_batch_prunes_also_where_its_function_was_traced_before(percept
 def test_a_loop_without_a_keras_optimizer_masks_gradients_and_steps(perceptron, samples):
     pruner = Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1))
     for x, y in batches(samples):
-        with tf.GradientTape() as tape:
-            loss = cross_entropy(y, perceptron(x))
-        gradients = pruner.mask_gradients(tape.gradient(loss, perceptron.trainable_variables))
+        gradients = pruner.mask_gradients(gradients_of(perceptron, cross_entropy, x, y))
         for variable, gradient in zip(perceptron.trainable_variables, gradients, strict=True):
             variable.assign_sub(0.1 * gradient)
         pruner.step()
@@ -131,9 +138,25 @@ def test_a_loop_without_a_keras_optimizer_masks_gradients_and_steps(perceptron, 
     assert pruner.sparsity == 0.5
 
 
+def test_gradients_that_are_not_of_the_variables_are_refused(perceptron):
+    with Pruner(perceptron, ConstantSparsity(0.5)) as pruner:
+        given = [keras.ops.ones(variable.shape) for variable in perceptron.trainable_variables]
+        for wrong in (None, "four", {}):
+            with pytest.raises(
+                TypeError, match=rf"list aligned with the 4 trainable.* Received: {type(wrong).__name__}"
+            ):
+                pruner.mask_gradients(wrong)
+        with pytest.raises(ValueError, match="list aligned with the 4 trainable variables. Received: 3"):
+            pruner.mask_gradients(given[:3])
+        for wrong in (keras.ops.ones((1, 1)), keras.ops.ones(()), keras.ops.transpose(given[0])):
+            with pytest.raises(ValueError, match="The gradient of a variable of shape .* has that shape. Received"):
+                pruner.mask_gradients([wrong, *given[1:]])
+
+
+@tensorflow_only
 def test_a_function_traced_before_the_pruner_is_detected(perceptron, samples):
     optimizer = keras.optimizers.SGD(0.1)
-    step = tape_step(perceptron, optimizer, cross_entropy)
+    step = training_step(perceptron, optimizer, cross_entropy)
     x, y = batches(samples)[0]
     step(x, y)
     with Pruner(perceptron, ConstantSparsity(0.5), optimizer) as pruner:
@@ -145,7 +168,7 @@ def test_a_function_traced_before_the_pruner_is_detected(perceptron, samples):
 
 def test_weights_written_past_the_optimizer_are_detected_at_the_next_update(perceptron, samples):
     optimizer = keras.optimizers.SGD(0.1)
-    step = tape_step(perceptron, optimizer, cross_entropy)
+    step = training_step(perceptron, optimizer, cross_entropy)
     x, y = batches(samples)[0]
     with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer) as pruner:
         step(x, y)
@@ -160,7 +183,7 @@ def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_wel
         with pytest.raises(LeakError, match="hidden/kernel"):
             for step in range(150):
                 optimizer.apply(
-                    [tf.zeros(v.shape) for v in perceptron.trainable_variables], perceptron.trainable_variables
+                    [ops.zeros(v.shape) for v in perceptron.trainable_variables], perceptron.trainable_variables
                 )
                 if step > 20:
                     perceptron.layers[0].kernel.assign(np.ones((8, 16)))
@@ -187,7 +210,10 @@ def test_a_pruner_that_is_collected_as_garbage_touches_no_weight(perceptron):
         np.testing.assert_array_equal(now, before)
 
 
+@tensorflow_only
 def test_step_inside_a_graph_is_refused(perceptron):
+    import tensorflow as tf
+
     pruner = Pruner(perceptron, ConstantSparsity(0.5))
 
     @tf.function
@@ -261,14 +287,14 @@ def test_zeros_that_were_there_stay_through_training_unless_asked_otherwise(perc
     hidden.assign(np.where(np.random.default_rng(0).random((8, 16)) < 0.7, 0, hidden.numpy()))
     zeros = hidden.numpy() == 0
     optimizer = keras.optimizers.SGD(0.1)
-    step = tape_step(perceptron, optimizer, cross_entropy)
+    step = training_step(perceptron, optimizer, cross_entropy)
     with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer) as pruner:
         for x, y in batches(samples):
             step(x, y)
             pruner.step()
     np.testing.assert_array_equal(hidden.numpy() == 0, zeros)
 
-    fresh = tape_step(perceptron, optimizer, cross_entropy)
+    fresh = training_step(perceptron, optimizer, cross_entropy)
     with Pruner(perceptron, ConstantSparsity(0.5, begin_step=2), optimizer, keep_zeros=False) as pruner:
         fresh(*batches(samples)[0])
         pruner.step()

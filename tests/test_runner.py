@@ -2,44 +2,23 @@ import contextlib
 import copy
 import io
 import json
-import sys
+import shutil
 
 import keras
 import numpy as np
 import pytest
+from backends import BACKEND, tensorflow_only
+from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
 from prunekit.anatomy.inspection import inspect
 from prunekit.delivery.report import RunReport
 from prunekit.recipe import progress as progress_module
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, model_digest, weight_arrays
-from prunekit.recipe.runner import ExpectationFailed, compress, plan, verify
+from prunekit.recipe.runner import ExpectationFailed, compress, verify
+from prunekit.training import environment
 
-SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
-COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}
-
-
-def recipe(*steps, **others):
-    return {"version": 1, "name": "tiny", "seed": 4, "compile": COMPILE, "steps": list(steps), **others}
-
-
-def prune(epochs=2, **others):
-    return {"prune": {"epochs": epochs, "schedule": {**SCHEDULE, **others.pop("schedule", {})}, **others}}
-
-
-ONE_SHOT = recipe({"prune": {"sparsity": 0.5}})
-WHOLE = recipe(
-    {"train": {"epochs": 1}},
-    prune(exclude=["logits"]),
-    {"finetune": {"epochs": 1, "learning_rate": 0.001}},
-    {"export": {"formats": ["keras"]}},
-    {"expect": {"accuracy": {"min": 0.0}, "sparsity": {"min": 0.8, "max": 0.8}, "bytes": {"keras": {"max": 100_000}}}},
-)
-
-
-@pytest.fixture
-def pairs(samples):
-    return samples, samples
+pytestmark = pytest.mark.every_backend(on_jax=3)
 
 
 @pytest.fixture
@@ -50,10 +29,6 @@ def every_batch(monkeypatch):
 def saved(model, path):
     model.save(path)
     return {"file": str(path)}
-
-
-def zeros(model, name):
-    return int(np.sum(weight_arrays(model)[name] == 0))
 
 
 # ---- a whole run -----------------------------------------------------------------------------------------------------
@@ -113,6 +88,7 @@ def test_the_report_tells_what_was_done(whole):
     assert report.advice
 
 
+@tensorflow_only
 def test_the_report_tells_how_far_updates_moved_the_weights(whole):
     report = whole[0].report
     assert set(report.changes) == {"hidden/kernel", "hidden/bias", "logits/kernel", "logits/bias"}
@@ -123,6 +99,7 @@ def test_the_report_tells_how_far_updates_moved_the_weights(whole):
     assert report.relative_change("nothing") is None
 
 
+@tensorflow_only
 def test_a_recipe_prunes_by_movement(perceptron, pairs, tmp_path):
     result = compress(recipe(prune(criterion="movement")), perceptron, pairs, tmp_path / "run")
     assert zeros(result.model, "hidden/kernel") == round(0.8 * 128)
@@ -153,7 +130,7 @@ def test_without_an_output_nothing_is_written(tmp_path, perceptron, monkeypatch)
     assert result.report.exports[0].status == "ok" and result.report.exports[0].bytes > 1000
 
 
-@pytest.mark.parametrize("optimizer", ["muon", {"name": "sgd", "arguments": {"momentum": 0.9, "use_ema": True}}])
+@pytest.mark.parametrize("optimizer", [{"name": "sgd", "arguments": {"momentum": 0.9, "use_ema": True}}, "muon"])
 def test_zeros_hold_after_every_batch_of_later_steps(perceptron, pairs, every_batch, optimizer):
     counts = {"finetune": set(), "train": set()}
     steps = [prune(exclude=["logits"]), {"finetune": {"epochs": 2}}, {"train": {"epochs": 1}}]
@@ -190,6 +167,7 @@ def test_weights_pruned_to_the_last_one_stay_zero(pairs):
     assert zeros(model, "narrow/kernel") == 8
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="a layer of PyTorch has no dot in its name")
 def test_names_that_look_like_patterns_are_held_too(pairs):
     names = ["a.b", "a-b"]
     model = keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(4, name=name) for name in names]])
@@ -229,7 +207,7 @@ def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
 
 
 def test_a_run_on_a_gpu_does_not_promise_the_same_bytes(perceptron, pairs, monkeypatch):
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda kind: [f"{kind}:0"])
+    monkeypatch.setattr(environment, "devices", lambda: (environment.Device("GPU:0", "GPU"),))
     assert not compress(ONE_SHOT, perceptron).report.notes
     (note,) = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
     assert "GPU" in note
@@ -270,133 +248,6 @@ def test_a_sparsity_that_misses_by_the_rounding_of_counts_is_met(perceptron, pai
         compress(recipe(*steps), keras.models.clone_model(perceptron), pairs)
 
 
-# ---- refused before a weight moves -----------------------------------------------------------------------------------
-
-REFUSED = {
-    "a pattern that matches nothing": (recipe(prune(include=["hiden"])), r"steps\[0\].prune: .*Did you mean: 'hidden'"),
-    "nothing left to prune": (recipe(prune(exclude=["*"])), r"steps\[0\].prune: .*no weights to prune"),
-    "an input length that N:M cannot divide": (
-        recipe({"prune": {"sparsity": 2 / 3, "pattern": "1:3"}}),
-        r"steps\[0\].prune: .*multiple of 3",
-    ),
-    "a schedule longer than its step": (
-        recipe({"train": {"epochs": 1}}, prune(schedule={"end": {"steps": 11}})),
-        r"steps\[1\].prune: the schedule reaches 0.8 at step 11, and the step trains for 2 epochs of 5 updates, 10 in",
-    ),
-    "durations that contradict one another": (
-        recipe(prune(schedule={"begin": {"steps": 9}, "end": {"epochs": 1.0}})),
-        r"steps\[0\].prune: .*begin_step",
-    ),
-    "optimizer arguments": (
-        recipe({"train": {"epochs": 1}}, compile={"optimizer": {"name": "sgd", "arguments": {"momentun": 0.9}}}),
-        "compile.optimizer: SGD refuses its arguments: .*momentun",
-    ),
-    "labels for another loss": (
-        recipe({"train": {"epochs": 1}}, compile={"loss": "mse"}),
-        r"with loss mse, labels have the shape .* \(4,\). Received: labels of shape \(\)",
-    ),
-    "no accuracy to expect": (
-        recipe({"expect": {"accuracy": {"min": 0.5}}}, compile={**COMPILE, "metrics": []}),
-        r"steps\[0\].expect: accuracy is not measured",
-    ),
-    "metrics that do not fit": (
-        recipe({"train": {"epochs": 1}}, compile={**COMPILE, "metrics": ["precision"]}),
-        "compile: loss and metrics do not fit the outputs",
-    ),
-    "movement before any update": (
-        recipe(prune(criterion="movement", schedule={"initial_sparsity": 0.5})),
-        r"steps\[0\].prune: movement looks at how updates.*asks for sparsity 0.5 before the first",
-    ),
-    "an earlier step that is fine": (
-        recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}, prune(include=["nowhere"])),
-        r"steps\[2\].prune: .*nowhere",
-    ),
-}
-
-
-@pytest.mark.parametrize(("found", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_recipe_that_cannot_be_run_is_refused_before_a_weight_moves(tmp_path, perceptron, pairs, found, message):
-    before = model_digest(perceptron)
-    with pytest.raises(RecipeError, match=message) as raised:
-        compress(found, perceptron, pairs, tmp_path / "run")
-    assert "\n" not in str(raised.value)
-    assert model_digest(perceptron) == before and not list(tmp_path.iterdir())
-
-
-def with_labels(samples, labels):
-    return (samples[0], labels), (samples[0], labels)
-
-
-def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
-    found = recipe({"train": {"epochs": 1}})
-    with pytest.raises(
-        RecipeError, match=r"has 4 outputs, so labels are 0 to 3. Received: training labels from 0 to 7"
-    ):
-        compress(found, perceptron, with_labels(samples, samples[1] + 4 * (samples[1] == 3)))
-    with pytest.raises(RecipeError, match="training labels from -1 to 3"):
-        compress(found, perceptron, with_labels(samples, samples[1] - (samples[1] == 0)))
-    with pytest.raises(RecipeError, match="fractions among the training labels"):
-        compress(found, perceptron, with_labels(samples, samples[1] + 0.5))
-    with pytest.raises(RecipeError, match="For one-hot labels, write loss: categorical_crossentropy"):
-        compress(found, perceptron, with_labels(samples, np.eye(4)[samples[1]]))
-    with pytest.raises(RecipeError, match=r"does not take the inputs of given in Python, of shape \(5,\)"):
-        compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
-
-
-def test_a_model_with_two_outputs_is_refused(samples):
-    inputs = keras.Input((8,))
-    model = keras.Model(inputs, [keras.layers.Dense(4)(inputs), keras.layers.Dense(2)(inputs)])
-    with pytest.raises(RecipeError, match="recipes train models with one output. Received: .* returns a list"):
-        compress(recipe({"train": {"epochs": 1}}), model, (samples, samples))
-
-
-def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
-    with pytest.raises(RecipeError, match="names no model: give one with --model"):
-        compress(ONE_SHOT)
-    found = load_recipe(recipe({"train": {"epochs": 1}}), data_given=True)
-    with pytest.raises(RecipeError, match=r"steps\[0\].train needs data, and the recipe names none"):
-        compress(found, perceptron)
-    with pytest.raises(RecipeError, match="none.keras does not exist"):
-        compress(ONE_SHOT, tmp_path / "none.keras")
-    with pytest.raises(TypeError, match="a Keras 3 model or the path of a .keras file. Received: <class 'int'>"):
-        compress(ONE_SHOT, 5)
-    with pytest.raises(RecipeError, match="gone.npz does not exist"):
-        compress(recipe({"train": {"epochs": 1}}, data={"npz": str(tmp_path / "gone.npz")}), perceptron)
-    with pytest.raises(RecipeError, match="is not built, and there are no data"):
-        compress(ONE_SHOT, keras.Sequential([keras.layers.Dense(3)]))
-
-
-def test_exports_without_data_need_inputs_of_known_shape(perceptron):
-    found = recipe({"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}})
-    open_ended = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4, name="out")])
-    with pytest.raises(RecipeError, match=r"steps\[1\].export: .* leaves lengths open: \(None, None, 8\)"):
-        compress(found, open_ended)
-    assert zeros(open_ended, "out/kernel") == 0
-
-
-def test_an_existing_output_is_refused_before_anything_is_read(tmp_path, perceptron):
-    (tmp_path / "run").mkdir()
-    with pytest.raises(RecipeError, match="exists. Choose another output directory, or replace it with --force"):
-        compress(recipe({"prune": {"sparsity": 0.5}}, model={"file": "/nowhere.keras"}), output=tmp_path / "run")
-
-
-def test_code_that_a_recipe_names_is_not_imported_without_trust(tmp_path, monkeypatch, pairs):
-    (tmp_path / "my_untrusted_models.py").write_text(
-        "import keras\n"
-        "def build(width):\n"
-        "    return keras.Sequential([keras.layers.Dense(width, name='only'), keras.layers.Dense(4, name='out')])\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    source = {"factory": "my_untrusted_models:build", "arguments": {"width": 6}}
-    with pytest.raises(RecipeError, match="my_untrusted_models:build.*--trust"):
-        compress(recipe({"prune": {"sparsity": 0.5}}, model=source), data=pairs)
-    assert "my_untrusted_models" not in sys.modules
-    found = recipe({"prune": {"sparsity": 0.5}}, {"train": {"epochs": 1}}, model=source)
-    first, again = (compress(found, data=pairs, trust=True) for _ in range(2))
-    assert zeros(first.model, "only/kernel") == 24
-    assert model_digest(first.model) == model_digest(again.model), "a model built by its first batch follows the seed"
-
-
 # ---- interruptions ---------------------------------------------------------------------------------------------------
 
 
@@ -411,7 +262,7 @@ def test_an_interrupted_run_leaves_an_older_one_as_it_was(tmp_path, perceptron, 
 
     with pytest.raises(KeyboardInterrupt):
         compress(WHOLE, perceptron, pairs, tmp_path / "run", force=True, progress=interrupt)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "run.unfinished"]
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == old
     if kind == "finetune":
         assert zeros(perceptron, "hidden/kernel") == 102, "an interrupted finetune leaves the model sparse"
@@ -467,63 +318,10 @@ def test_verify_needs_what_only_python_can_give(tmp_path, perceptron, pairs):
     assert verify(tmp_path / "run", model=start, data=pairs).identical
 
 
-def test_verify_refuses_what_is_no_run(tmp_path, perceptron, pairs):
+def test_verify_refuses_what_is_no_run(tmp_path, whole):
     with pytest.raises(RecipeError, match="is not a run directory"):
         verify(tmp_path)
-    file_run(tmp_path, perceptron, pairs)
+    shutil.copytree(whole[0].directory, tmp_path / "run")
     (tmp_path / "run" / "report.json").write_text("[1, 2")
-    with pytest.raises(RecipeError, match="report.json is damaged"):
+    with pytest.raises(RecipeError, match="report.json: not a report, or damaged"):
         verify(tmp_path / "run")
-
-
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pairs):
-    perceptron.compile("sgd", "mse")
-    optimizer, before = perceptron.optimizer, model_digest(perceptron)
-    found = plan(WHOLE, perceptron, pairs)
-    assert found.model == perceptron.name and found.parameters == 212 and found.steps_per_epoch == 5
-    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
-    assert [step.updates for step in found.steps] == [5, 10, 5, None, None]
-    (target,) = found.steps[1].targets
-    assert (target.name, target.shape, target.size, target.sparsity, target.pruned) == (
-        "hidden/kernel",
-        (8, 16),
-        128,
-        0.8,
-        102,
-    )
-    assert [at for at, _ in found.steps[1].pruning] == [0, 2, 4, 6, 8] and found.steps[1].pruning[-1][1] == 0.8
-    assert {item.name for item in found.steps[1].skipped} == {"hidden/bias", "logits/kernel", "logits/bias"}
-    assert perceptron.optimizer is optimizer and model_digest(perceptron) == before
-    json.dumps(found.to_dict())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sparsity": 0.5, "pattern": "2:4"},
-        {"sparsity": 0.5, "pattern": "channel"},
-        {"sparsity": 0.7, "pattern": "block:4x2", "pooling": "max"},
-        {"sparsity": 0.6, "allocation": "erk"},
-    ],
-    ids=str,
-)
-def test_a_plan_promises_the_counts_that_the_run_prunes(perceptron, pairs, settings):
-    found = recipe({"prune": settings})
-    promised = {target.name: target.pruned for target in plan(found, perceptron, pairs).steps[0].targets}
-    compress(found, perceptron, pairs)
-    assert promised == {name: zeros(perceptron, name) for name in promised}
-
-
-def test_a_plan_for_a_global_allocation_says_that_counts_follow_from_the_weights(perceptron):
-    found = plan(recipe({"prune": {"sparsity": 0.5, "allocation": "global"}}), perceptron)
-    assert "follows from their values" in found.notes[0]
-    assert found.steps[0].pruning == ((0, 0.5),)
-
-
-def test_a_plan_refuses_what_a_run_refuses(perceptron, pairs):
-    found, message = REFUSED["a schedule longer than its step"]
-    with pytest.raises(RecipeError, match=message):
-        plan(found, perceptron, pairs)

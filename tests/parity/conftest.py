@@ -1,0 +1,22 @@
+"""What the comparisons share."""
+
+import pytest
+from one_weight import holding
+
+from prunekit.sparsity.schedules import OneShot
+from prunekit.training.choice import as_options
+from prunekit.training.pruner import Pruner
+
+
+@pytest.fixture
+def pruned_once():
+    """Function (weight, schedule or sparsity, **options) -> the mask that one update gives it, True = kept."""
+
+    def prune(weight, asked=0.5, step=0, **options):
+        layer = holding(weight)
+        schedule = OneShot(asked) if isinstance(asked, float) else asked
+        pruner = Pruner.detached(layer, schedule, as_options({"origin": -step, **options}))
+        pruner.follow_schedule()
+        return pruner.masks[pruner.targets[0].name]
+
+    return prune

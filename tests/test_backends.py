@@ -1,0 +1,440 @@
+"""What is promised of every backend: the same masks, exact zeros after any batch, no work between mask updates."""
+
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import backend_masks
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, hand_back, jax_only, tensorflow_only, training_step
+
+from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.training.callbacks import PruningCallback
+from prunekit.training.masking import LeakError
+from prunekit.training.pruner import Pruner
+
+pytestmark = pytest.mark.every_backend
+HERE = Path(__file__).parent
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+RISE = PolynomialDecay(0.2, 0.75, begin_step=0, end_step=8, frequency=3)
+
+
+@pytest.fixture
+def compiled(perceptron):
+    perceptron.compile(keras.optimizers.Adam(0.01), LOSS)
+    return perceptron
+
+
+def zeros(model):
+    return [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers]
+
+
+class Audit(keras.callbacks.Callback):
+    """Looks at every weight, slot and optimizer variable after each batch, with NumPy alone."""
+
+    def __init__(self, pruning, hand_over):
+        super().__init__()
+        self.pruning, self.hand_over = pruning, hand_over
+        self.sparsities, self.counts, self.left_in_fit = [], [], 0
+
+    @staticmethod
+    def handed_back(model):
+        return BACKEND != "jax" or model._jax_state_synced
+
+    def on_train_batch_end(self, batch, logs=None):
+        # A callback that looks at `self.model` has Keras hand the state back on JAX; this one may not.
+        model = self._model
+        if self.hand_over:
+            hand_back(model)
+        values = [variable.numpy() for variable in model.trainable_variables] if self.handed_back(model) else None
+        if values is None:
+            self.left_in_fit += 1
+            values = map(np.asarray, model._jax_state["trainable_variables"])
+        kernels = [value for v, value in zip(model.trainable_variables, values, strict=True) if v.name == "kernel"]
+        self.counts.append([int((kernel == 0).sum()) for kernel in kernels])
+        self.sparsities.append(self.pruning.pruner.events[-1].asked)
+
+
+@pytest.mark.parametrize("hand_over", [True, pytest.param(False, marks=jax_only)], ids=["asked for", "left in fit"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_after_every_batch_exactly_what_was_asked_is_zero(compiled, samples, optimizer, hand_over):
+    compiled.compile(optimizer, LOSS)
+    pruning = PruningCallback(RISE)
+    audit = Audit(pruning, hand_over)
+    compiled.fit(*samples, batch_size=16, epochs=3, verbose=0, callbacks=[pruning, audit])
+    sizes = [layer.kernel.numpy().size for layer in compiled.layers]
+    assert audit.counts == [[round(asked * size) for size in sizes] for asked in audit.sparsities]
+    assert audit.sparsities == [RISE(RISE.latest_update(step)) for step in range(1, 16)]
+    assert zeros(compiled) == [96, 48]
+    assert (audit.left_in_fit > 0) != hand_over
+
+
+OPTIMIZERS = {
+    name: kind
+    for name, kind in sorted(vars(keras.optimizers).items())
+    if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and kind is not keras.optimizers.Optimizer
+}
+# Each is tried with some optimizers: (its arguments, those of `compile`, policy).
+VARIANTS = {
+    "plain": ({}, {}, "float32"),
+    "EMA overwrite": ({"use_ema": True, "ema_overwrite_frequency": 2}, {}, "float32"),
+    "accumulation": ({"gradient_accumulation_steps": 2}, {}, "float32"),
+    "mixed_float16": ({}, {}, "mixed_float16"),
+    "eagerly": ({"weight_decay": 0.1}, {"run_eagerly": True}, "float32"),
+    "not compiled": ({"global_clipnorm": 0.05}, {"jit_compile": False}, "float32"),
+    # Keras refuses more than one on PyTorch.
+    "steps per execution": ({"clipnorm": 0.1}, {"steps_per_execution": 1 if BACKEND == "torch" else 3}, "float32"),
+}
+PAIRS = [(name, list(VARIANTS)[i % len(VARIANTS)]) for i, name in enumerate(OPTIMIZERS)]
+PAIRS += [("SGD", variant) for variant in VARIANTS if ("SGD", variant) not in PAIRS]
+WRAPPED = ("LossScaleOptimizer", "MultiOptimizer")
+
+
+def build_optimizer(name, arguments):
+    if name == "LossScaleOptimizer":
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, **arguments), initial_scale=1024.0)
+    if name == "MultiOptimizer":
+        chosen = {"hidden/.*": keras.optimizers.SGD(0.1, momentum=0.9, **arguments)}
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01, **arguments), chosen)
+        )
+    return OPTIMIZERS[name](**arguments)
+
+
+@pytest.mark.parametrize(("name", "variant"), PAIRS, ids=lambda value: value)
+def test_zeros_hold_with_every_optimizer(samples, name, variant):
+    arguments, settings, policy = VARIANTS[variant]
+    layers = [
+        keras.layers.Dense(16, "relu", name="hidden", dtype=policy),
+        keras.layers.Dense(4, name="logits", dtype=policy),
+        keras.layers.Activation("linear", dtype="float32"),
+    ]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    optimizer = build_optimizer(name, arguments)
+    if policy == "mixed_float16" and name not in WRAPPED:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0)
+    model.compile(optimizer, LOSS, **settings)
+    # 8 updates, also where two batches make one.
+    pruning = PruningCallback(RISE)
+    audit = Audit(pruning, hand_over=True)
+    model.fit(*samples, batch_size=16, epochs=4, verbose=0, callbacks=[pruning, audit])
+    zeroed = [[round(asked * size) for size in (128, 64)] for asked in audit.sparsities]
+    # Ftrl makes zeros of its own.
+    assert audit.counts == zeroed or name == "Ftrl"
+    assert all(now[i] >= asked[i] for now, asked in zip(audit.counts, zeroed, strict=True) for i in (0, 1))
+    assert {name: int((~mask).sum()) for name, mask in pruning.pruner.masks.items()} == {
+        "hidden/kernel": 96,
+        "logits/kernel": 48,
+    }
+    assert not any(pruning.pruner.audit().values())
+    for variable in [*model.variables, *optimizer.variables]:
+        assert np.isfinite(np.asarray(variable.numpy(), "float64")).all(), variable.path
+    assert not any("mask" in variable.name for variable in optimizer.variables)
+
+
+# ---------------------------------------------------------------- the same masks
+
+
+@tensorflow_only
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["jax", "torch"])
+def test_masks_are_the_same_to_the_bit_on_every_backend(other):
+    if importlib.util.find_spec(other) is None:
+        pytest.skip(f"{other} is not installed")
+    environment = {**os.environ, "KERAS_BACKEND": other, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+    command = [sys.executable, str(HERE / "backend_masks.py")]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == backend_masks.digests()
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="is about machines without TensorFlow")
+def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+    command = [sys.executable, str(HERE / "without_tensorflow.py"), str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found.pop("tensorflow") == []
+    (_, status, _), (_, refused, note) = found.pop("export")
+    assert (status, refused) == ("ok", "refused") and "KERAS_BACKEND=tensorflow" in note
+    assert found == {"fit": [96, 48], "loop": [64, 32], "prune": [64, 32], "inspect": 0.6792, "loaded": [96, 48]}
+
+
+# ---------------------------------------------------------------- JAX: compiled once, and left alone
+
+
+@pytest.fixture
+def events():
+    """Names of what JAX reports while a test runs."""
+    import jax
+
+    seen = []
+
+    def listen(name, *args, **kwargs):
+        seen.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.clear_event_listeners()
+
+
+class Counting(keras.layers.Layer):
+    """Counts its traces in training."""
+
+    traces = 0
+
+    def call(self, x, training=False):
+        self.traces += bool(training)
+        return x
+
+
+@pytest.fixture
+def counted():
+    layers = [keras.layers.Dense(16, "relu", name="hidden"), Counting(), keras.layers.Dense(4, name="logits")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01), LOSS)
+    return model, layers[1]
+
+
+@tensorflow_only
+def test_mask_updates_and_further_fits_trace_nothing(counted, samples):
+    model, counting = counted
+    x, y = (array[:64] for array in samples)
+    pruning = PruningCallback(PolynomialDecay(0.1, 0.9, begin_step=0, end_step=15, frequency=1))
+    traces, reached = [], []
+    for epochs in (1, 1, 2):
+        # The first two end before the schedule does, and say so.
+        with warnings.catch_warnings(action="ignore"):
+            model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[pruning])
+        traces.append(counting.traces)
+        reached.append(len({event.reached for event in pruning.pruner.events}))
+    assert reached == [5, 9, 15], "masks changed in each of them"
+    # Once to see what the model is made of, and once for the step.
+    assert traces == [2, 2, 2]
+
+
+COMPILES = "/jax/core/compile/backend_compile_duration"
+
+
+@jax_only
+def test_mask_updates_and_a_second_fit_compile_nothing(counted, samples, events):
+    model, counting = counted
+    x, y = (array[:64] for array in samples)
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 40, frequency=1))
+
+    def fit(epochs):
+        before = counting.traces, events.count(COMPILES)
+        model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[pruning])
+        return counting.traces - before[0], events.count(COMPILES) - before[1]
+
+    with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 40"):
+        traces, compiles = fit(2)
+    # Once by Keras, to see what the model is made of, and once for the step.
+    assert traces <= 2 and compiles > 0
+    with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 40"):
+        assert fit(3) == (0, 0)
+    assert fit(5) == (0, 0)
+    assert len({event.reached for event in pruning.report.events}) > 30
+    assert zeros_of(model) == [round(0.9 * 128), round(0.9 * 64)]
+
+
+def zeros_of(model):
+    return [int((model.get_layer(name).kernel.numpy() == 0).sum()) for name in ("hidden", "logits")]
+
+
+@jax_only
+def test_a_loop_of_the_users_is_compiled_once(counted, samples, events):
+    model, counting = counted
+    x, y = (array[:16] for array in samples)
+    step = training_step(model, model.optimizer, LOSS)
+    with Pruner(model, PolynomialDecay(0.0, 0.9, 0, 40, frequency=1)) as pruner:
+        counts = []
+        for _ in range(42):
+            step(x, y)
+            pruner.step()
+            counts.append((counting.traces, events.count(COMPILES)))
+    # The first updates of the masks compile how they are chosen.
+    assert counts[3] == counts[-1]
+    assert counts[0][0] == counts[-1][0]
+    assert zeros_of(model) == [round(0.9 * 128), round(0.9 * 64)]
+
+
+class HostCopies:
+    """Records which of JAX's arrays Python gets to see: (value of `now()`, shape), in the order of time.
+
+    NumPy takes float32 from a CPU through C's buffer protocol, where nobody can watch; bfloat16 it cannot, and asks for
+    `_value`, as everything else does that copies to the host.
+    """
+
+    def __init__(self, monkeypatch, now):
+        import jax
+
+        self.taken, self.now = [], now
+        kind = type(jax.numpy.zeros(()))
+        value, item = kind._value, kind.item
+        monkeypatch.setattr(kind, "_value", property(lambda array: value.fget(self.record(array, kind))))
+        monkeypatch.setattr(kind, "item", lambda array, *args: item(self.record(array, kind), *args))
+        for name in ("array", "asarray"):
+            whole = getattr(np, name)
+            monkeypatch.setattr(
+                np, name, lambda given, *a, _whole=whole, **k: _whole(self.record(given, kind), *a, **k)
+            )
+
+    def record(self, given, kind):
+        if isinstance(given, kind):
+            self.taken.append((self.now(), given.shape))
+        return given
+
+
+class Batch(keras.callbacks.Callback):
+    """Counts the batches that began."""
+
+    count = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.count += 1
+
+
+@jax_only
+def test_every_way_to_the_host_is_watched(monkeypatch):
+    import jax
+
+    weights = jax.numpy.arange(6.0, dtype="bfloat16")
+    copies = HostCopies(monkeypatch, lambda: None)
+    ways = [
+        np.array,
+        np.asarray,
+        np.ascontiguousarray,
+        np.negative,
+        np.copy,
+        jax.device_get,
+        keras.ops.convert_to_numpy,
+    ]
+    for way in [*ways, type(weights).tolist, lambda w: keras.Variable(w).numpy()]:
+        copies.taken.clear()
+        # One that no other way has copied before.
+        way(weights + 1)
+        assert (None, (6,)) in copies.taken, way
+    for way in (float, int, bool, type(weights).item, np.asarray):
+        copies.taken.clear()
+        way(jax.numpy.sum(weights))
+        assert copies.taken, way
+
+
+@jax_only
+def test_between_mask_updates_fit_keeps_its_state_and_nothing_leaves_the_device(samples, monkeypatch):
+    layers = [
+        keras.layers.Dense(16, "relu", name="hidden", dtype="bfloat16"),
+        keras.layers.Dense(4, name="logits", dtype="bfloat16"),
+    ]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01), LOSS)
+    synchronised, batch = [], Batch()
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, begin_step=0, end_step=60, frequency=20))
+    original = type(model).jax_state_sync
+
+    def synchronise(model):
+        if not model._jax_state_synced:
+            synchronised.append(batch.count)
+        return original(model)
+
+    monkeypatch.setattr(type(model), "jax_state_sync", synchronise)
+    x, y = (array[:64] for array in samples)
+    copies = HostCopies(monkeypatch, lambda: batch.count)
+    model.fit(x, y, batch_size=16, epochs=16, verbose=0, callbacks=[pruning, batch])
+    taken = list(copies.taken)
+    assert [event.step for event in pruning.report.events] == [0, 20, 40, 60]
+    # Every fourth batch ends an epoch, when Keras itself asks; the one after an update is checked for leaks.
+    looked = {*range(0, 65, 4), 1, 20, 21, 40, 41, 60, 61}
+    assert set(synchronised) <= looked
+    # The loss, which Keras reads where any callback has an on_train_batch_end; never a weight, a mask or a counter.
+    assert [one for one in taken if one[0] not in looked] == [
+        (number, ()) for number in range(1, 65) if number not in looked
+    ]
+    # Counts, one figure for each weight.
+    assert all(np.prod(shape) <= 3 * 2 for _, shape in taken)
+
+
+def test_a_second_fit_with_averages_goes_on(compiled, samples):
+    compiled.compile(build_optimizer("LossScaleOptimizer", {"use_ema": True}), LOSS)
+    # At its end Keras has weights and averages share arrays, which JAX alone minds.
+    compiled.fit(*samples, batch_size=16, verbose=0)
+    pruning = PruningCallback(ConstantSparsity(0.5, begin_step=0))
+    for _ in range(2):
+        compiled.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning])
+        compiled.evaluate(*samples, verbose=0)
+        assert zeros(compiled) == [64, 32] and not any(pruning.pruner.audit().values())
+    with Pruner(compiled, ConstantSparsity(0.75, begin_step=0)) as pruner:
+        compiled.train_on_batch(*samples)
+        pruner.step()
+    assert zeros(compiled) == [96, 48]
+
+
+@pytest.mark.parametrize("together", [1, 2], ids=["one callback", "two callbacks"])
+def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_them(compiled, samples, together):
+    x, y = (array[:16] for array in samples)
+    batches = (pair if pair is not None else 1 / 0 for pair in [(x, y)] * 5 + [None])
+    every_step = PolynomialDecay(0.2, 0.75, begin_step=0, end_step=8, frequency=1)
+    pruning = [PruningCallback(every_step, include=[name]) for name in ("hidden", "logits")[:together]]
+    # TensorFlow has an error of its own for it.
+    with pytest.raises(Exception, match="division by zero"):
+        compiled.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0, callbacks=pruning)
+    # What a schedule asks after five updates, of the layers that are pruned.
+    share = 0.75 + (0.2 - 0.75) * (1 - 5 / 8) ** 3
+    assert zeros(compiled)[:together] == [round(share * 128), round(share * 64)][:together]
+    assert [sum(each.pruner.audit().values()) for each in pruning] == [0] * together
+    held = [*compiled.trainable_variables, *compiled.optimizer.variables]
+    assert not any("mask" in variable.path for variable in held)
+    slots = [v.numpy() for v in compiled.optimizer.variables if "hidden_kernel" in v.path]
+    assert len(slots) == 2 and all(not slot[compiled.layers[0].kernel.numpy() == 0].any() for slot in slots)
+
+
+# ---------------------------------------------------------------- JAX: loops that are not as they should be
+
+
+@jax_only
+def test_a_loop_that_took_the_optimizers_variables_before_the_pruner_is_refused_by_keras(compiled, samples):
+    optimizer = compiled.optimizer
+    optimizer.build(compiled.trainable_variables)
+    early = [variable.value for variable in optimizer.variables]
+    values = [variable.value for variable in compiled.trainable_variables]
+    with Pruner(compiled, ConstantSparsity(0.5)):
+        assert len(optimizer.variables) == len(early) + 2
+        with pytest.raises(ValueError, match="Received list with length 10, but expected 12"):
+            optimizer.stateless_apply(early, [value * 0 for value in values], values)
+    assert len(optimizer.variables) == len(early)
+
+
+@jax_only
+def test_a_loop_that_never_writes_its_state_into_the_variables_is_detected(compiled, samples):
+    optimizer = compiled.optimizer
+    optimizer.build(compiled.trainable_variables)
+    with Pruner(compiled, ConstantSparsity(0.5, frequency=1)) as pruner:
+        trainable, own = [[v.value for v in each] for each in (compiled.trainable_variables, optimizer.variables)]
+        trainable, own = optimizer.stateless_apply(own, [value * 0 + 1 for value in trainable], trainable)
+        # Enforced all the same: the masks are in the state.
+        assert [int((np.asarray(trainable[i]) == 0).sum()) for i in (0, 2)] == [64, 32]
+        with pytest.raises(LeakError, match="no update passed through Adam"):
+            pruner.step()
+
+
+def test_an_optimizer_saved_while_a_pruner_is_attached_loads_without_it(compiled, samples, tmp_path):
+    with Pruner(compiled, ConstantSparsity(0.5)) as pruner:
+        compiled.train_on_batch(*samples)
+        pruner.step()
+        compiled.save(tmp_path / "model.keras")
+        inside = [variable.path for variable in compiled.optimizer.variables]
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    own = [variable.path for variable in compiled.optimizer.variables]
+    assert len(loaded.optimizer.variables) == len(own)
+    assert (len(inside) > len(own)) == (BACKEND == "jax")
+    for one, other in zip(loaded.optimizer.variables, compiled.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -1,0 +1,486 @@
+"""Wrapped models of tensorflow-model-optimization, read in the middle of their training."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import keras
+import legacy_models as old
+import numpy as np
+import pytest
+from keras import ops
+from legacy_models import L, answers, images_and_labels, keras2, saved, tfmot, their_noise
+
+import prunekit as pk
+from prunekit.interop.tfmot import convert, read_model
+
+sparsity = tfmot.sparsity.keras
+SCHEDULE = pk.PolynomialDecay(0.2, 0.8, 0, 20, frequency=5)
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory):
+    """A pruned network after 8 of 20 steps, and its three files."""
+    folder, model = tmp_path_factory.mktemp("halfway"), old.pruned_halfway()
+    return model, {kind: saved(model, folder, name) for kind, name in old.FORMATS.items()}
+
+
+# ---------------------------------------------------------------- pruned
+
+
+@pytest.mark.parametrize("kind", old.FORMATS)
+def test_masks_step_and_thresholds_are_those_of_the_wrappers(halfway, kind):
+    model, files = halfway
+    expected, (step,) = old.pruning_state(model)
+    converted = read_model(files[kind])
+    assert converted.step == step == 8
+    assert converted.masks.keys() == converted.thresholds.keys() == expected.keys()
+    for name, (weight, mask, threshold) in expected.items():
+        np.testing.assert_array_equal(converted.masks[name], mask)
+        assert converted.thresholds[name] == threshold
+        layer, attribute = name.split("/")
+        kernel = ops.convert_to_numpy(getattr(converted.model.get_layer(layer), attribute))
+        np.testing.assert_array_equal(kernel, np.where(mask, weight, 0))
+    assert set(converted.schedules.values()) == {SCHEDULE}
+    np.testing.assert_allclose(answers(converted.model), answers(model), atol=1e-6)
+
+
+def test_weights_that_the_last_update_made_dense_again_are_zero(tmp_path):
+    model = old.pruned_halfway(old.dense_network)
+    wrapper = model.get_layer("prune_low_magnitude_classes")
+    ((weight, mask, _),) = wrapper.pruning_vars
+    weight.assign_add(0.01 * (1.0 - mask))
+    converted = read_model(saved(model, tmp_path, "dense.h5"))
+    kernel = ops.convert_to_numpy(converted.model.get_layer("classes").kernel)
+    assert (weight.numpy() != 0).all()
+    np.testing.assert_array_equal(kernel == 0, mask.numpy() == 0)
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("Adam", "h5"), ("SGD", "savedmodel"), ("RMSprop", "keras")])
+def test_the_optimizer_comes_with_its_slots_and_its_count(optimizer, kind, tmp_path):
+    settings = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"momentum": 0.5, "centered": True}}
+    theirs = getattr(keras2.optimizers, optimizer)(0.01, **settings.get(optimizer, {}), clipnorm=2.0)
+    model = old.pruned_halfway(old.dense_network, theirs)
+    converted = read_model(saved(model, tmp_path, old.FORMATS[kind]))
+    ours = converted.optimizer
+    assert int(ours.iterations) == 8 and ours.clipnorm == 2.0 and float(ours.learning_rate) == pytest.approx(0.01)
+    assert converted.model.optimizer is ours and not any("optimizer" in line for line in converted.not_carried)
+    names = {"Adam": ["_momentums", "_velocities"], "SGD": ["momentums"]}
+    for name in names.get(optimizer, ["_velocities", "_momentums", "_average_gradients"]):
+        for one, other in zip(getattr(theirs, name), getattr(ours, name), strict=True):
+            np.testing.assert_array_equal(one.numpy(), ops.convert_to_numpy(other))
+
+
+def test_the_next_update_of_a_converted_model_is_the_one_that_tf_keras_makes(tmp_path):
+    """Slots, learning rate and count in one number: the same batch, without pruning, in both libraries."""
+    model = old.trained(old.small_network(), epochs=2)
+    converted = read_model(saved(model, tmp_path, "plain.keras"))
+    x, y = images_and_labels(16, seed=8)
+    model.train_on_batch(x, y)
+    converted.model.train_on_batch(x, y)
+    np.testing.assert_allclose(answers(model), answers(converted.model), atol=1e-5)
+    assert converted.not_carried == ()
+
+
+@pytest.mark.parametrize("kind", old.FORMATS)
+def test_training_goes_on_at_that_sparsity_and_step_and_ends_on_the_schedule(halfway, kind):
+    converted = read_model(halfway[1][kind])
+    before = converted.sparsity
+    callback = converted.callback()
+    seen = {}
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.setdefault(callback.pruner.step_count, callback.pruner.sparsity)
+
+    x, y = images_and_labels(48)
+    converted.model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback, Watch()])
+    # Theirs keeps round(n (1 - s)) weights, so the two counts of a weight differ by one at most.
+    assert min(seen) == 8 and seen[8] == pytest.approx(before, abs=2 / 300)
+    assert before == pytest.approx(SCHEDULE(5), abs=0.01)
+    assert [step for step in sorted(seen) if step - 1 in seen and seen[step] > seen[step - 1]] == [10, 15]
+    assert callback.pruner.step_count == 20 and int(converted.model.optimizer.iterations) == 20
+    assert callback.pruner.sparsity == pytest.approx(0.8, abs=1 / 300)
+    for name, mask in converted.masks.items():
+        assert not (callback.pruner.masks[name] & ~mask).any(), "a pruned weight came back"
+    assert callback.pruner.audit() == dict.fromkeys(converted.masks, 0)
+
+
+def test_training_goes_on_with_another_optimizer_at_the_same_step(halfway):
+    converted = read_model(halfway[1]["h5"])
+    converted.model.compile("sgd", "sparse_categorical_crossentropy")
+    callback = converted.callback(criterion="random")
+    assert callback.options.origin == -8
+    x, y = images_and_labels(48)
+    converted.model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
+    assert callback.pruner.step_count == 20 and int(converted.model.optimizer.iterations) == 12
+    assert callback.pruner.sparsity == pytest.approx(0.8, abs=1 / 300)
+
+
+def test_blocks_and_schedules_of_single_layers_come_with_the_weights(tmp_path):
+    def wrap(layer):
+        if layer.name == "hidden":
+            schedule = sparsity.ConstantSparsity(0.5, 0, frequency=1)
+            return old.wrapped_for_pruning(
+                layer, pruning_schedule=schedule, block_size=(4, 1), block_pooling_type="MAX"
+            )
+        return old.wrapped_for_pruning(layer) if layer.name == "out" else layer
+
+    layers = [L.Dense(8, name="hidden"), L.Dense(8, name="between"), L.Dense(6, name="out")]
+    plain = keras2.Sequential([keras2.Input((8, 8, 1)), L.Flatten(name="flatten"), *layers], name="mixed")
+    model = keras2.models.clone_model(plain, clone_function=wrap)
+    converted = read_model(saved(old.trained(model, [sparsity.UpdatePruningStep()]), tmp_path, "mixed.h5"))
+    assert converted.schedules == {"hidden/kernel": pk.ConstantSparsity(0.5, 0, frequency=1), "out/kernel": SCHEDULE}
+    assert converted.patterns == {"hidden/kernel": pk.Block(4, 1, "max"), "out/kernel": pk.Unstructured()}
+    blocks = converted.masks["hidden/kernel"].reshape(16, 4, 8)
+    np.testing.assert_array_equal(blocks.all(axis=1), blocks.any(axis=1))
+    with pytest.raises(ValueError, match="One callback has one schedule and one pattern.*Make a callback for each"):
+        converted.callback()
+    both = [converted.callback("hidden/kernel"), converted.callback("out/kernel")]
+    x, y = images_and_labels(48)
+    converted.model.fit(x, y, batch_size=4, verbose=0, callbacks=both)
+    assert [one.pruner.sparsity for one in both] == [0.5, pytest.approx(0.8, abs=0.02)]
+
+
+@pytest.mark.slow
+def test_recurrent_embedding_and_attention_weights_have_their_masks(tmp_path):
+    inputs = keras2.Input((6,), name="tokens")
+    x = L.Embedding(12, 8, name="embedding")(inputs)
+    x = L.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = L.LSTM(5, return_sequences=True, name="lstm")(x)
+    x = L.GRU(4, name="gru")(x)
+    plain = keras2.Model(inputs, L.Dense(6, name="out")(x), name="sequences")
+    model = old.wrapped_for_pruning(plain, pruning_schedule=sparsity.ConstantSparsity(0.5, 0, frequency=1))
+    with their_noise():
+        model.compile("adam", "mse")
+        data = np.random.default_rng(2).integers(0, 12, (8, 6)), np.zeros((8, 6))
+        model.fit(*data, batch_size=4, verbose=0, callbacks=[sparsity.UpdatePruningStep()])
+    # Attention's four masks have one name, so tf_keras cannot save them as .h5.
+    converted = read_model(saved(model, tmp_path, "sequences.keras"))
+    parts = ["query", "key", "value", "attention_output"]
+    assert converted.masks.keys() == {
+        "embedding/embeddings", "lstm/kernel", "lstm/recurrent_kernel", "gru/kernel", "gru/recurrent_kernel",
+        "out/kernel", *(f"attention/{part}/kernel" for part in parts),
+    }  # fmt: skip
+    expected = {}
+    for layer in model.layers:
+        for weight, mask, _ in getattr(layer, "pruning_vars", ()):
+            expected[weight.name] = mask.numpy().astype(bool)
+    assert sorted(m.sum() for m in expected.values()) == sorted(m.sum() for m in converted.masks.values())
+    assert converted.step == 2 and converted.sparsity == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_layer_that_counted_other_steps_is_named(tmp_path):
+    inputs = keras2.Input((8, 8, 1))
+    twice = old.wrapped_for_pruning(L.Dense(4, name="twice"))
+    rest = [old.wrapped_for_pruning(L.Dense(6, name=f"out_{i}")) for i in range(2)]
+    x = L.Flatten()(inputs)
+    x = L.Concatenate()([twice(x), twice(L.ReLU()(x))])
+    model = keras2.Model(inputs, L.Average()([rest[0](x), rest[1](x)]), name="uneven")
+    old.trained(model, [sparsity.UpdatePruningStep()])
+    converted = read_model(saved(model, tmp_path, "uneven.h5"))
+    assert converted.step == 8
+    assert "the step of 'twice': it counted 16 forward passes, the others 8" in converted.not_carried
+
+
+def test_asking_for_a_callback_without_pruned_weights_or_with_a_wrong_name_is_refused(halfway):
+    converted = read_model(halfway[1]["h5"])
+    with pytest.raises(ValueError, match=r"weights that were pruned: conv/kernel, .*Received: conv/bias"):
+        converted.callback("conv/bias")
+    plain = read_model(keras2.Sequential([keras2.Input((4,)), L.Dense(2)]))
+    with pytest.raises(ValueError, match="here there are none"):
+        plain.callback()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (lambda: keras2.optimizers.legacy.Adam(), "the optimizer Adam: it is one of tf_keras.optimizers.legacy"),
+        (lambda: keras2.optimizers.Ftrl(), "the optimizer Ftrl: only"),
+        (
+            lambda: keras2.mixed_precision.LossScaleOptimizer(keras2.optimizers.SGD(0.1)),
+            "the optimizer LossScaleOptimizerV3: only",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_carried_is_named(optimizer, words, tmp_path):
+    converted = read_model(saved(old.trained(old.dense_network(), optimizer=optimizer()), tmp_path, "model.h5"))
+    assert converted.optimizer is None and any(words in line for line in converted.not_carried)
+
+
+def test_a_learning_rate_schedule_and_a_configured_loss_are_carried(tmp_path):
+    model = old.dense_network()
+    rate = keras2.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
+    loss = keras2.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with their_noise():
+        model.compile(keras2.optimizers.AdamW(rate, weight_decay=0.01), loss, metrics=["accuracy"])
+        model.fit(*images_and_labels(8), batch_size=4, verbose=0)
+    converted = read_model(saved(model, tmp_path, "model.keras"))
+    ours = converted.optimizer
+    assert float(ours.learning_rate) == pytest.approx(0.1 * 0.9 ** (2 / 100)) and ours.weight_decay == 0.01
+    assert converted.model.loss.get_config()["from_logits"] is True
+    assert converted.not_carried == ("the metrics: name them in compile()",)
+
+
+def _noted(loss, tmp_path, kind="h5", **options):
+    """(what is read of a training with that loss, the loss of both libraries' next batches)."""
+    model = old.dense_network()
+    with their_noise():
+        model.compile("sgd", loss, **options)
+        model.fit(*images_and_labels(8), batch_size=4, verbose=0)
+    converted = read_model(saved(model, tmp_path, old.FORMATS[kind]))
+    return model, converted
+
+
+@pytest.mark.parametrize("kind", old.FORMATS)
+def test_a_loss_that_is_summed_stays_a_sum(kind, tmp_path):
+    loss = keras2.losses.SparseCategoricalCrossentropy(reduction="sum")
+    model, converted = _noted(loss, tmp_path, kind)
+    batch = images_and_labels(16, seed=8)
+    assert converted.model.train_on_batch(*batch) == pytest.approx(model.train_on_batch(*batch), rel=1e-5)
+    assert converted.not_carried == ()
+
+
+def test_a_loss_that_trains_otherwise_in_keras_3_is_named_and_nothing_is_compiled(tmp_path):
+    _, converted = _noted(keras2.losses.SparseCategoricalCrossentropy(reduction="none"), tmp_path)
+    assert not getattr(converted.model, "compiled", False) and converted.optimizer is not None
+    assert any(
+        "SparseCategoricalCrossentropy: its reduction 'none' trains otherwise" in one for one in converted.not_carried
+    )
+    _, converted = _noted("sparse_categorical_crossentropy", tmp_path, loss_weights=[3.0])
+    assert not getattr(converted.model, "compiled", False)
+    assert "the loss weights [3.0]: name them in compile()" in converted.not_carried
+
+
+@pytest.mark.parametrize("optimizer", ["Adadelta", "Adagrad", "AdamW", "Adamax", "Lion"])
+def test_every_optimizer_of_the_table_makes_the_updates_that_tf_keras_would_make_next(optimizer, tmp_path):
+    model = old.trained(old.dense_network(), optimizer=getattr(keras2.optimizers, optimizer)(0.01))
+    converted = read_model(saved(model, tmp_path, "model.keras"))
+    assert converted.not_carried == () and int(converted.optimizer.iterations) == 8
+    for seed in range(4):
+        batch = images_and_labels(16, seed=seed)
+        model.train_on_batch(*batch)
+        converted.model.train_on_batch(*batch)
+    np.testing.assert_allclose(answers(model), answers(converted.model), atol=1e-5)
+
+
+# ---------------------------------------------------------------- the process, the command line
+
+
+def python(code, **environment):
+    root = Path(pk.__file__).parent.parent
+    variables = {**os.environ, "PYTHONPATH": str(root), **environment}
+    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=240)
+
+
+def test_neither_importing_nor_reading_changes_the_environment_or_what_keras_is(halfway):
+    done = python(
+        "import os, keras, tensorflow as tf\n"
+        "before = dict(os.environ)\n"
+        "from prunekit.interop import tfmot\n"
+        "assert not {'tf_keras', 'tensorflow_model_optimization'} & set(__import__('sys').modules)\n"
+        f"tfmot.read_model({str(halfway[1]['keras'])!r})\n"
+        "assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())\n"
+        "assert tf.keras.__version__ == keras.__version__ and keras.__version__[0] == '3'\n"
+        "assert tf.keras.layers.Dense is keras.layers.Dense\n"
+        "assert keras.config.dtype_policy().name == keras.config.floatx() == 'float32'\n"
+        "assert keras.layers.Dense(1).name == 'dense'\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["tf_keras", "tensorflow_model_optimization"])
+def test_a_missing_package_is_named_with_what_to_install(package, halfway, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"no {package} here.*Install them: pip install 'prunekit\[legacy\]'"):
+        read_model(halfway[1]["h5"])
+    code, out, err = run("convert", halfway[1]["h5"], "new.keras")
+    assert (code, out) == (2, "") and "prunekit[legacy]" in err and err.count("\n") == 1
+
+
+def test_the_command_converts_and_says_what_it_read(halfway, run):
+    code, out, err = run("convert", halfway[1]["h5"], "new.keras")
+    assert (code, err) == (0, "")
+    assert "sparsity 0.5" in out and "at step 8" in out and str(SCHEDULE) in out and "Written to new.keras" in out
+    model = keras.models.load_model("new.keras")
+    assert int(model.optimizer.iterations) == 8
+    np.testing.assert_allclose(answers(model), answers(halfway[0]), atol=1e-6)
+    with zipfile.ZipFile("new.keras") as archive:
+        assert b"prunekit" not in archive.read("config.json")
+
+
+def test_the_command_prints_json_for_programs(halfway, run):
+    code, out, _ = run("convert", halfway[1]["savedmodel"], "new.keras", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["path"] == "new.keras" and report["step"] == 8 and report["not_carried"] == []
+    assert report["schedules"]["conv/kernel"] == str(SCHEDULE)
+
+
+def test_the_command_replaces_nothing_unless_forced_and_leaves_no_half_of_a_file(halfway, run, tmp_path, monkeypatch):
+    Path("new.keras").write_text("precious")
+    code, out, err = run("convert", halfway[1]["h5"], "new.keras")
+    assert (code, out) == (2, "") and "new.keras exists already; --force" in err and err.count("\n") == 1
+    assert Path("new.keras").read_text() == "precious"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "new.keras"))
+        )
+        assert run("convert", halfway[1]["h5"], "new.keras", "--force")[0] == 2
+    assert Path("new.keras").read_text() == "precious" and [p.name for p in tmp_path.iterdir()] == ["new.keras"]
+    assert run("convert", halfway[1]["h5"], "new.keras", "--force")[0] == 0
+    assert keras.models.load_model("new.keras").name == "small"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gone.h5", "new.keras"), "gone.h5: no such file"),
+        (("gone.h5", "new.h5"), "written as .keras files. Received: new.h5"),
+        (("model.pkl", "new.keras"), "of a kind that is not read"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(run, words, message):
+    Path("model.pkl").write_bytes(b"\x80\x04.")
+    code, out, err = run("convert", *words)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("gone/new.keras", "gone/new.keras cannot be written: gone is not a folder that you may write to"),
+        ("file/new.keras", "file/new.keras cannot be written: file is not a folder"),
+        ("/dev/null/new.keras", "/dev/null is not a folder"),
+        ("/proc/nowhere/new.keras", "/proc/nowhere is not a folder"),
+        ("circle.keras/new.keras", "circle.keras is not a folder"),
+        ("", "written as .keras files"),
+        (".", "written as .keras files"),
+        ("old.h5", "written as .keras files. Received: old.h5"),
+        ("there.keras", "there.keras exists already; --force or force=True replaces it"),
+        ("circle.keras", "circle.keras exists already; --force"),
+        ("folder.keras", "folder.keras exists already."),
+        ("folder.keras --force", "folder.keras exists already."),
+        ("x" * 300 + ".keras", "File name too long"),
+        ("x/" * 3000 + "new.keras", "is not a folder"),
+    ],
+    ids=lambda value: value[:24] or "empty",
+)
+def test_a_place_that_cannot_be_written_is_told_and_nothing_is(halfway, run, tmp_path, monkeypatch, new, message):
+    Path("there.keras").write_text("precious")
+    Path("file").write_text("precious")
+    Path("folder.keras").mkdir()
+    Path("circle.keras").symlink_to("circle.keras")
+    shutil.copy(halfway[1]["h5"], "old.h5")
+    before = sorted(tmp_path.rglob("*"))
+    if "too long" not in message:
+        # The old file may be large: what can be known before is told before.
+        monkeypatch.setattr("prunekit.interop.tfmot.read_file", None)
+    code, out, err = run("convert", "old.h5", *new.split(" "))
+    assert (code, out) == (2, "") and err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert new.split(" ")[0][:100] in err and sorted(tmp_path.rglob("*")) == before
+    assert Path("there.keras").read_text() == Path("file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("new", ["old.keras", "link.keras", "hard.keras"])
+def test_a_file_is_never_converted_into_itself(halfway, run, monkeypatch, new):
+    shutil.copy(halfway[1]["keras"], "old.keras")
+    Path("link.keras").symlink_to("old.keras")
+    Path("hard.keras").hardlink_to("old.keras")
+    before = Path("old.keras").read_bytes()
+    monkeypatch.setattr("prunekit.interop.tfmot.read_file", None)
+    code, out, err = run("convert", "old.keras", new, "--force")
+    assert (code, out) == (2, "") and f"{new} is the model that is read" in err and err.count("\n") == 1
+    assert Path("old.keras").read_bytes() == before
+
+
+def test_convert_is_the_command_in_python(halfway, tmp_path):
+    converted = convert(halfway[1]["savedmodel"], tmp_path / "new.keras")
+    assert converted.step == 8 and (tmp_path / "new.keras").is_file()
+    with pytest.raises(ValueError, match="exists already"):
+        convert(halfway[1]["savedmodel"], tmp_path / "new.keras")
+
+
+# ---------------------------------------------------------------- going on by the original's rules
+
+
+def test_compat_goes_on_as_the_original_does_at_every_step(tmp_path):
+    """Between updates too: two forward passes lie before the next one, and masks hold in both."""
+    model = old.pruned_halfway(old.dense_network, keras2.optimizers.SGD(0.05, momentum=0.9))
+    converted = read_model(saved(model, tmp_path, "halfway.keras"))
+    callback = converted.callback(compat="tfmot")
+    assert callback.options.origin == -8
+    rows = {"theirs": [], "ours": []}
+
+    def noting(library, name, masks):
+        class Note(library.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                rows[name].append((masks(), [np.array(weight) for weight in self.model.trainable_weights]))
+
+        return Note()
+
+    watch = noting(keras2, "theirs", lambda: {n: mask for n, (_, mask, _) in old.pruning_state(model)[0].items()})
+    x, y = images_and_labels(48, seed=9)
+    fit = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    with their_noise():
+        model.fit(x, y, callbacks=[sparsity.UpdatePruningStep(), watch], **fit)
+    converted.model.fit(x, y, callbacks=[callback, noting(keras, "ours", lambda: callback.pruner.masks)], **fit)
+    assert callback.pruner.step_count == next(iter(old.pruning_state(model)[1])) == 20
+    assert [event.step for event in callback.report.events] == [10, 15, 20]
+    for (expected, theirs), (masks, ours) in zip(rows["theirs"], rows["ours"], strict=True):
+        assert masks.keys() == expected.keys()
+        for name, mask in masks.items():
+            np.testing.assert_array_equal(mask, expected[name])
+        for one, other in zip(theirs, ours, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_printed_step_is_what_origin_is_made_of(halfway, run):
+    """As docs/coming-from-tfmot.md has it, with what the command has printed."""
+    step = json.loads(run("convert", halfway[1]["keras"], "new.keras", "--json")[1])["step"]
+    x, y = images_and_labels(48)
+    for compat in (None, "tfmot"):
+        model = keras.models.load_model("new.keras")
+        origin = -step if compat else int(model.optimizer.iterations) - step
+        callback = pk.PruningCallback(SCHEDULE, origin=origin, compat=compat)
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
+        assert callback.pruner.step_count == callback.report.events[-1].step == 20
+        assert callback.pruner.sparsity == pytest.approx(0.8, abs=1 / 300)
+
+
+def test_m_by_n_of_a_live_model_is_its_pattern_and_goes_on():
+    model = old.wrapped_for_pruning(
+        old.dense_network(), pruning_schedule=sparsity.ConstantSparsity(0.75, 0, frequency=1), sparsity_m_by_n=(3, 4)
+    )
+    old.trained(model, [sparsity.UpdatePruningStep()])
+    converted = read_model(model)
+    assert set(converted.patterns.values()) == {pk.NM(1, 4)}
+    assert any(line.startswith("the compilation: optimizer and loss of a model") for line in converted.not_carried)
+    converted.model.compile("sgd", "sparse_categorical_crossentropy")
+    callback = converted.callback()
+    x, y = images_and_labels(16)
+    converted.model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
+    for name, mask in converted.masks.items():
+        np.testing.assert_array_equal(mask.reshape(-1, 4, mask.shape[-1]).sum(axis=1), 1)
+        np.testing.assert_array_equal(callback.pruner.masks[name], mask)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"run_eagerly": True, "steps_per_execution": 3}, "run_eagerly=True, steps_per_execution=3"),
+        ({"jit_compile": False}, "jit_compile=False"),
+        ({"run_eagerly": False, "steps_per_execution": 1}, None),
+    ],
+    ids=str,
+)
+def test_settings_of_compile_that_are_not_the_usual_ones_are_named(settings, words, tmp_path):
+    model = old.dense_network()
+    with their_noise():
+        model.compile("sgd", "mse", **settings)
+    converted = read_model(saved(model, tmp_path, "model.keras"))
+    named = [line for line in converted.not_carried if line.endswith(": name them in compile()")]
+    assert named == ([f"{words}: name them in compile()"] if words else [])

@@ -1,0 +1,236 @@
+"""What is known before a weight moves: a run that cannot be is refused, and a plan says what one will do."""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND
+from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
+
+from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.models import model_digest
+from prunekit.recipe.runner import compress, plan
+
+pytestmark = pytest.mark.every_backend(on_jax=3)
+
+
+# ---- refused before a weight moves -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has all of it")
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            {"export": {"formats": ["keras", "litert"]}},
+            "export: the format litert needs the TensorFlow backend. Received",
+        ),
+        (prune(criterion="movement"), "prune: the criterion movement needs the TensorFlow backend. Received"),
+    ],
+    ids=["LiteRT", "movement"],
+)
+def test_what_only_tensorflow_has_is_refused_in_one_line_before_anything_happens(step, message, perceptron, pairs):
+    before = model_digest(perceptron)
+    with pytest.raises(RecipeError, match=rf"^steps\[1\].{message}: {BACKEND}\. .*KERAS_BACKEND=tensorflow\.$"):
+        plan(recipe({"train": {"epochs": 1}}, step), perceptron, pairs)
+    assert model_digest(perceptron) == before
+
+
+REFUSED = {
+    "a pattern that matches nothing": (recipe(prune(include=["hiden"])), r"steps\[0\].prune: .*Did you mean: 'hidden'"),
+    "nothing left to prune": (recipe(prune(exclude=["*"])), r"steps\[0\].prune: .*no weights to prune"),
+    "an input length that N:M cannot divide": (
+        recipe({"prune": {"sparsity": 2 / 3, "pattern": "1:3"}}),
+        r"steps\[0\].prune: .*multiple of 3",
+    ),
+    "a schedule longer than its step": (
+        recipe({"train": {"epochs": 1}}, prune(schedule={"end": {"steps": 11}})),
+        r"steps\[1\].prune: the schedule reaches 0.8 at step 11, and the step trains for 2 epochs of 5 updates, 10 in",
+    ),
+    "durations that contradict one another": (
+        recipe(prune(schedule={"begin": {"steps": 9}, "end": {"epochs": 1.0}})),
+        r"steps\[0\].prune: .*begin_step",
+    ),
+    "optimizer arguments": (
+        recipe({"train": {"epochs": 1}}, compile={"optimizer": {"name": "sgd", "arguments": {"momentun": 0.9}}}),
+        "compile.optimizer: SGD refuses its arguments: .*momentun",
+    ),
+    "labels for another loss": (
+        recipe({"train": {"epochs": 1}}, compile={"loss": "mse"}),
+        r"with loss mse, labels have the shape .* \(4,\). Received: labels of shape \(\)",
+    ),
+    "no accuracy to expect": (
+        recipe({"expect": {"accuracy": {"min": 0.5}}}, compile={**COMPILE, "metrics": []}),
+        r"steps\[0\].expect: accuracy is not measured",
+    ),
+    "metrics that do not fit": (
+        recipe({"train": {"epochs": 1}}, compile={**COMPILE, "metrics": ["precision"]}),
+        "compile: loss and metrics do not fit the outputs",
+    ),
+    "movement before any update": (
+        recipe(prune(criterion="movement", schedule={"initial_sparsity": 0.5})),
+        r"steps\[0\].prune: movement looks at how updates.*asks for sparsity 0.5 before the first",
+    ),
+    "an earlier step that is fine": (
+        recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}, prune(include=["nowhere"])),
+        r"steps\[2\].prune: .*nowhere",
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_recipe_that_cannot_be_run_is_refused_before_a_weight_moves(tmp_path, perceptron, pairs, found, message):
+    before = model_digest(perceptron)
+    if BACKEND != "tensorflow" and "movement looks at how" in message:
+        message = "needs the TensorFlow backend"
+    with pytest.raises(RecipeError, match=message) as raised:
+        compress(found, perceptron, pairs, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert model_digest(perceptron) == before and not list(tmp_path.iterdir())
+
+
+def with_labels(samples, labels):
+    return (samples[0], labels), (samples[0], labels)
+
+
+def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
+    found = recipe({"train": {"epochs": 1}})
+    with pytest.raises(
+        RecipeError, match=r"has 4 outputs, so labels are 0 to 3. Received: training labels from 0 to 7"
+    ):
+        compress(found, perceptron, with_labels(samples, samples[1] + 4 * (samples[1] == 3)))
+    with pytest.raises(RecipeError, match="training labels from -1 to 3"):
+        compress(found, perceptron, with_labels(samples, samples[1] - (samples[1] == 0)))
+    with pytest.raises(RecipeError, match="fractions among the training labels"):
+        compress(found, perceptron, with_labels(samples, samples[1] + 0.5))
+    with pytest.raises(RecipeError, match="For one-hot labels, write loss: categorical_crossentropy"):
+        compress(found, perceptron, with_labels(samples, np.eye(4)[samples[1]]))
+    with pytest.raises(RecipeError, match=r"does not take the inputs of given in Python, of shape \(5,\)"):
+        compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
+
+
+def test_a_model_with_two_outputs_is_refused(samples):
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, [keras.layers.Dense(4)(inputs), keras.layers.Dense(2)(inputs)])
+    with pytest.raises(RecipeError, match="recipes train models with one output. Received: .* returns a list"):
+        compress(recipe({"train": {"epochs": 1}}), model, (samples, samples))
+
+
+def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
+    with pytest.raises(RecipeError, match="names no model: give one with --model"):
+        compress(ONE_SHOT)
+    found = load_recipe(recipe({"train": {"epochs": 1}}), data_given=True)
+    with pytest.raises(RecipeError, match=r"steps\[0\].train needs data, and the recipe names none"):
+        compress(found, perceptron)
+    with pytest.raises(RecipeError, match="none.keras does not exist"):
+        compress(ONE_SHOT, tmp_path / "none.keras")
+    with pytest.raises(TypeError, match="a Keras 3 model or the path of a .keras file. Received: <class 'int'>"):
+        compress(ONE_SHOT, 5)
+    with pytest.raises(RecipeError, match="gone.npz does not exist"):
+        compress(recipe({"train": {"epochs": 1}}, data={"npz": str(tmp_path / "gone.npz")}), perceptron)
+    with pytest.raises(RecipeError, match="is not built, and there are no data"):
+        compress(ONE_SHOT, keras.Sequential([keras.layers.Dense(3)]))
+
+
+def test_exports_without_data_need_inputs_of_known_shape(perceptron):
+    found = recipe({"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}})
+    open_ended = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4, name="out")])
+    with pytest.raises(RecipeError, match=r"steps\[1\].export: .* leaves lengths open: \(None, None, 8\)"):
+        compress(found, open_ended)
+    assert zeros(open_ended, "out/kernel") == 0
+
+
+def test_an_existing_output_is_refused_before_anything_is_read(tmp_path, perceptron):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RecipeError, match="exists. Choose another output directory, or replace it with --force"):
+        compress(recipe({"prune": {"sparsity": 0.5}}, model={"file": "/nowhere.keras"}), output=tmp_path / "run")
+
+
+def test_code_that_a_recipe_names_is_not_imported_without_trust(tmp_path, monkeypatch, pairs):
+    (tmp_path / "my_untrusted_models.py").write_text(
+        "import keras\n"
+        "def build(width):\n"
+        "    return keras.Sequential([keras.layers.Dense(width, name='only'), keras.layers.Dense(4, name='out')])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = {"factory": "my_untrusted_models:build", "arguments": {"width": 6}}
+    with pytest.raises(RecipeError, match="my_untrusted_models:build.*--trust"):
+        compress(recipe({"prune": {"sparsity": 0.5}}, model=source), data=pairs)
+    assert "my_untrusted_models" not in sys.modules
+    found = recipe({"prune": {"sparsity": 0.5}}, {"train": {"epochs": 1}}, model=source)
+    first, again = (compress(found, data=pairs, trust=True) for _ in range(2))
+    assert zeros(first.model, "only/kernel") == 24
+    assert model_digest(first.model) == model_digest(again.model), "a model built by its first batch follows the seed"
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pairs):
+    perceptron.compile("sgd", "mse")
+    optimizer, before = perceptron.optimizer, model_digest(perceptron)
+    found = plan(WHOLE, perceptron, pairs)
+    assert found.model == perceptron.name and found.parameters == 212 and found.steps_per_epoch == 5
+    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert [step.updates for step in found.steps] == [5, 10, 5, None, None]
+    (target,) = found.steps[1].targets
+    assert (target.name, target.shape, target.size, target.sparsity, target.pruned) == (
+        "hidden/kernel",
+        (8, 16),
+        128,
+        0.8,
+        102,
+    )
+    assert [at for at, _ in found.steps[1].pruning] == [0, 2, 4, 6, 8] and found.steps[1].pruning[-1][1] == 0.8
+    assert {item.name for item in found.steps[1].skipped} == {"hidden/bias", "logits/kernel", "logits/bias"}
+    assert perceptron.optimizer is optimizer and model_digest(perceptron) == before
+    json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sparsity": 0.5, "pattern": "2:4"},
+        {"sparsity": 0.5, "pattern": "channel"},
+        {"sparsity": 0.7, "pattern": "block:4x2", "pooling": "max"},
+        {"sparsity": 0.6, "allocation": "erk"},
+        {"sparsity": 0.6, "compat": "tfmot"},
+        {"sparsity": 0.6, "compat": "tfmot", "pattern": "block:4x2"},
+    ],
+    ids=str,
+)
+def test_a_plan_promises_the_counts_that_the_run_prunes(perceptron, pairs, settings):
+    found = recipe({"prune": settings})
+    promised = {target.name: target.pruned for target in plan(found, perceptron, pairs).steps[0].targets}
+    compress(found, perceptron, pairs)
+    assert promised == {name: zeros(perceptron, name) for name in promised}
+
+
+def test_a_step_by_the_rules_of_tfmot_updates_masks_as_the_plan_says(perceptron, pairs):
+    found = recipe(prune(compat="tfmot", schedule={"frequency": 3}), {"finetune": {"epochs": 1}})
+    planned = plan(found, perceptron, pairs).steps[0]
+    assert [step for step, _ in planned.pruning] == [3, 6]  # its schedule ends at step 8, which 3 does not divide
+    assert "by the rules of tfmot" in planned.text
+    result = compress(found, perceptron, pairs)
+    assert [event.step for event in result.report.events] == [3, 6]
+    removed = {target.name: target.pruned for target in planned.targets}
+    assert removed == {name: zeros(result.model, name) for name in removed}
+
+
+def test_what_tfmot_refuses_is_refused_before_anything_runs(perceptron, pairs):
+    with pytest.raises(RecipeError, match=r"steps\[0\]\.prune: .*at least 2 blocks along each"):
+        plan(recipe({"prune": {"sparsity": 0.5, "pattern": "block:8x1", "compat": "tfmot"}}), perceptron, pairs)
+
+
+def test_a_plan_for_a_global_allocation_says_that_counts_follow_from_the_weights(perceptron):
+    found = plan(recipe({"prune": {"sparsity": 0.5, "allocation": "global"}}), perceptron)
+    assert "follows from their values" in found.notes[0]
+    assert found.steps[0].pruning == ((0, 0.5),)
+
+
+def test_a_plan_refuses_what_a_run_refuses(perceptron, pairs):
+    found, message = REFUSED["a schedule longer than its step"]
+    with pytest.raises(RecipeError, match=message):
+        plan(found, perceptron, pairs)
