@@ -113,6 +113,8 @@ def test_progress_goes_from_step_to_step_and_finishes_once(whole):
     for step in range(1, 6):
         fractions = [item.fraction for item in seen if item.step == step and not item.finished]
         assert fractions[0] == 0.0 and fractions[-1] == 1.0 and fractions == sorted(fractions)
+        ends = [item for item in seen if item.step == step and item.fraction == 1.0 and item.epoch is None]
+        assert len([item for item in ends if not item.finished]) == 1, "the last batch of a step is not its end"
     epochs = [item for item in seen if item.epoch and item.kind == "prune"]
     assert [item.epoch for item in epochs] == [1, 2]
     assert epochs[-1].text.startswith("epoch 2/2, accuracy 0.") and epochs[-1].text.endswith("sparsity 0.7969")

@@ -19,7 +19,7 @@ class Progress:
         step: Number of the step, from 1.
         steps: Number of steps.
         kind: train, prune, finetune, export or expect.
-        fraction: How much of the step is behind, in [0, 1].
+        fraction: How much of the step is behind, in [0, 1]; 1.0 at the end of its last epoch and at its own end alone.
         text: One line: "epoch 3/12, accuracy 0.971, sparsity 0.62".
         epoch: The epoch just ended, from 1, where this is the end of one.
         finished: True once, when the run is over.
@@ -56,12 +56,12 @@ class EpochProgress(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        now = time.monotonic()
-        if now - self._last < _PAUSE:
+        now, batches = time.monotonic(), self.params.get("steps") or 0
+        # The last batch is the end of the epoch, which tells itself: 1.0 is for the end of the step alone.
+        if now - self._last < _PAUSE or batch + 1 >= batches:
             return
         self._last = now
-        steps = self.params.get("steps") or 0
-        done = self._epoch + min((batch + 1) / steps if steps else 0.0, 1.0)
+        done = self._epoch + (batch + 1) / batches
         self._tell(done / self._epochs, f"epoch {self._epoch + 1}/{self._epochs}", None)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
