@@ -130,37 +130,61 @@ class TestRuns:
         }
 
 
-class TestInterruptions:
-    SCRIPT = Path(__file__).parent / "interrupted_recipes.py"
+INTERRUPTED = Path(__file__).parent / "interrupted_recipes.py"
 
+
+def both_compress(folder, output, *words):
+    """Two workers to the end: none dies where one died before."""
+    for each in run_workers(2, INTERRUPTED, "multi_worker", folder, output, 1, *words):
+        assert each.code == 0, each.output[-4000:]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A folder with a recipe, and its run by two workers in "whole"."""
+    folder = tmp_path_factory.mktemp("workers")
+    write(folder, "multi_worker")
+    (folder / "died").touch()
+    both_compress(folder, "whole")
+    return folder
+
+
+class TestInterruptions:
     @pytest.mark.parametrize("kind", ["mirrored", "data_parallel"])
     def test_a_run_on_several_devices_goes_on_to_the_same_bytes(self, kind, tmp_path):
         if kind == "data_parallel":
             pytest.importorskip("jax")
         more = {"KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-        printed = run(self.SCRIPT, kind, tmp_path, **(more if kind == "data_parallel" else {}))
+        printed = run(INTERRUPTED, kind, tmp_path, **(more if kind == "data_parallel" else {}))
         facts = json.loads(printed.splitlines()[-1])
         assert facts["begun"] == ["checkpoint-000001", "checkpoint-000002"]
         assert facts["same"] == [True, True], "weights, report"
         assert "cannot be resumed: replicas was 3 and is 2. Put that back" in facts["said"]
 
     @pytest.mark.slow
-    def test_workers_of_which_one_died_resume_to_the_same_bytes(self, tmp_path):
-        write(tmp_path, "multi_worker")
-        survivor, victim = run_workers(2, self.SCRIPT, "multi_worker", tmp_path, "run", 1, after_a_death=60)
-        assert (survivor.code, victim.code) == (2, -9), survivor.output[-4000:]
+    @pytest.mark.parametrize("victim", [1, 0], ids=["a worker", "the chief"])
+    def test_workers_of_which_one_died_resume_to_the_same_bytes(self, undisturbed, victim):
+        folder, run = undisturbed, undisturbed / f"run-{victim}"
+        (folder / "died").unlink()
+        both = run_workers(2, INTERRUPTED, "multi_worker", folder, run.name, victim, after_a_death=60)
+        survivor = both[1 - victim]
+        assert (survivor.code, both[victim].code) == (2, -9), survivor.output[-4000:]
         said = lines(survivor.output)
         assert "another process of TF_CONFIG ended" in said[-1] and "start all of them again: with --resume" in said[-1]
         assert "Traceback" not in survivor.output
-        assert {path.name for path in (tmp_path / "run.unfinished").glob("checkpoint-*")} == {
-            *("checkpoint-000001", "checkpoint-000002")
-        }
-        for output, words in (("run", ["--resume"]), ("whole", [])):
-            for each in run_workers(2, self.SCRIPT, "multi_worker", tmp_path, output, 1, *words):
-                assert each.code == 0, each.output[-4000:]
-        resumed, whole = ended(tmp_path / "run"), ended(tmp_path / "whole")
+        unfinished = run.with_name(f"{run.name}.unfinished")
+        assert {path.name for path in unfinished.glob("checkpoint-*")} == {"checkpoint-000001", "checkpoint-000002"}
+        both_compress(folder, run.name, "--resume")
+        resumed, whole = ended(run), ended(folder / "whole")
         assert resumed[0] == whole[0] and resumed[1] == whole[1], "statistics of both replicas are in the accuracy"
-        assert not (tmp_path / "run.unfinished").exists()
+        assert not unfinished.exists()
+
+    @pytest.mark.slow
+    def test_a_finished_run_of_workers_is_returned_as_it_is(self, undisturbed):
+        before = {path: path.stat().st_mtime_ns for path in (undisturbed / "whole").rglob("*")}
+        both_compress(undisturbed, "whole", "--resume")
+        assert {path: path.stat().st_mtime_ns for path in (undisturbed / "whole").rglob("*")} == before
+        assert not (undisturbed / "whole.unfinished").exists()
 
     def test_processes_that_differ_say_in_what(self, monkeypatch):
         workers = Replicas("multi_worker", 2, strategy=object())
