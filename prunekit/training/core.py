@@ -396,7 +396,7 @@ def optimizers_for(model, optimizer: Any, remedy: str = "") -> list[keras.optimi
     if optimizer is None:
         return optimizers_of(model)
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    for one in optimizers:
+    for one in optimizers or [optimizer]:
         if not isinstance(one, keras.optimizers.Optimizer):
             raise TypeError(f"`optimizer` is a Keras optimizer, or a list of them{remedy}. Received: {one!r}.")
     return optimizers
