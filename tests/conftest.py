@@ -25,21 +25,26 @@ import numpy as np
 import pytest
 
 from prunekit import cli
+from prunekit.recipe.loader import load_recipe
 
 # Files that take a minute or more on some backend, the longest first: one that begins last keeps a single process busy.
 # Those that start clusters are apart, since only one cluster runs at a time.
 LONG = (
     "test_leak_matrix.py",
     "test_distribution.py",
-    "test_compress.py",
     "test_bench.py",
     "test_killed_runs.py",
+    "test_digits_recipe.py",
     "test_replicas.py",
     "test_backends.py",
+    "test_killed_scripts.py",
+    "test_resume_refused.py",
+    "test_lost_workers.py",
     "test_checkpoint.py",
     "test_runner.py",
     "test_enforcement.py",
     "test_docs.py",
+    "test_compress.py",
     "test_recomputation.py",
     "test_sweep.py",
 )
@@ -125,6 +130,18 @@ def members(model_file):
 def marker(tmp_path):
     """A file that exists only if code in a hostile file ran."""
     return tmp_path / "code-was-run"
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Writes a recipe into the test's folder and loads it."""
+
+    def write_and_load(text, overrides=None):
+        path = tmp_path / "recipe.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+        return load_recipe(path, overrides)
+
+    return write_and_load
 
 
 @pytest.fixture(params=["float32", "float64"])

@@ -74,6 +74,12 @@ def pruned_halfway(network=small_network, optimizer="adam"):
     return trained(wrapped_for_pruning(network()), [update], optimizer=optimizer)
 
 
+def saved_halfway(folder):
+    """That network, and its three files."""
+    model = pruned_halfway()
+    return model, {kind: saved(model, folder, name) for kind, name in FORMATS.items()}
+
+
 def pruning_state(model):
     """Weight name as in prunekit -> (weight, mask, threshold), and the steps, read off the wrappers."""
     found, steps = {}, set()

@@ -1,64 +1,29 @@
+"""Runs that were interrupted go on from their checkpoints, and end as those that were not."""
+
 import copy
 import dataclasses
-import errno
 import json
-import os
-import re
 import shutil
-import subprocess
-import zipfile
 
 import keras
-import numpy as np
 import pytest
-from backends import BACKEND
+from unfinished_runs import WHOLE, contents, data, interrupted, names, network
 
-from prunekit.cli import run as command
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
 from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
 from prunekit.recipe.execution import Record
 from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.models import architecture_digest, load_model, model_digest
-from prunekit.recipe.runner import ExpectationFailed, compress, verify
+from prunekit.recipe.models import architecture_digest, model_digest
+from prunekit.recipe.runner import ExpectationFailed, compress
 from prunekit.training.snapshot import Snapshot, read_snapshot, write_snapshot
 
 pytestmark = pytest.mark.every_backend
 
-# Of the criteria, the one with statistics of its own, where there is one.
-CRITERION = "movement" if BACKEND == "tensorflow" else "magnitude"
-SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 2}, "frequency": 2}
-WHOLE = {
-    "version": 1,
-    "name": "tiny",
-    "seed": 4,
-    "compile": {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True},
-    "steps": [
-        {"train": {"epochs": 2}},
-        {"export": {"formats": ["keras"], "name": "dense"}},
-        {"prune": {"epochs": 3, "schedule": SCHEDULE, "criterion": CRITERION}},
-        {"prune": {"sparsity": 0.9, "include": ["hidden"]}},
-        {"finetune": {"epochs": 1}},
-        {"export": {"formats": ["keras"]}},
-    ],
-}
-
-
-def network():
-    keras.utils.set_random_seed(20)
-    layers = [
-        keras.layers.Dense(16, name="hidden"),
-        keras.layers.Dropout(0.3, name="drop"),
-        keras.layers.Dense(4, name="logits"),
-    ]
-    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
-
 
 @pytest.fixture(scope="module")
 def pairs():
-    rng = np.random.default_rng(3)
-    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
-    return pair, pair
+    return data()
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +44,6 @@ def unfinished(begun, tmp_path):
     return shutil.copytree(begun, tmp_path / "run.unfinished")
 
 
-class Stop:
-    """Interrupts a run when so many ends of epochs and steps were reported."""
-
-    def __init__(self, ends, error=KeyboardInterrupt):
-        self.ends, self.error = ends, error
-
-    def __call__(self, item):
-        if item.epoch is not None or item.fraction == 1.0:
-            self.ends -= 1
-            if not self.ends:
-                raise self.error
-
-
-def interrupted(pairs, path, ends=5, recipe=WHOLE, error=KeyboardInterrupt, **options):
-    with pytest.raises(error):
-        compress(recipe, network(), pairs, path, progress=Stop(ends, error), **options)
-    return path.with_name(f"{path.name}.unfinished")
-
-
 def told(report):
     """A report without what takes its time."""
     values = report.to_dict()
@@ -106,14 +52,6 @@ def told(report):
     for row in values["exports"]:
         del row["gzip_bytes"]
     return values
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 # ---- going on --------------------------------------------------------------------------------------------------------
@@ -186,177 +124,6 @@ def test_a_finished_run_that_failed_its_expectations_fails_them_again(pairs, tmp
     for _ in range(2):
         with pytest.raises(ExpectationFailed, match="accuracy .* is below the expected 1"):
             compress(recipe, network(), pairs, tmp_path / "run", resume=True)
-
-
-# ---- what is refused: nothing lost, nothing overwritten ------------------------------------------------------------
-
-
-def edited():
-    recipe = copy.deepcopy(WHOLE)
-    recipe["steps"][2]["prune"]["epochs"] = 4
-    return recipe
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("recipe", r"the recipe was edited \(steps\[2\].prune.epochs: 3 before, 4 now\). Put that back"),
-        ("step", r"the recipe was edited \(steps: \[.*\.\.\. before, \[.*\.\.\. now\)"),
-        ("data", "the data are not what it started from"),
-        ("weights", "the model is not what it started from"),
-        ("activation", "the model is not what it started from"),
-        ("version", "keras was .* and is 3.99"),
-        ("unasked", "an unfinished run lies in .* with --resume, or begin anew with --force, which deletes it"),
-        ("export", "dense.keras is not as the unfinished run wrote it"),
-        ("start", "start.json is damaged"),
-        ("start nested", "start.json is damaged"),
-        ("start gone", "start.json is missing, so nothing says what the checkpoints there are of"),
-        ("run gone", "dense.keras is not as the unfinished run wrote it"),
-    ],
-)
-def test_a_run_that_is_no_longer_the_same_is_not_gone_on_with(
-    pairs, tmp_path, unfinished, monkeypatch, change, message
-):
-    work = unfinished
-    if change in ("export", "start"):
-        (work / ("run/exports/dense.keras" if change == "export" else "start.json")).write_text("something else")
-    if change == "start nested":
-        (work / "start.json").write_text("[" * 100_000)
-    if change == "start gone":
-        (work / "start.json").unlink()
-    if change == "run gone":
-        shutil.rmtree(work / "run")
-    before = contents(work)
-    recipe = {"recipe": edited(), "step": WHOLE | {"steps": WHOLE["steps"][1:]}}.get(change, WHOLE)
-    data = (pairs[0], (pairs[1][0] + 1, pairs[1][1])) if change == "data" else pairs
-    model = network()
-    if change == "weights":
-        model.layers[0].bias.assign(np.ones(16))
-    if change == "activation":
-        model.layers[0].activation = keras.activations.relu
-    found = runner.environment.versions()
-    if change == "version":
-        monkeypatch.setattr(runner.environment, "versions", lambda: found | {"keras": "3.99"})
-    with pytest.raises(RecipeError, match=message) as caught:
-        compress(recipe, model, data, tmp_path / "run", resume=change != "unasked")
-    assert "\n" not in str(caught.value)
-    assert contents(work) == before and names(tmp_path) == ["run.unfinished"]
-    if change == "recipe":
-        compress(recipe, model, data, tmp_path / "run", force=True)
-        assert names(tmp_path) == ["run"]
-
-
-@pytest.mark.filterwarnings("default:.* is cut short or was changed")
-def test_a_changed_data_file_is_noticed(samples, tmp_path, capsys):
-    network().save(tmp_path / "in.keras")
-    x, y = samples
-    np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    recipe = WHOLE | {"data": {"npz": str(tmp_path / "d.npz")}, "model": {"file": str(tmp_path / "in.keras")}}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    whole = compress(recipe)
-    with pytest.raises(KeyboardInterrupt):
-        compress(recipe, output=tmp_path / "run", progress=Stop(5))
-    np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x, y_test=(y + 1) % 4)
-    before = contents(tmp_path / "run.unfinished")
-    words = ["compress", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "run")]
-    assert command([*words, "--resume"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.count("\n") == 0 and "the data are not what it started from" in error
-    assert command(words) == 2 and "with --resume" in capsys.readouterr().err
-    assert contents(tmp_path / "run.unfinished") == before
-    np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    torn = max((tmp_path / "run.unfinished").glob("checkpoint-*"))
-    torn.write_bytes(torn.read_bytes()[:-1])
-    assert command([*words, "--resume", "--checkpoint-every", "2"]) == 0
-    assert model_digest(load_model(tmp_path / "run" / "model.keras")) == model_digest(whole.model)
-    (warning,) = (line for line in capsys.readouterr().err.splitlines() if str(torn) in line)
-    assert re.fullmatch(
-        rf"warning: {re.escape(str(torn))} is cut short or was changed: checkpoint-\d+ is used\.", warning
-    )
-
-
-def test_a_truncated_model_file_is_refused_in_one_line(pairs, tmp_path):
-    network().save(tmp_path / "in.keras")
-    content = (tmp_path / "in.keras").read_bytes()
-    (tmp_path / "in.keras").write_bytes(content[: len(content) // 2])
-    with pytest.raises(RecipeError, match="is not a .keras file: it is damaged") as caught:
-        compress(WHOLE, tmp_path / "in.keras", pairs, tmp_path / "run")
-    assert "\n" not in str(caught.value) and names(tmp_path) == ["in.keras"]
-    result = compress(WHOLE, network(), pairs, tmp_path / "run")
-    (result.directory / "model.keras").write_bytes(content[: len(content) // 2])
-    with pytest.raises(RecipeError, match="is not a .keras file: it is damaged"):
-        verify(tmp_path / "run", model=network(), data=pairs)
-    with zipfile.ZipFile(result.directory / "model.keras", "w") as archive:
-        archive.writestr("config.json", "{}")
-    with pytest.raises(RecipeError, match="it has no model.weights.h5"):
-        compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
-
-
-# ---- disks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("checkpoint-000001", errno.ENOSPC),
-        ("checkpoint-000001", errno.EROFS),
-        ("checkpoint-000004", errno.ENOSPC),
-        ("checkpoint-000004", errno.EROFS),
-        ("model.keras", errno.ENOSPC),
-    ],
-)
-def test_a_full_or_read_only_disk_is_told_in_one_line_and_what_was_saved_is_kept(
-    pairs, tmp_path, whole, monkeypatch, name, code
-):
-    replace = os.replace
-
-    def refused(source, target):
-        if os.path.basename(target) == name:
-            raise OSError(code, os.strerror(code), str(target))
-        replace(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", refused)
-        with pytest.raises(OSError, match=os.strerror(code)) as caught:
-            compress(WHOLE, network(), pairs, tmp_path / "run")
-    assert "\n" not in str(caught.value) and caught.value.errno == code
-    if name == "checkpoint-000001":
-        assert "Nothing was saved yet, and nothing is left behind." in str(caught.value) and not names(tmp_path)
-        return
-    assert "What was saved before is kept" in str(caught.value) and names(tmp_path) == ["run.unfinished"]
-    result = compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
-    assert model_digest(result.model) == model_digest(whole.model) and names(tmp_path) == ["run"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that gives a file system so many kilobytes; the file system is at tmp_path / "disk"."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def mount(*options):
-        return subprocess.run(["mount", *options, str(disk)], capture_output=True, check=False).returncode == 0
-
-    if os.geteuid() != 0 or not mount("-t", "tmpfs", "-o", "size=60k", "none"):
-        pytest.skip("a file system can be mounted by root only")
-    try:
-        yield lambda options: mount("-o", f"remount,{options}")
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=False)
-
-
-def test_a_disk_that_is_really_full_and_one_that_may_only_be_read(pairs, tmp_path, whole, small_disk):
-    with pytest.raises(OSError, match="No space left on device. What was saved before is kept"):
-        compress(WHOLE, network(), pairs, tmp_path / "disk" / "run")
-    assert names(tmp_path / "disk") == ["run.unfinished"]
-    before = contents(tmp_path / "disk")
-    assert small_disk("size=500k,ro")
-    with pytest.raises((RecipeError, OSError), match="not a folder that you may write to|Read-only file system"):
-        compress(WHOLE, network(), pairs, tmp_path / "disk" / "run", resume=True)
-    assert contents(tmp_path / "disk") == before
-    assert small_disk("size=500k,rw")
-    result = compress(WHOLE, network(), pairs, tmp_path / "disk" / "run", resume=True)
-    assert model_digest(result.model) == model_digest(whole.model) and names(tmp_path / "disk") == ["run"]
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from command_lines import ENVIRONMENT, assert_mistake
 
 import prunekit
 import prunekit.delivery
@@ -16,19 +16,8 @@ import prunekit.recipe
 from prunekit import cli, terminal
 from prunekit.recipe.loader import RecipeError
 
-ROOT = Path(prunekit.__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib", "sklearn")
 ONE_SHOT = "version: 1\nname: once\nmodel: {builtin: digits-cnn}\nsteps: [prune: {sparsity: 0.5}]\n"
-
-
-def assert_mistake(outcome, *words):
-    """A user's mistake: exit code 2, nothing on standard output, one line on standard error."""
-    code, out, err = outcome
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1, err
-    for word in words:
-        assert word in err
 
 
 class Failure(Exception):
@@ -355,113 +344,3 @@ class TestVerify:
         assert code == 1
         assert "NOT reproduced" in out and "conv_1/kernel: 3 of 144" in out
         assert run("verify", tmp_path, "--json")[0] == 1
-
-
-class TestReport:
-    def test_of_an_unfinished_run_it_is_said_how_to_go_on(self, run, monkeypatch):
-        monkeypatch.setattr("prunekit.recipe.directory.what_is_kept", lambda output: f"Kept of {output}: --resume.\n")
-        assert_mistake(
-            run("report", "mine"), "mine: not a run directory (no report.json in it). Kept of mine: --resume."
-        )
-
-    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"title": 3}', "null", "\x00", "[" * 100_000])
-    def test_a_file_that_is_no_report_is_a_mistake(self, run, tmp_path, text):
-        (tmp_path / "report.json").write_text(text)
-        assert_mistake(run("report", tmp_path), "report.json: not a report")
-
-    def test_json_prints_the_file(self, run, tmp_path):
-        (tmp_path / "report.json").write_text('{"title": "x"}')
-        code, out, _ = run("report", tmp_path, "--json")
-        assert (code, json.loads(out)) == (0, {"title": "x"})
-
-
-class TestRecipes:
-    def test_they_are_listed(self, run):
-        code, out, _ = run("recipes")
-        assert code == 0
-        assert [line.split()[0] for line in out.splitlines()] == ["digits", "fashion-cnn", "fashion-mlp", "one-shot"]
-
-    def test_json_gives_their_paths(self, run):
-        rows = json.loads(run("recipes", "--json")[1])
-        assert all(Path(row["path"]).is_file() and row["description"] for row in rows)
-
-    def test_one_is_printed_and_copied(self, run, tmp_path):
-        text = run("recipes", "digits")[1]
-        assert text.startswith("#") and "version: 1" in text
-        assert run("recipes", "digits", "-o", "mine.yaml")[0] == 0
-        assert Path("mine.yaml").read_text() == text
-        assert run("check", "mine.yaml")[0] == 0
-
-    def test_a_copy_replaces_nothing_unless_forced(self, run):
-        Path("mine.yaml").write_text("precious")
-        assert_mistake(run("recipes", "digits", "-o", "mine.yaml"), "exists already; --force replaces it")
-        assert Path("mine.yaml").read_text() == "precious"
-        assert run("recipes", "digits", "-o", "mine.yaml", "--force")[0] == 0
-
-    def test_a_copy_into_a_folder_keeps_its_name(self, run):
-        Path("folder").mkdir()
-        run("recipes", "digits", "-o", "folder")
-        run("recipes", "digits", "-o", "new/")
-        assert Path("folder/digits.yaml").is_file() and Path("new/digits.yaml").is_file()
-
-
-TINY = """
-version: 1
-name: tiny
-model: {file: in.keras}
-data: {npz: data.npz}
-compile: {optimizer: adam, from_logits: true, batch_size: 16}
-steps:
-  - train: {epochs: 1}
-  - prune: {epochs: 2, schedule: {type: polynomial_decay, final_sparsity: 0.75, end: {epochs: 2}, frequency: 3}}
-  - export: {formats: [keras]}
-  - expect: {sparsity: {min: 0.75, max: 0.75}}
-"""
-
-
-@pytest.mark.every_backend
-def test_a_run_from_recipe_to_report_in_the_words_of_a_user(run, tmp_path, perceptron, samples):
-    import numpy as np
-
-    x, y = samples
-    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    perceptron.save(tmp_path / "in.keras")
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    code, out, _ = run("compress", "tiny.yaml", "--dry-run", "--json")
-    assert (code, json.loads(out)["name"]) == (0, "tiny") and not (tmp_path / "run").exists()
-    code, out, err = run("compress", "tiny.yaml", "-o", "run", "--json")
-    assert code == 0, err
-    assert json.loads(out)["met"] and "[2/4 prune] epoch 2/2" in err
-    zeros = {"hidden/kernel": 96, "logits/kernel": 48}
-    for file in ("run/model.keras", "run/exports/model.keras"):
-        rows = json.loads(run("inspect", file, "--json")[1])["weights"]
-        assert {row["name"]: row["zeros"] for row in rows if row["name"] in zeros} == zeros
-    assert run("verify", "run")[:2] == (0, "run: reproduced, bit for bit.\n")
-    assert json.loads(run("report", "run", "--json")[1])["after"]["targets"] == list(zeros)
-
-
-class TestInspect:
-    @pytest.mark.every_backend
-    def test_weights_are_shown(self, run, tmp_path):
-        import keras
-
-        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="fc")]).save(tmp_path / "m.keras")
-        code, out, _ = run("inspect", "m.keras")
-        assert code == 0 and "fc/kernel" in out
-        code, out, _ = run("inspect", "m.keras", "--json")
-        assert code == 0
-        assert {row["name"]: row["size"] for row in json.loads(out)["weights"]} == {"fc/kernel": 12, "fc/bias": 3}
-
-    @pytest.mark.parametrize("raw", [b"", b"PK\x03\x04", b"\x89HDF\r\n"], ids=["empty", "broken zip", "HDF5"])
-    def test_a_file_that_is_no_model_is_a_mistake(self, run, tmp_path, raw):
-        (tmp_path / "m.keras").write_bytes(raw)
-        assert_mistake(run("inspect", "m.keras"), "m.keras")
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "3"}], ids=["unset", "3"])
-    def test_tensorflow_says_nothing_of_its_own(self, tmp_path, level):
-        (tmp_path / "m.keras").write_bytes(b"no model")
-        environment = {name: value for name, value in ENVIRONMENT.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | level
-        command = [sys.executable, "-m", "prunekit.cli", "inspect", "m.keras"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-        assert_mistake((done.returncode, done.stdout, done.stderr), "m.keras")

@@ -1,4 +1,4 @@
-"""Several replicas: in one process, in several worker processes, on several JAX devices; and workers that die.
+"""Several replicas: in one process, in several worker processes, on several JAX devices.
 
 Devices are split, and workers started, before TensorFlow looks at them: each distribution trains in processes of its
 own (distributed_training.py), which write down what every update left on each replica.
@@ -130,26 +130,6 @@ class TestAProcess:
 def test_keras_itself_cannot_fit_across_workers_or_accumulate_across_replicas(trained, kind, error):
     # Once it can, `across_replicas`, or the refusal in recipes, has done its duty.
     assert all(error in str(facts["keras_alone"]) for facts in trained(kind, 2)[0])
-
-
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a worker", "the chief"])
-def test_a_cluster_that_lost_a_process_resumes_to_the_same_bytes(victim, tmp_path):
-    script = HERE / "distributed_resume.py"
-    broken = run_workers(2, script, tmp_path, victim)
-    assert broken[victim].code == -9 and (tmp_path / "died").exists()
-    assert broken[1 - victim].code != 0
-    assert (tmp_path / "backup" / "latest.weights.h5").exists()
-    again = run_workers(2, script, tmp_path, victim)
-    # Of what both said, since one ends where the other does.
-    assert [worker.code for worker in again] == [0, 0], "\n".join(worker.output[-3000:] for worker in again)
-    first, *others = [
-        [array.tobytes() for array in np.load(tmp_path / f"{what}-{index}.npz").values()]
-        for what in ("undisturbed", "resumed")
-        for index in (0, 1)
-    ]
-    assert others == [first] * 3
-    kernel = np.frombuffer(first[0], "float32")
-    assert np.count_nonzero(kernel == 0) == round(0.8 * kernel.size)
 
 
 @needs_jax

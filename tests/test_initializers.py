@@ -1,4 +1,4 @@
-"""Initial weights: moments, fans and orthogonality against NumPy and SciPy, masks, seeds, data."""
+"""Initial weights: moments, fans and orthogonality against NumPy and SciPy, masks, seeds."""
 
 import itertools
 import json
@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from reinitialized_models import built, kernels, wide
 
-import prunekit as pk
 from prunekit.anatomy.fans import fans
 from prunekit.anatomy.targets import find_targets
 from prunekit.training import initializers
@@ -35,19 +35,6 @@ MAKE = {name: row[0] for name, row in SCALED.items()} | {
 }
 EVERY = pytest.mark.parametrize("name", MAKE)
 PRECISIONS = pytest.mark.parametrize("dtype", ["float32", "float64"])
-
-
-def built(layer, shape, dtype="float32"):
-    return keras.Sequential([keras.Input(shape, dtype=dtype), layer])
-
-
-def kernels(model):
-    return {target.name: target.variable.numpy() for target in find_targets(model, also=("depthwise_kernel",))[0]}
-
-
-def wide(dtype="float32", units=(300, 200)):
-    sizes = [layers.Dense(n, dtype=dtype, name=f"dense_{i}") for i, n in enumerate(units)]
-    return keras.Sequential([keras.Input((400,), dtype=dtype), *sizes])
 
 
 # ---------------------------------------------------------------- every initializer
@@ -319,9 +306,6 @@ def test_density_correction_keeps_the_spread_of_a_sparse_layer():
     assert math.isclose(spreads[0], math.sqrt(0.1), rel_tol=0.05) and math.isclose(spreads[1], 1, rel_tol=0.05)
 
 
-# ---------------------------------------------------------------- the operation
-
-
 @EVERY
 def test_attention_layers_take_it_as_their_initializer(name):
     # Keras makes a copy with the axes of each kernel.
@@ -330,210 +314,7 @@ def test_attention_layers_take_it_as_their_initializer(name):
     assert all(kernel.std() > 0 for kernel in kernels(model).values())
 
 
-def test_other_initializers_of_keras_draw_as_they_are():
-    model = wide(units=(20, 10))
-    report = initializers.reinitialize(model, "random_uniform", seed=1)
-    assert report.initializer == "RandomUniform" and 0.02 < report.weights[0].std_after < 0.05
-    assert not np.isclose(model.layers[0].kernel.numpy()[:20, :10], model.layers[1].kernel.numpy()).any()
-    initializers.reinitialize(model, keras.initializers.Constant(2.0), include=["*/bias"])
-    assert (model.layers[0].bias.numpy() == 2).all()
-
-
-def test_keras_initializers_of_the_same_family_get_the_tables_axes_too():
-    ours, theirs = built(layers.Conv2DTranspose(5, 3), (8, 8, 4)), built(layers.Conv2DTranspose(5, 3), (8, 8, 4))
-    initializers.reinitialize(ours, initializers.HeNormal(), seed=1)
-    initializers.reinitialize(theirs, keras.initializers.HeNormal(), seed=1)
-    assert np.array_equal(ours.layers[0].kernel, theirs.layers[0].kernel)
-
-
-def test_the_report_names_what_was_left_alone_and_why(perceptron):
-    report = initializers.reinitialize(perceptron, initializers.HeNormal(), exclude=["logits"], seed=1)
-    assert [row.name for row in report.weights] == ["hidden/kernel"]
-    assert {item.name: item.reason for item in report.skipped} == {
-        "hidden/bias": "a bias: out unless include names it",
-        "logits/kernel": "excluded by 'logits'",
-        "logits/bias": "excluded by 'logits'",
-    }
-    assert "hidden/kernel" in str(report) and "excluded by 'logits': logits/kernel, logits/bias" in str(report)
-    assert json.loads(json.dumps(report.to_dict()))["weights"][0]["fan_in"] == 8
-
-
-def test_the_same_architecture_gets_the_same_weights_whatever_keras_names_its_layers():
-    models = [keras.Sequential([keras.Input((9,)), layers.Dense(9)]) for _ in range(2)]
-    assert models[0].layers[0].name != models[1].layers[0].name
-    for model in models:
-        initializers.reinitialize(model, initializers.HeNormal(), seed=1)
-    assert np.array_equal(models[0].layers[0].kernel, models[1].layers[0].kernel)
-
-
-def test_without_a_seed_the_initializers_own_is_used_and_reported(perceptron):
-    report = initializers.reinitialize(perceptron, initializers.HeNormal(seed=9))
-    kernel = perceptron.layers[0].kernel.numpy()
-    assert report.seed == 9
-    again = initializers.reinitialize(
-        perceptron, initializers.HeNormal(seed=keras.random.SeedGenerator(1)), include="logits"
-    )
-    assert initializers.reinitialize(perceptron, initializers.HeNormal(), seed=again.seed).seed == again.seed
-    initializers.reinitialize(perceptron, initializers.HeNormal(), seed=9)
-    assert np.array_equal(perceptron.layers[0].kernel, kernel)
-
-
-def test_the_zeros_of_an_attached_pruner_hold(perceptron, samples):
-    perceptron.compile("adam", "sparse_categorical_crossentropy")
-    with pk.Pruner(perceptron, pk.OneShot(sparsity=0.7)) as pruner:
-        initializers.reinitialize(perceptron, initializers.HeNormal(), masks=pruner.masks, seed=1)
-        assert set(pruner.audit().values()) == {0}
-        assert all((value[pruner.masks[name]] != 0).all() for name, value in kernels(perceptron).items())
-        for _ in range(3):
-            perceptron.train_on_batch(*samples)
-            pruner.step()
-        assert set(pruner.audit().values()) == {0}
-
-
-def test_reinitialize_leaves_no_trace_in_a_saved_model(perceptron, tmp_path):
-    initializers.reinitialize(perceptron, initializers.HeNormal(), seed=1)
-    assert "prunekit" not in perceptron.to_json()
-
-
-@pytest.mark.parametrize(
-    ("masks", "error", "match"),
-    [
-        ({"hiden/kernel": np.ones((8, 16), bool)}, ValueError, "of no weight of the model.*mean: 'hidden/kernel'"),
-        ({"hidden/kernel": np.ones((16, 8), bool)}, ValueError, r"\(16, 8\) for 'hidden/kernel' of shape \(8, 16\)"),
-        ({"hidden/kernel": np.ones((8, 16))}, TypeError, "boolean, True = kept. Received: float64"),
-        ([np.ones((8, 16), bool)], TypeError, "maps weight names to boolean arrays"),
-    ],
-    ids=["name", "shape", "type", "list"],
-)
-def test_wrong_masks_are_refused_before_a_weight_moves(perceptron, masks, error, match):
-    before = perceptron.get_weights()
-    with pytest.raises(error, match=match):
-        initializers.reinitialize(perceptron, initializers.HeNormal(), masks=masks)
-    assert all(map(np.array_equal, before, perceptron.get_weights()))
-
-
-def test_what_is_no_initializer_no_model_or_no_weight_is_refused(perceptron):
-    with pytest.raises(TypeError, match="Received: 'he_norml'"):
-        initializers.reinitialize(perceptron, "he_norml")
-    with pytest.raises(TypeError, match="Received: 3"):
-        initializers.reinitialize(perceptron, 3)
-    with pytest.raises(TypeError, match="works on Keras 3 models"):
-        initializers.reinitialize(None, initializers.HeNormal())
-    with pytest.raises(ValueError, match="mean: 'hidden'"):
-        initializers.reinitialize(perceptron, initializers.HeNormal(), include=["hiden"])
-    with pytest.raises(ValueError, match="takes the axes of each weight from its layer"):
-        initializers.reinitialize(perceptron, initializers.HeNormal(input_axes=[0], output_axes=[1]))
-
-
-def test_a_seed_is_an_integer_of_any_kind(perceptron):
-    report = initializers.reinitialize(perceptron, initializers.HeNormal(), seed=np.int64(4))
-    assert json.loads(json.dumps(report.to_dict()))["seed"] == 4
-    with pytest.raises(TypeError, match="integer"):
-        initializers.reinitialize(perceptron, initializers.HeNormal(), seed=0.5)
-
-
 @pytest.mark.parametrize("stddev", [0.0, -1.0, math.inf, math.nan])
 def test_truncated_normal_needs_a_positive_deviation(stddev):
     with pytest.raises(ValueError, match="finite number above 0. Received: stddev="):
         initializers.TruncatedNormal(stddev)
-
-
-# ---------------------------------------------------------------- LSUV
-
-
-class Skipping(keras.Model):
-    """Subclassed, with a shared layer, a skip connection and dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = layers.Dense(32, "tanh", name="first")
-        self.shared = layers.Dense(32, "relu", name="shared")
-        self.norm = layers.BatchNormalization(name="norm")
-        self.drop = layers.Dropout(0.3)
-        self.last = layers.Dense(5, "softmax", name="last")
-
-    def call(self, x, training=False):
-        x = self.first(x)
-        x = x + self.shared(self.norm(x))
-        return self.last(self.drop(x + self.shared(x), training=training))
-
-
-def images():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            layers.Conv2D(8, 3, activation="relu", name="conv"),
-            layers.SeparableConv2D(8, 3, activation="relu", name="separable"),
-            layers.Flatten(),
-            layers.Dense(10, "softmax", name="logits"),
-        ]
-    )
-
-
-def test_lsuv_gives_the_output_of_each_layer_the_asked_variance():
-    x = np.random.default_rng(0).normal(3, 20, (64, 8, 8, 3)).astype("float32")
-    model = images()
-    report = initializers.reinitialize(model, initializers.LSUV(x, target=2.0, tolerance=0.02), seed=1)
-    # Independently: each layer's function before its activation, by hand.
-    tail = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(8, 3)])
-    tail.layers[0].set_weights(model.layers[0].get_weights())
-    assert math.isclose(tail(x).numpy().var(), 2, rel_tol=0.02)
-    hidden = model.layers[2](model.layers[1](model.layers[0](x))).numpy()
-    assert math.isclose((hidden @ model.layers[3].kernel.numpy()).var(), 2, rel_tol=0.02)
-    notes = {row.name: row.note for row in report.weights}
-    assert notes.pop("separable/depthwise_kernel") == "not scaled: separable/pointwise_kernel is"
-    assert set(notes.values()) == {""}
-
-
-def test_lsuv_works_on_subclassed_models_and_changes_no_state():
-    x = np.random.default_rng(0).normal(size=(128, 20)).astype("float32")
-    model = Skipping()
-    model(x[:2])
-    state = [variable.numpy() for variable in model.non_trainable_variables]
-    report = initializers.reinitialize(model, initializers.LSUV(x), seed=1)
-    assert [row.name for row in report.weights] == ["first/kernel", "shared/kernel", "last/kernel"]
-    assert all(abs(row.output_variance - 1) < 0.2 for row in report.weights)
-    assert all(map(np.array_equal, state, [variable.numpy() for variable in model.non_trainable_variables]))
-    assert "activation" in vars(model.first) and model.first.activation is keras.activations.tanh
-    again = initializers.reinitialize(model, initializers.LSUV(x), seed=1)
-    assert [row.std_after for row in again.weights] == [row.std_after for row in report.weights]
-
-
-def test_lsuv_respects_masks():
-    x = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype("float32")
-    model = images()
-    pk.prune(model, 0.8, criterion="random")
-    masks = {name: value != 0 for name, value in kernels(model).items()}
-    report = initializers.reinitialize(model, initializers.LSUV(x), masks=masks, seed=1)
-    assert all(np.array_equal(value != 0, masks[name]) for name, value in kernels(model).items())
-    assert all(abs(row.output_variance - 1) <= 0.05 for row in report.weights if not row.note)
-
-
-def test_lsuv_says_where_it_could_not_scale():
-    model = keras.Sequential([keras.Input((5, 4)), layers.LSTM(6, name="lstm"), layers.Dense(3, name="dense")])
-    report = initializers.reinitialize(model, initializers.LSUV(np.zeros((7, 5, 4))), seed=1)
-    notes = {row.name: row.note for row in report.weights}
-    assert "runs in a loop" in notes["lstm/kernel"] and "runs in a loop" in notes["lstm/recurrent_kernel"]
-    assert notes["dense/kernel"] == "not scaled: its output does not vary, or is not finite"
-    model.layers[1].bias.assign([0.0, 50.0, 100.0])
-    x = np.random.default_rng(0).normal(size=(7, 5, 4))
-    (row,) = initializers.reinitialize(model, initializers.LSUV(x, max_iterations=2), include="dense", seed=1).weights
-    assert row.note == "not within the tolerance after 2 scalings" and row.output_variance > 100
-
-
-def test_lsuv_on_data_that_do_not_fit_moves_no_weight(perceptron):
-    before = perceptron.get_weights()
-    with pytest.raises(ValueError, match="incompatible"):
-        initializers.reinitialize(perceptron, initializers.LSUV(np.zeros((4, 9), "float32")))
-    assert all(map(np.array_equal, before, perceptron.get_weights()))
-
-
-@pytest.mark.parametrize("options", [{"target": 0}, {"tolerance": -1}, {"gain": math.nan}, {"max_iterations": 0}])
-def test_lsuv_refuses_numbers_out_of_range(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))}="):
-        initializers.LSUV(np.zeros((2, 2)), **options)
-
-
-def test_lsuv_as_a_layers_initializer_is_refused_by_keras():
-    with pytest.raises(ValueError, match="LSUV"):
-        layers.Dense(3, kernel_initializer=initializers.LSUV(np.zeros((2, 2))))

@@ -1,6 +1,5 @@
-"""From a recipe to files that ship, in processes of their own, as a user runs it."""
+"""Recipes that come with prunekit, run as a user runs them; and a run that ends early."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from backends import BACKEND
+from runnable_recipes import COMPRESS, runnable
 
 from prunekit.recipe.data import check_files, load_data
 from prunekit.recipe.loader import RecipeError, load_recipe
@@ -20,26 +18,6 @@ from prunekit.recipe.runner import compress, plan
 
 pytestmark = pytest.mark.every_backend
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-FORMATS = ["keras", "litert", "litert-sparse", "litert-float16", "litert-dynamic-int8"]
-COMPRESS = """
-import sys
-from prunekit.recipe.runner import compress
-compress(sys.argv[1], output=sys.argv[2], force=True)
-"""
-VERIFY = """
-import json, sys
-from prunekit.recipe.runner import verify
-print(json.dumps(verify(sys.argv[1]).to_dict()))
-"""
-# Nothing of prunekit can be imported here.
-ELSEWHERE = """
-import sys
-sys.modules["prunekit"] = None
-import keras, numpy as np
-model = keras.models.load_model(sys.argv[1])
-print([int(np.sum(model.get_layer(name).kernel.numpy() == 0)) for name in ("conv_1", "conv_2", "fc", "logits")])
-"""
 LONG = """
 version: 1
 name: long
@@ -48,46 +26,6 @@ data: {builtin: digits, limit: 200}
 compile: {optimizer: adam}
 steps: [{train: {epochs: 100000}}]
 """
-
-
-def run(code, *arguments, cwd):
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def runnable(name: str, folder: Path) -> str:
-    """The recipe as it comes; where Keras has no TensorFlow, a copy of it without what needs TensorFlow."""
-    if BACKEND == "tensorflow":
-        return name
-    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    for step in recipe["steps"]:
-        if "export" in step:
-            assert step["export"]["formats"] == FORMATS
-            step["export"]["formats"] = ["keras"]
-        step.get("expect", {}).pop("bytes", None)
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return str(folder / f"{name}.yaml")
-
-
-@pytest.mark.slow
-def test_the_digits_recipe_prunes_to_90_percent_at_dense_accuracy_the_same_in_every_process(tmp_path):
-    run(COMPRESS, runnable("digits", tmp_path), "run", cwd=tmp_path)
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert all(row["met"] for row in report["expectations"])
-    assert report["metrics"]["accuracy_after"] >= 0.98
-    assert report["metrics"]["accuracy_before"] - report["metrics"]["accuracy_after"] <= 0.01
-    exact = [round(0.9 * size) for size in (144, 4608, 32768)]
-    assert [row["zeros"] for row in report["after"]["weights"] if row["name"] in report["after"]["targets"]] == exact
-    exports = {row["format"]: row for row in report["exports"]}
-    assert {row["status"] for row in exports.values()} == {"ok"}
-    if BACKEND == "tensorflow":
-        assert list(exports) == FORMATS
-        assert exports["litert-sparse"]["bytes"] < exports["litert"]["bytes"] / 4
-    assert sum(step["seconds"] for step in report["steps"]) < 180
-    assert json.loads(run(ELSEWHERE, "run/model.keras", cwd=tmp_path)) == [*exact, 0]
-    outcome = json.loads(run(VERIFY, "run", cwd=tmp_path))
-    assert outcome == {"identical": True, "differences": [], "directory": "run"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,66 @@
+"""What sparsity is said to buy in each runtime."""
+
+import keras
+import numpy as np
+import pytest
+from backends import tensorflow_only
+from exported_networks import identity, mobile_network, prune
+from keras import layers
+
+from prunekit.anatomy.inspection import inspect
+from prunekit.delivery.export import runtime_advice
+
+# Keras's own conversion of a variable to NumPy, whenever a model is saved.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.every_backend,
+]
+
+
+def advice_for(model):
+    return {line.runtime: line for line in runtime_advice(inspect(model), model)}
+
+
+def test_a_dense_model_is_promised_nothing(perceptron):
+    lines = advice_for(perceptron)
+    assert {line.what_it_buys for line in lines.values()} == {"nothing"}
+    assert len(lines) == 9
+
+
+def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):
+    lines = advice_for(prune(perceptron, 0.9))
+    assert lines["download (gzip)"].what_it_buys.startswith("about 0.")
+    for runtime in ("LiteRT on x86", "LiteRT on ARM64", "LiteRT.js (WebAssembly)", "OpenVINO", "GPU"):
+        assert lines[runtime].what_it_buys == "nothing"
+
+
+def test_large_dense_blocks_buy_speed_on_x86():
+    model = keras.Sequential([keras.Input((256,)), layers.Dense(256), layers.Dense(4)])
+    line = advice_for(prune(model, 0.9, block=4))["LiteRT on x86"]
+    assert line.what_it_buys.startswith("4.3x on 1 Dense kernel at")
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    "middle, sparsity, buys",
+    [(identity, 0.9, "about 4.1x"), (identity, 0.6, "nothing"), (lambda x: layers.MaxPooling2D()(x), 0.9, "wrong")],
+    ids=["qualifies", "too few zeros", "lies"],
+)
+def test_sparse_convolutions_are_promised_only_where_the_graph_qualifies(middle, sparsity, buys):
+    assert buys in advice_for(mobile_network(middle, sparsity))["LiteRT.js (WebAssembly)"].what_it_buys
+
+
+def test_what_cannot_be_checked_is_said():
+    model = Pointwise()
+    model(np.zeros((1, 4, 4, 3), "float32"))
+    line = advice_for(prune(model, 0.9))["LiteRT on ARM64"]
+    assert line.what_it_buys == "not known" and "subclassed" in line.why
+
+
+class Pointwise(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.convolution = layers.Conv2D(8, 1)
+
+    def call(self, inputs):
+        return self.convolution(inputs)

@@ -1,0 +1,153 @@
+"""What a recipe may not say, and the reason that is told."""
+
+import pytest
+from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
+
+from prunekit.recipe.loader import RecipeError, load_recipe
+
+REFUSED = {
+    "no steps": (recipe() | {"steps": []}, r"^steps: .*at least 1 item"),
+    "steps missing": ({"version": 1}, r"'steps' is missing"),
+    "unknown step": (recipe({"quantise": {}}), r"steps\[0\]: unknown key 'quantise'.*train, prune, finetune"),
+    "two steps in one": (
+        recipe({"train": {"epochs": 1}, "finetune": {"epochs": 1}}),
+        "only one of .*train and finetune",
+    ),
+    "empty step": (recipe({"train": None}), r"steps\[0\]: expected one of train"),
+    "step without settings": (recipe("train"), r"steps\[0\]: expected a mapping, such as train: \{epochs: 10\}"),
+    "zero epochs": (recipe({"train": {"epochs": 0}}), r"epochs: .*greater than or equal to 1"),
+    "half an epoch": (recipe({"train": {"epochs": 1.5}}), r"expected a whole number. Received: 1\.5"),
+    "epochs true": (recipe({"train": {"epochs": True}}), r"expected a whole number. Received: true"),
+    "epochs as text": (recipe({"train": {"epochs": "3"}}), r"expected a whole number. Received: '3'"),
+    "train without data": (recipe(data=None), r"steps\[0\]\.train: this step trains, and the recipe has no 'data'"),
+    "train without compile": (recipe(compile=None), r"steps\[0\]\.train: .*no 'compile'"),
+    "gradual without compile": (recipe(prune(), compile=None), r"steps\[0\]\.prune: .*no 'compile'"),
+    "accuracy without data": (
+        recipe(one_shot(), {"expect": {"accuracy": {"min": 0.5}}}, data=None),
+        r"steps\[1\]\.expect: this step measures accuracy, and the recipe has no 'data'",
+    ),
+    "end before begin": (
+        recipe(prune({"type": "linear", "final_sparsity": 0.5, "begin": {"epochs": 2}, "end": {"epochs": 1}})),
+        r"schedule\.end: the schedule ends before it begins: begin=2 epochs, end=1 epochs",
+    ),
+    "initial above final": (
+        recipe(prune(SCHEDULES["linear"] | {"initial_sparsity": 0.6})),
+        r"initial_sparsity: a schedule never gives weights back",
+    ),
+    "stages that fall": (
+        recipe(
+            prune(
+                {
+                    "type": "multi_step",
+                    "sparsities": [{"at": {"steps": 1}, "sparsity": 0.5}, {"at": {"steps": 2}, "sparsity": 0.2}],
+                }
+            )
+        ),
+        r"sparsities\[1\]\.sparsity: sparsities rise",
+    ),
+    "a duration of both kinds": (
+        recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 1, "steps": 5}})),
+        r"end\.epochs: expected only one of steps, epochs",
+    ),
+    "a bare duration": (recipe(prune(SCHEDULES["linear"] | {"end": 5})), r"such as \{epochs: 9\} or \{steps: 500\}"),
+    "schedule without type": (recipe(prune({"final_sparsity": 0.5})), r"schedule: 'type' is missing. Valid here: poly"),
+    "unknown schedule": (recipe(prune({"type": "lineal"})), r"type: unknown type 'lineal'. Did you mean 'linear'"),
+    "schedule without epochs": (recipe(prune(epochs=None)), "a schedule needs the step's own 'epochs'"),
+    "one-shot with epochs": (recipe(one_shot(epochs=3)), r"epochs: 'sparsity' prunes at once"),
+    "one-shot by movement": (
+        recipe(one_shot(criterion="movement")),
+        r"prune\.criterion: 'movement' looks at how training moves the weights: add 'epochs'",
+    ),
+    "neither schedule nor sparsity": (recipe({"prune": {"epochs": 3}}), "expected one of schedule, sparsity"),
+    "2:4 to 0.9": (recipe(one_shot(0.9, pattern="2:4")), r"prune\.sparsity: 2:4 keeps 2 of every 4.*is 0\.5"),
+    "2:4 by erk": (recipe(one_shot(pattern="2:4", allocation="erk")), "allocation: erk gives each weight its own"),
+    "4:2": (recipe(one_shot(pattern="4:2")), "needs 0 < n < m"),
+    "block 0": (recipe(one_shot(pattern="block:0x4")), "at least one input and one output"),
+    "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
+    "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' goes with a block pattern"),
+    "compat with a schedule of ours": (
+        recipe(prune(SCHEDULES["linear"], compat="tfmot")),
+        r"prune\.schedule\.type: compat: tfmot goes with the schedules poly.*Received: 'linear'",
+    ),
+    "compat with a criterion of ours": (recipe(one_shot(compat="tfmot", criterion="l2")), r"goes with magnitude.*'l2'"),
+    "compat with an allocation": (recipe(one_shot(compat="tfmot", allocation="erk")), r"goes with uniform.*'erk'"),
+    "compat with channels": (recipe(one_shot(compat="tfmot", pattern="channel")), r"compat: tfmot goes with unstr"),
+    "unknown compat": (recipe(one_shot(compat="tfmod")), r"compat: unknown value 'tfmod'"),
+    "bad regular expression": (recipe(one_shot(include=["re:("])), r"include\[0\]: 're:\(' is not a regular expr"),
+    "empty pattern": (recipe(one_shot(exclude=[""])), r"exclude\[0\]: .*an empty pattern"),
+    "a pattern instead of a list": (recipe(one_shot(exclude="logits")), "exclude: expected a list. Received: 'logits'"),
+    "falling finals": (
+        recipe(one_shot(0.8), one_shot(0.5)),
+        r"steps\[1\]\.prune\.sparsity: pruned weights do not come back: .* to 0\.8\. Received: 0\.5",
+    ),
+    "unknown format": (recipe(export("tflite")), r"formats\[0\]: unknown value 'tflite'. Did you mean 'litert'"),
+    "format twice": (recipe(export("keras", "keras")), r"formats\[1\]: format 'keras' stands here twice"),
+    "no format": (recipe({"export": {"formats": []}}), r"formats: .*at least 1 item"),
+    "same export name": (recipe(export("keras"), export("keras")), r"steps\[1\]\.export: an earlier export step"),
+    "export outside": (recipe(export("keras", name="../x")), "expected a name that can be a file name"),
+    "expect of a format never exported": (
+        recipe(export("keras"), {"expect": {"bytes": {"litert": {"max": 5}}}}),
+        r"bytes\.litert: 'litert' has no size to check.*exported so far: keras",
+    ),
+    "expect before the export": (
+        recipe({"expect": {"bytes": {"keras": {"max": 5}}}}, export("keras")),
+        "no export step comes before",
+    ),
+    "expect of an unknown format": (recipe({"expect": {"bytes": {"kera": {"max": 5}}}}), "Did you mean 'keras'"),
+    "expect nothing": (recipe({"expect": {}}), "at least one of accuracy, accuracy_drop, sparsity, bytes"),
+    "expect no bytes": (recipe({"expect": {"bytes": {}}}), r"expect\.bytes: expected at least one exported format"),
+    "expect a percentage": (recipe({"expect": {"accuracy": {"min": 96}}}), r"Received: 96\. Write 0\.96 for 96 %"),
+    "expect sparsity unpruned": (recipe({"expect": {"sparsity": {"min": 0.5}}}), "only after a prune step"),
+    "expect a drop unpruned": (recipe({"expect": {"accuracy_drop": {"max": 0.5}}}), "only after a prune step"),
+    "empty range": (recipe(one_shot(), {"expect": {"sparsity": {"min": 0.6, "max": 0.5}}}), "expected min <= max"),
+    "h5 file": (recipe(model={"file": "x.h5"}), r"model\.file: only \.keras files"),
+    "two models": (recipe(model={"file": "x.keras", "builtin": "digits-cnn"}), "only one of .*file and builtin"),
+    "no model source": (recipe(model={}), "model: expected one of file, builtin, factory"),
+    "factory without function": (recipe(model={"factory": "os.system"}), "expected 'package.module:function'"),
+    "factory with a call": (recipe(data={"factory": "os:system('x')"}), "expected 'package.module:function'"),
+    "arguments without factory": (
+        recipe(model={"builtin": "digits-cnn", "arguments": {"a": 1}}),
+        "model.arguments: 'arguments' goes with 'factory'",
+    ),
+    "argument that is no name": (recipe(model={"factory": "a:b", "arguments": {"a b": 1}}), "keyword argument"),
+    "argument that is an object": (
+        recipe(model={"factory": "a:b", "arguments": {"a": object()}}),
+        "expected text, fin",
+    ),
+    "path for digits": (recipe(data={"builtin": "digits", "path": "x"}), "leave out 'path'"),
+    "scale for digits": (recipe(data={"builtin": "digits", "scale": 2.0}), "leave out 'scale'"),
+    "arrays without npz": (recipe(data={"builtin": "digits", "arrays": {"train_inputs": "x"}}), "'npz', which is not"),
+    "idx with one file": (recipe(data={"idx": {"train_inputs": "x"}}), r"data\.idx: 'train_labels' is missing"),
+    "split of everything": (recipe(data={"builtin": "digits", "validation_split": 1.0}), r"in \[0, 1\)"),
+    "limit 0": (recipe(data={"builtin": "digits", "limit": 0}), "greater than or equal to 1"),
+    "unknown optimizer": (recipe(compile={"optimizer": "adma"}), "Did you mean 'adam'"),
+    "optimizer of the wrong kind": (recipe(compile={"optimizer": 3}), r"such as \{name: adam"),
+    "learning rate twice": (
+        recipe(compile={"optimizer": {"name": "sgd", "arguments": {"learning_rate": 1.0}}}),
+        "stands beside 'name'",
+    ),
+    "learning rate 0": (recipe({"train": {"epochs": 1, "learning_rate": 0}}), "greater than 0"),
+    "unknown loss": (
+        recipe(compile={"loss": "sparse_categorical_crosentropy"}),
+        "Did you mean 'sparse_categorical_crossentropy'",
+    ),
+    "logits for mse": (recipe(compile={"loss": "mse", "from_logits": True}), "'mse' has no from_logits"),
+    "unknown metric": (recipe(compile={"metrics": ["acuracy"]}), r"metrics\[0\]: .*Did you mean 'accuracy'"),
+    "seed below 0": (recipe(seed=-1), "seed: .*greater than or equal to 0"),
+    "seed too large": (recipe(seed=2**32), "seed: .*less than or equal to 4294967295"),
+    "name with a slash": (recipe(name="a/b"), "expected a name that can be a file name"),
+    "number as name": (recipe(name=3), "name: expected text. Received: 3. Put it in quotes"),
+    "version 2": (recipe(version=2), "version: this prunekit reads recipes of version 1. Received: 2"),
+    "version true": (recipe(version=True), "Received: true"),
+    "version 1.0": (recipe(version=1.0), "Received: 1"),
+    "other version with other keys": (recipe(version=2, stages=[]), "reads recipes of version 1"),
+    "nan": (recipe({"train": {"epochs": 1, "learning_rate": float("nan")}}), "finite number"),
+    "key that is a number": (recipe() | {3: 4}, "unknown key 3"),
+}
+
+
+@pytest.mark.parametrize(("document", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_the_reason(document, message):
+    with pytest.raises(RecipeError, match=message) as caught:
+        load_recipe(document)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,70 @@
+"""A small run that is interrupted, and what is on disk of it."""
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND
+
+from prunekit.recipe.runner import compress
+
+# Of the criteria, the one with statistics of its own, where there is one.
+CRITERION = "movement" if BACKEND == "tensorflow" else "magnitude"
+SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 2}, "frequency": 2}
+WHOLE = {
+    "version": 1,
+    "name": "tiny",
+    "seed": 4,
+    "compile": {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True},
+    "steps": [
+        {"train": {"epochs": 2}},
+        {"export": {"formats": ["keras"], "name": "dense"}},
+        {"prune": {"epochs": 3, "schedule": SCHEDULE, "criterion": CRITERION}},
+        {"prune": {"sparsity": 0.9, "include": ["hidden"]}},
+        {"finetune": {"epochs": 1}},
+        {"export": {"formats": ["keras"]}},
+    ],
+}
+
+
+def network():
+    keras.utils.set_random_seed(20)
+    layers = [
+        keras.layers.Dense(16, name="hidden"),
+        keras.layers.Dropout(0.3, name="drop"),
+        keras.layers.Dense(4, name="logits"),
+    ]
+    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+
+
+def data():
+    """The same samples to train on and to test with."""
+    rng = np.random.default_rng(3)
+    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
+    return pair, pair
+
+
+class Stop:
+    """Interrupts a run when so many ends of epochs and steps were reported."""
+
+    def __init__(self, ends, error=KeyboardInterrupt):
+        self.ends, self.error = ends, error
+
+    def __call__(self, item):
+        if item.epoch is not None or item.fraction == 1.0:
+            self.ends -= 1
+            if not self.ends:
+                raise self.error
+
+
+def interrupted(pairs, path, ends=5, recipe=WHOLE, error=KeyboardInterrupt, **options):
+    with pytest.raises(error):
+        compress(recipe, network(), pairs, path, progress=Stop(ends, error), **options)
+    return path.with_name(f"{path.name}.unfinished")
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
