@@ -121,17 +121,19 @@ def scale(monkeypatch):
 
 
 def test_the_section_on_scale_says_met_and_linear_only_where_the_figures_do(scale):
-    def row(operation, weights, layers, seconds, times):
-        task = {"operation": operation, "weights": weights, "layers": layers}
+    def row(operation, weights, layers, seconds, times, keeps=True):
+        task = {"operation": operation, "weights": weights, "layers": layers, "keeps": keeps}
         return {
             "task": task,
-            "found": {"weights": weights, "seconds": seconds, "peak": times * 4 * weights, "model": 0},
+            "found": {"weights": weights, "seconds": seconds, "peak": times * 4 * weights, "model": 4.4 * weights},
         }
 
     rows = [row("prune", size, 12, size / 1e8, 2.4) for size in scale.SIZES]
     rows += [row("save", size, 12, (size / 1e8) ** 2, 2.6) for size in scale.SIZES]
-    rows += [row("prune", 100_000_000, 1, 2.0, 5.5)]
+    rows += [row("prune", 100_000_000, 1, 2.0, 5.5), row("prune", 100_000_000, 1, 3.0, 3.5, keeps=False)]
     lines = scale.section(rows, "x.png").splitlines()
+    assert "| 100 M in one layer | 1.10x |  | 2.0 s, 5.50x |  |  |  |" in lines
+    assert "| 100 M in one layer, freed memory returned | 1.10x |  | 3.0 s, 3.50x |  |  |  |" in lines
     assert "| pk.prune to 90 % | 2.40x | met | 5.50x | **not met**, 2.20 times that |" in lines
     assert "| model.save (.keras) | 2.60x | **not met**, 1.04 times that |  |  |" in lines
     (line,) = (line for line in lines if line.startswith("| pk.prune") and " GB" in line)

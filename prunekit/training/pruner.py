@@ -13,6 +13,7 @@ from prunekit.anatomy.targets import Target, check_built, find_targets
 from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.sparsity.selection import count_true
 from prunekit.training import core, distribution, functional, trainer
 from prunekit.training.changes import Movements
 from prunekit.training.choice import Options, PruningOptions, as_options
@@ -115,7 +116,7 @@ class Pruner:
             ops.logical_and(self.store.mask(i), ops.not_equal(ops.convert_to_tensor(target.variable), 0))
             for i, target in enumerate(self.targets)
         ]
-        kept = np.array([int(ops.sum(ops.cast(mask, "int32"))) for mask in masks])
+        kept = np.array([int(count_true(mask, usual=True)) for mask in masks])
         masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
         self._kept = np.where(kept, kept, self._kept)
         self.store.replace(masks, self.optimizers)
