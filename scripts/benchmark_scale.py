@@ -261,8 +261,9 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     memory, seconds = figure.subplots(1, 2)
+    drawn = [row for row in rows if row["task"]["layers"] > 1 and row["task"]["keeps"]]
     for one in OPERATIONS:
-        found = [row["found"] for row in rows if row["task"]["operation"] == one and row["task"]["layers"] > 1]
+        found = [row["found"] for row in drawn if row["task"]["operation"] == one]
         weights = [row["weights"] for row in found]
         memory.plot(weights, [row["peak"] / 2**20 for row in found], marker="o", markersize=4, label=TITLES[one])
         seconds.plot(weights, [row["seconds"] for row in found], marker="o", markersize=4)

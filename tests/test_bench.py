@@ -120,17 +120,16 @@ def scale(monkeypatch):
     return benchmark_scale
 
 
-def test_the_section_on_scale_says_met_and_linear_only_where_the_figures_do(scale):
-    def row(operation, weights, layers, seconds, times, keeps=True):
-        task = {"operation": operation, "weights": weights, "layers": layers, "keeps": keeps}
-        return {
-            "task": task,
-            "found": {"weights": weights, "seconds": seconds, "peak": times * 4 * weights, "model": 4.4 * weights},
-        }
+def scale_row(operation, weights, layers, seconds, times, keeps=True):
+    task = {"operation": operation, "weights": weights, "layers": layers, "keeps": keeps}
+    found = {"weights": weights, "seconds": seconds, "peak": times * 4 * weights, "model": 4.4 * weights}
+    return {"task": task, "found": found}
 
-    rows = [row("prune", size, 12, size / 1e8, 2.4) for size in scale.SIZES]
-    rows += [row("save", size, 12, (size / 1e8) ** 2, 2.6) for size in scale.SIZES]
-    rows += [row("prune", 100_000_000, 1, 2.0, 5.5), row("prune", 100_000_000, 1, 3.0, 3.5, keeps=False)]
+
+def test_the_section_on_scale_says_met_and_linear_only_where_the_figures_do(scale):
+    rows = [scale_row("prune", size, 12, size / 1e8, 2.4) for size in scale.SIZES]
+    rows += [scale_row("save", size, 12, (size / 1e8) ** 2, 2.6) for size in scale.SIZES]
+    rows += [scale_row("prune", 100_000_000, 1, 2.0, 5.5), scale_row("prune", 100_000_000, 1, 3.0, 3.5, keeps=False)]
     lines = scale.section(rows, "x.png").splitlines()
     assert "| 100 M in one layer | 1.10x |  | 2.0 s, 5.50x |  |  |  |" in lines
     assert "| 100 M in one layer, freed memory returned | 1.10x |  | 3.0 s, 3.50x |  |  |  |" in lines
@@ -145,6 +144,19 @@ def test_the_section_on_scale_says_met_and_linear_only_where_the_figures_do(scal
     assert line.endswith("| not linear (30.00): more for each weight of a larger model | linear (1.00) |")
     # 1.6 GB times what one layer takes beyond 1.5.
     assert "on the way 6 GB" in lines[-1] and "66 GB in all" in lines[-1] and "186 GB together" in lines[-1]
+
+
+def test_the_picture_of_scale_has_each_size_once(scale, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    lines, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda self, x, *rest, **more: lines.append(x) or plot(self, x, *rest, **more))
+    rows = [scale_row(one, size, 12, size / 1e8, 2.4) for size in scale.SIZES for one in scale.OPERATIONS]
+    others = [(12, False), (1, True), (1, False)]
+    rows += [scale_row("prune", 100_000_000, layers, 2.0, 5.5, keeps) for layers, keeps in others]
+    scale.picture(rows, tmp_path / "scale.png")
+    assert len(lines) == 2 * len(scale.OPERATIONS) + 1 and all(line == list(scale.SIZES) for line in lines)
+    assert (tmp_path / "scale.png").stat().st_size > 0
 
 
 @pytest.mark.slow
