@@ -12,7 +12,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-from unfinished_runs import WHOLE, Stop, contents, data, interrupted, names, network
+from unfinished_runs import WHOLE, Stop, contents, names, network
 
 from prunekit.cli import run as command
 from prunekit.recipe import runner
@@ -21,29 +21,6 @@ from prunekit.recipe.models import load_model, model_digest
 from prunekit.recipe.runner import compress, verify
 
 pytestmark = pytest.mark.every_backend
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return data()
-
-
-@pytest.fixture(scope="module")
-def whole(pairs):
-    """A run that was not interrupted."""
-    return compress(WHOLE, network(), pairs)
-
-
-@pytest.fixture(scope="module")
-def begun(pairs, tmp_path_factory):
-    """An unfinished run, in the middle of its first prune step."""
-    return interrupted(pairs, tmp_path_factory.mktemp("begun") / "run")
-
-
-@pytest.fixture
-def unfinished(begun, tmp_path):
-    """A copy of it, of a run into tmp_path / "run"."""
-    return shutil.copytree(begun, tmp_path / "run.unfinished")
 
 
 def edited():

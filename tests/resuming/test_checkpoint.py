@@ -3,11 +3,10 @@
 import copy
 import dataclasses
 import json
-import shutil
 
 import keras
 import pytest
-from unfinished_runs import WHOLE, contents, data, interrupted, names, network
+from unfinished_runs import WHOLE, contents, interrupted, names, network
 
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
@@ -19,29 +18,6 @@ from prunekit.recipe.runner import ExpectationFailed, compress
 from prunekit.training.snapshot import Snapshot, read_snapshot, write_snapshot
 
 pytestmark = pytest.mark.every_backend
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return data()
-
-
-@pytest.fixture(scope="module")
-def whole(pairs):
-    """A run that was not interrupted."""
-    return compress(WHOLE, network(), pairs)
-
-
-@pytest.fixture(scope="module")
-def begun(pairs, tmp_path_factory):
-    """An unfinished run, in the middle of its first prune step."""
-    return interrupted(pairs, tmp_path_factory.mktemp("begun") / "run")
-
-
-@pytest.fixture
-def unfinished(begun, tmp_path):
-    """A copy of it, of a run into tmp_path / "run"."""
-    return shutil.copytree(begun, tmp_path / "run.unfinished")
 
 
 def told(report):
