@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "prunekit"
 ORDER = {
     "sparsity": ("arguments schedules adoption selection sums scores patterns detection tfmot allocation").split(),
     "anatomy": (
-        "counting layers targets fans watching tables flow tracing cost inspection archives model_files"
+        "counting layers raw_variables targets fans watching tables flow tracing cost inspection archives model_files"
     ).split(),
     "training": (
-        "core environment functional trainer distribution observation signals drawing lsuv initializers "
+        "core environment functional trainer model_building distribution observation signals drawing lsuv initializers "
         "losses masking choice changes rules tfmot_rules pruner snapshot pruner_state randomness backup "
         "callbacks accumulation capture gradient_statistics interception gradient_estimates measured "
         "contributions layer_rules example_pass per_example products recomputation parts derivatives "

@@ -10,7 +10,7 @@ import numpy as np
 
 from prunekit.anatomy.cost import nonzero_mask
 from prunekit.anatomy.tables import plain, table
-from prunekit.anatomy.targets import Skipped, Weight, check_built, weights_in
+from prunekit.anatomy.targets import Skipped, Weight, check_built, raw_variables_in, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace, fixed_batch, item_bytes
 from prunekit.sparsity.detection import detect
 
@@ -167,11 +167,11 @@ def _by_reason(skipped: tuple[Skipped, ...]) -> list[str]:
 
 
 def inspect(model: Any) -> Report:
-    """The weights of a built Keras 3 model as they are now, each variable once.
+    """The weights of a Keras 3 model as they are now, each variable once.
 
     Raises:
-        TypeError: It is no Keras 3 model.
-        ValueError: It is not built.
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: `model` has no weights yet.
     """
     check_built(model)
     notes: list[str] = []
@@ -184,7 +184,7 @@ def inspect(model: Any) -> Report:
     rows = tuple(_row(weight, found, batch) for weight in weights_in(model))
     if not notes:
         notes += _what_is_not_counted(model, found)
-    return Report(model.name, rows, notes=tuple(notes))
+    return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
 
 
 def _what_is_not_counted(model: Any, found: Trace) -> list[str]:

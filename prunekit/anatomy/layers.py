@@ -269,20 +269,21 @@ def own_variables(layer: Any) -> list[tuple[Any, str, str]]:
     for attribute, value in sorted(vars(layer).items(), key=lambda item: not isinstance(item[1], keras.Variable)):
         if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
             continue
-        for variable, suffix in _variables_in(value):
+        for variable, suffix in leaves_of(value, keras.Variable):
             names.setdefault(id(variable), (attribute.lstrip("_"), attribute.lstrip("_") + suffix))
     return [(variable, *names.get(id(variable), (variable.name, variable.name))) for variable in owned]
 
 
-def _variables_in(value: Any, suffix: str = "") -> Iterator[tuple[Any, str]]:
-    if isinstance(value, keras.Variable):
+def leaves_of(value: Any, kind: Any, suffix: str = "") -> Iterator[tuple[Any, str]]:
+    """(leaf, "_index_key...") of each object of the type `kind` in a value, or in lists and dicts of them."""
+    if isinstance(value, kind):
         yield value, suffix
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _variables_in(item, f"{suffix}_{index}")
+            yield from leaves_of(item, kind, f"{suffix}_{index}")
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _variables_in(item, f"{suffix}_{key}")
+            yield from leaves_of(item, kind, f"{suffix}_{key}")
 
 
 def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> WeightSpec:
@@ -310,6 +311,12 @@ def owns_kernels(layer: Any) -> bool:
     return any(
         spec.prunable if isinstance(spec, WeightSpec) else True for row in _rows(layer) for spec in row.weights.values()
     )
+
+
+def makes_weights(layer: Any) -> bool:
+    """Whether building `layer` creates weights of its own: the table says so, or its class defines `build`."""
+    builder = next(base for base in type(layer).__mro__ if "build" in vars(base))
+    return owns_kernels(layer) or builder.__module__.split(".")[0] != "keras"
 
 
 def refusal(layer: Any) -> str:

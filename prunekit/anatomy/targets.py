@@ -13,7 +13,8 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.layers import WeightSpec, cell_of, owns_kernels, refusal, sublayers, weights_of
+from prunekit.anatomy.layers import WeightSpec, cell_of, makes_weights, owns_kernels, refusal, sublayers, weights_of
+from prunekit.anatomy.raw_variables import raw_variables
 
 # Stands for "some weight of this layer": a pattern that matches it does not single out one weight.
 _ANY_WEIGHT = "qxzjq"
@@ -173,11 +174,14 @@ def _weight(variable: Any, owners: list[tuple[Place, str, WeightSpec]]) -> Weigh
 
 
 def check_built(model: Any) -> None:
-    """Raises for anything but a built Keras 3 model.
+    """Raises for anything but a Keras 3 model that has its weights.
+
+    `model.built` alone does not tell: models with a `train_step` of their own (autoencoders, GANs, classes that hold a
+    network as an attribute) stay unbuilt for Keras, although the layers inside them are built.
 
     Raises:
-        TypeError: It is no Keras 3 model.
-        ValueError: It has no weights yet.
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: `model` has no weights yet.
     """
     if not isinstance(model, keras.layers.Layer):
         legacy = any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__)
@@ -185,10 +189,11 @@ def check_built(model: Any) -> None:
             "It is a legacy tf_keras model: rebuild it with `import keras`." if legacy else "Pass the model itself."
         )
         raise TypeError(f"prunekit works on Keras 3 models. Received: {type(model)!r}. {remedy}")
-    if not model.built:
+    if not model.built and not model.weights:
         raise ValueError(
             f"The model {model.name!r} is not built, so it has no weights yet. Call it once on a batch of data, call "
-            "`model.build(input_shape)`, or give it a `keras.Input`."
+            "`model.build(input_shape)`, or give it a `keras.Input`. In `fit`, a PruningCallback builds it from the "
+            "first batch."
         )
 
 
@@ -326,7 +331,12 @@ def find_targets(
         else:
             targets.append(_target(weight))
     _check_each_include_takes_something(included, targets, skipped)
-    skipped.extend(_unbuilt(model))
+    skipped.extend(
+        Skipped(place.path, "the layer is not built: the model has not called it yet")
+        for place in unbuilt_layers(model)
+        if place.path
+    )
+    skipped.extend(raw_variables_in(model))
     if not targets:
         listed = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:8]) or "it has no weights at all"
         raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.")
@@ -394,7 +404,17 @@ def _check_each_include_takes_something(
             )
 
 
-def _unbuilt(model: Any) -> Iterator[Skipped]:
+def unbuilt_layers(model: Any) -> Iterator[Place]:
+    """The layers of the model, or the model itself, that have no weights yet and create some when they are built."""
     for place in places(model):
-        if place.path and not place.layer.built and owns_kernels(place.layer):
-            yield Skipped(place.path, "the layer is not built: the model has not called it yet")
+        if not place.layer.built and makes_weights(place.layer):
+            yield place
+
+
+def raw_variables_in(model: Any) -> list[Skipped]:
+    """The variables that layers of the model hold without Keras knowing them, with that as the reason."""
+    return [
+        Skipped(_join(place.path, name), "a variable that Keras does not know, and does not train: use add_weight()")
+        for place in places(model)
+        for name in raw_variables(place.layer)
+    ]

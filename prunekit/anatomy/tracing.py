@@ -13,7 +13,7 @@ import keras
 
 from prunekit.anatomy.counting import Call, Shape, Sources
 from prunekit.anatomy.flow import Flow, Seen, SymbolicPass, gradient_flow
-from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variables, steps_of
+from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
 from prunekit.anatomy.watching import watching
 
 
@@ -330,6 +330,12 @@ def _inputs_from_build(model: Any, batch_size: int) -> tuple[tuple, dict, int]:
 
 def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = False) -> Trace:
     """`trace`, with whatever goes wrong inside the user's layers turned into a ValueError that names the remedy."""
+    if type(model).call in (keras.Layer.call, keras.Model.call):
+        parts = ", ".join(f"{part.name!r}" for part in sublayers(model))
+        raise ValueError(
+            f"The model {model.name!r} has no `call`, so it is not counted as a whole. Count its parts, such as "
+            f"pk.cost(model.encoder), one by one. Its parts are: {parts}."
+        )
     prepared = _symbolic_inputs(model, batch_size, inputs)
     try:
         return trace(model, prepared, training=training)

@@ -15,6 +15,7 @@ from prunekit.sparsity.scores import Criterion
 from prunekit.training import core, distribution, trainer
 from prunekit.training.backup import Resumption
 from prunekit.training.choice import as_options
+from prunekit.training.model_building import build_from_batch, waits_for_data
 from prunekit.training.pruner import Pruner
 from prunekit.training.tfmot_rules import rules_of
 
@@ -26,6 +27,9 @@ class PruningCallback(keras.callbacks.Callback):
     callbacks save, evaluate or restore holds no trace of this one, and an exception leaves nothing behind. A second
     `fit` with the same callback goes on with the schedule. Adds "sparsity" (of the pruned weights) to the epoch's logs.
     Beside a `BackupAndRestore`, its state is saved and restored with the weights.
+
+    A model that has no weights before `fit`, as a subclassed model that was never called, is built from the first
+    batch, as Keras would build it, before the first update. Its weights are chosen, or refused, then.
 
     Args:
         schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization; steps are optimizer updates
@@ -39,7 +43,7 @@ class PruningCallback(keras.callbacks.Callback):
         **options: `keep_zeros`, `origin`, `compat`.
 
     Raises:
-        ValueError: In `fit`, before anything is trained: nothing to prune, a name that matches nothing.
+        ValueError: In `fit`, before the first update: nothing to prune, a name that matches nothing.
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
 
@@ -83,30 +87,42 @@ class PruningCallback(keras.callbacks.Callback):
     # BackupAndRestore restores after it.
     def set_model(self, model) -> None:
         super().set_model(model)
-        if model.built and not model.trainable_variables:
-            raise ValueError(
-                f"fit updates nothing of {model.name!r}, whose weights are all frozen: prune it with pk.prune, or make "
-                "layers trainable before compile()."
-            )
         found = trainer.callback_list_above()
         self._last = None if found is None else _Last.placed_after_all(found, self)
         self.resumption.look(self, found)
-        if self._pruner is None or self._pruner.model is not model:
-            self._pruner, self._function = Pruner.detached(model, self.schedule, self.options), None
-        else:
-            self.pruner.rejoin()
+        if self._pruner is not None and self._pruner.model is model:
+            self._pruner.rejoin()
+            return
+        self._pruner = self._function = None
+        if not waits_for_data(model):
+            self._make_pruner()
+
+    def _make_pruner(self) -> None:
+        if self.model.weights and not self.model.trainable_variables:
+            raise ValueError(
+                f"fit updates nothing of {self.model.name!r}, whose weights are all frozen: prune it with pk.prune, or "
+                "make layers trainable before compile()."
+            )
+        self._pruner = Pruner.detached(self.model, self.schedule, self.options)
 
     def on_train_begin(self, logs=None) -> None:
         self.notes, self._begun = [], False
+        if self._pruner is not None:
+            self._prepare_training()
+
+    def _prepare_training(self) -> None:
         self._announce(self.pruner.shortfall(self._planned_steps()))
         if self._function is None or not self._function.fits(self.model):
             self._function = trainer.ScopedTrainFunction(self.model, self.pruner.enforcing)
 
     # Masks are taken up here and not in on_train_begin, where callbacks listed later still load weights.
     def on_epoch_begin(self, epoch, logs=None) -> None:
-        if not self._begun:
-            self._begun = True
-            self.resumption.begin(self.pruner)
+        if self._pruner is not None and not self._begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._begun = True
+        self.resumption.begin(self.pruner)
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
         if self._last is None:
@@ -114,18 +130,40 @@ class PruningCallback(keras.callbacks.Callback):
 
     def begin_batch(self) -> None:
         """Called once every callback has begun the batch."""
+        if self._pruner is None:
+            trainer.prepare_next_call(self.model, self._build_and_begin)
+            return
         self.pruner.rules.before_batch(self.pruner)
         self._function.arm()
 
+    def _build_and_begin(self, batches: Any) -> Any:
+        """Does what had to wait for the model's weights, before the first update; returns the batches to train on."""
+        batches = build_from_batch(self.model, batches)
+        self._make_pruner()
+        self._prepare_training()
+        self._begin()
+        self.begin_batch()
+        return batches
+
     def on_train_batch_end(self, batch, logs=None) -> None:
+        if self._pruner is None:
+            raise RuntimeError(
+                "PruningCallback builds a model that has no weights yet when model.train_function is called. Received: "
+                "a batch that was trained without calling it. Call the model once on a batch of data before training."
+            )
         self._function.disarm()
         self.pruner.rules.after_batch(self.pruner)
 
     def on_test_begin(self, logs=None) -> None:
-        self.pruner.rules.before_evaluation(self.pruner)
+        if self._pruner is not None:
+            self.pruner.rules.before_evaluation(self.pruner)
 
     def on_epoch_end(self, epoch, logs=None) -> None:
+        # Data without a single batch leave the model without weights.
+        if self._pruner is None:
+            return
         self.pruner.rules.after_epoch(self.pruner)
+        self._announce(self.pruner.late_weights())
         if logs is not None:
             logs["sparsity"] = self.pruner.sparsity
 
@@ -134,7 +172,9 @@ class PruningCallback(keras.callbacks.Callback):
             self.end()
 
     def end(self) -> None:
-        """Has the last word on the weights; called once every callback has had its own."""
+        """Enforces the masks after all other callbacks' `on_train_end`."""
+        if self._pruner is None:
+            return
         # Where the backup is of the last epoch, no epoch begins.
         self.resumption.take_up(self.pruner)
         self._announce(self.pruner.settle())

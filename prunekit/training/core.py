@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers import leaves_of
+
 
 def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Callable[..., Any]:
     """`function`, a pure function of tensors, compiled for the backend: traced once per shape and type.
@@ -377,12 +379,12 @@ def number(scalar) -> float | int:
 
 
 def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
-    """The optimizer the model was compiled with, and others that it holds as attributes (as a GAN does)."""
+    """The optimizer the model was compiled with, and others that it holds (as a GAN does), also in lists and dicts."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     found: dict[int, keras.optimizers.Optimizer] = {}
     for value in held:
-        if isinstance(value, keras.optimizers.Optimizer):
-            found.setdefault(id(value), value)
+        for optimizer, _ in leaves_of(value, keras.optimizers.Optimizer):
+            found.setdefault(id(optimizer), optimizer)
     inner = {id(part) for optimizer in found.values() for part in parts_of(optimizer) if part is not optimizer}
     return [optimizer for key, optimizer in found.items() if key not in inner]
 

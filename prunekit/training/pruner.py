@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.inspection import Event, Report, inspect
-from prunekit.anatomy.targets import Target, check_built, find_targets
+from prunekit.anatomy.targets import Skipped, Target, check_built, find_targets, weights_in
 from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -32,7 +32,7 @@ class Pruner:
     compiled step. Build it before the loop's `tf.function` runs for the first time.
 
     Args:
-        model: A built Keras model; changed in place, weights only.
+        model: A Keras model that has its weights; changed in place, weights only.
         schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization.
         optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
             compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
@@ -76,6 +76,7 @@ class Pruner:
         self.options = options
         self.optimizers = self.rules.counted(core.optimizers_for(model, optimizer, _WITHOUT))
         found, self.skipped = find_targets(model, options.include, options.exclude)
+        self._weights_seen = {weight.name for weight in weights_in(model)}
         self.targets: tuple[Target, ...] = tuple(found)
         self.rules.check_targets(model, self.targets)
         self._chooser = self.rules.chooser(self.targets, options, self.schedule.final_sparsity)
@@ -224,7 +225,24 @@ class Pruner:
         """Ends a training; returns what its owner should tell the user."""
         notes = self.rules.settle(self)
         functional.part_averages(self.optimizers)
-        return notes
+        return notes + self.late_weights()
+
+    def late_weights(self) -> list[str]:
+        """What to tell the user where layers got weights since pruning began; each weight is named once.
+
+        A layer that a training step does not call is built later, by an evaluation for one. `skipped` names it too.
+        """
+        late = [weight for weight in weights_in(self.model) if weight.name not in self._weights_seen]
+        if not late:
+            return []
+        self._weights_seen.update(weight.name for weight in late)
+        layers = dict.fromkeys(weight.layer_path or self.model.name for weight in late)
+        self.skipped = [item for item in self.skipped if item.name not in layers]
+        self.skipped += [Skipped(weight.name, "its layer was built after pruning had begun") for weight in late]
+        return [
+            f"{', '.join(layers)}: built after pruning had begun, so {', '.join(weight.name for weight in late)} is "
+            "not pruned. Call these layers once before training, for example by calling the model on a batch of data."
+        ]
 
     def land(self) -> list[str]:
         """Re-imposes the masks; a schedule that is one step short of its end lands on its final sparsity.

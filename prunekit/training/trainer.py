@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 
@@ -62,8 +63,29 @@ class ScopedTrainFunction:
             return state.call(self._original if _is_scoped(self._original) else self._scoped, *args)
 
 
+class _PreparedCall:
+    """Stands in for the model's train function for one call, which first prepares what is to be called."""
+
+    def __init__(self, model, prepare: Callable[[Any], Any]):
+        self._model, self._prepare = model, prepare
+        self._original = model.train_function
+
+    def call(self, batches):
+        self._model.train_function = self._original
+        batches = self._prepare(batches)
+        return self._model.train_function(batches)
+
+
+def prepare_next_call(model, prepare: Callable[[Any], Any]) -> None:
+    """When the model's train function is called next, calls `prepare(batches)` first.
+
+    Then the train function that the model has by that time is called with the batches that `prepare` returned.
+    """
+    model.train_function = _PreparedCall(model, prepare).call
+
+
 def _is_scoped(train_function) -> bool:
-    return isinstance(getattr(train_function, "__self__", None), ScopedTrainFunction)
+    return isinstance(getattr(train_function, "__self__", None), ScopedTrainFunction | _PreparedCall)
 
 
 @contextlib.contextmanager
