@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -214,6 +215,52 @@ def test_an_eager_step_that_cannot_be_traced_trains_on_every_batch_once():
     # Once more for the first batch, which built the model without an update.
     np.testing.assert_allclose(model.seen, [sums[0], *sums], rtol=1e-5)
     assert (round(pruning.pruner.sparsity, 3), pruning.pruner.step_count) == (0.75, 12)
+
+
+def compiled_parts(branch):
+    """A model whose step is made of functions that it compiles itself, one of them with a branch on a value."""
+    import tensorflow as tf
+
+    class CompiledParts(Subclassed):
+        @tf.function
+        def loss_of(self, inputs, targets):
+            loss = self.compute_loss(y=targets, y_pred=self(inputs, training=True))
+            if branch and loss > 1e6:
+                loss = loss * 0.0
+            return loss
+
+        @tf.function
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(*data)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            return {"loss": loss}
+
+    return CompiledParts()
+
+
+@on_tensorflow
+@pytest.mark.parametrize("branch", [False, True], ids=["plain", "a branch on a value"])
+def test_functions_that_a_step_compiles_itself_are_enforced(branch):
+    model = compiled_parts(branch)
+    model.compile("adam", KINDS["subclassed"].compile()["loss"])
+    pruning, watch = pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
+    fit(model, "subclassed", pruning, watch)
+    assert (round(pruning.pruner.sparsity, 3), watch.leaks, pruning.pruner.step_count) == (0.75, 0, 12)
+    assert np.all(np.array(model.logits.bias.numpy()) != 0)
+
+
+@on_tensorflow
+def test_a_step_that_fails_before_the_weights_are_there_names_the_remedy():
+    class Fails(Subclassed):
+        def call(self, inputs, training=False):
+            raise ArithmeticError("no such thing")
+
+    model = Fails()
+    model.compile("adam", KINDS["subclassed"].compile()["loss"])
+    message = "could not be built from the first batch.*no such thing.*Call the model once on a batch"
+    with pytest.raises(RuntimeError, match=re.compile(message, re.DOTALL)):
+        fit(model, "subclassed", pk.PruningCallback(schedule()))
 
 
 @on_tensorflow

@@ -26,8 +26,8 @@ def build_from_batch(model, batches: Any) -> Any:
     """Builds the layers that the model's training step calls, without training; returns the batches to train on.
 
     The step is traced on the types and shapes of a batch and never run, so weights, batch statistics and random seeds
-    are as they were, and optimizers are not asked to update. A model that runs eagerly and cannot be traced takes its
-    step on the first batch inside a `keras.StatelessScope`, which throws away what the step changes.
+    are as they were, and optimizers are not asked to update. A step that cannot be traced is run on the first batch
+    inside a `keras.StatelessScope`, which throws away what the step changes.
 
     Args:
         model: A compiled Keras model on TensorFlow.
@@ -37,26 +37,30 @@ def build_from_batch(model, batches: Any) -> Any:
         An iterator with the same batches, the first one included.
 
     Raises:
-        Exception: Whatever the model's own step raises when it is traced.
+        RuntimeError: The step fails before all layers have their weights.
     """
     import tensorflow as tf
 
+    first = None
+    if not isinstance(batches, tf.data.Iterator):
+        first, batches = _first(batches)
     try:
-        if isinstance(batches, tf.data.Iterator):
-            _trace(model, batches.element_spec)
-            return batches
-        batches, copy = itertools.tee(batches)
-        for first in itertools.islice(copy, 1):
-            _trace(model, first)
-        return batches
-    except Exception:
-        if not model.run_eagerly:
-            raise
-    # Keras takes any iterator where it runs eagerly, so the first batch can be put back.
-    batches, copy = itertools.tee(batches)
-    for first in itertools.islice(copy, 1):
-        _run_stateless(model, first)
+        _trace(model, batches.element_spec if first is None else first)
+    except Exception as error:  # noqa: BLE001 (the user's own step: reading values while tracing fails in many ways)
+        if first is None:
+            # A train function of Keras takes any iterator, so the first batch can be put back.
+            first, batches = _first(batches)
+        if not _run_stateless(model, first) and any(True for _ in unbuilt_layers(model)):
+            raise RuntimeError(
+                f"The model {model.name!r} could not be built from the first batch. Received: {type(error).__name__}: "
+                f"{error}. Call the model once on a batch of data before `fit`."
+            ) from error
     return batches
+
+
+def _first(batches: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
+    batches, copy = itertools.tee(batches)
+    return next(copy, None), batches
 
 
 def _trace(model, batch: Any) -> None:
@@ -66,22 +70,33 @@ def _trace(model, batch: Any) -> None:
     def step(data: Any) -> None:
         model.distribute_strategy.run(model.train_step, args=(data,))
 
+    function = tf.function(step, autograph=False)
     with _without_updates(model):
-        tf.function(step, autograph=False).get_concrete_function(batch)
+        function.get_concrete_function(batch)
 
 
-def _run_stateless(model, batch: Any) -> None:
-    # The step may stop anywhere: variables have no gradients inside the scope. What it reached is built then.
-    with contextlib.suppress(Exception), _without_updates(model), keras.StatelessScope():
-        model.train_step(batch)
+def _run_stateless(model, batch: Any) -> bool:
+    """Whether the step came to its end: it may stop where it uses gradients, which are None inside the scope."""
+    with _without_updates(model), keras.StatelessScope():
+        try:
+            model.train_step(batch)
+        except Exception:  # noqa: BLE001 (as above)
+            return False
+    return True
 
 
 @contextlib.contextmanager
 def _without_updates(model) -> Iterator[None]:
-    """Inside, the model's optimizers update nothing, and losses that layers add are forgotten at the end."""
-    with core.around_updates(core.optimizers_of(model), lambda optimizer, *_: optimizer.iterations):
-        try:
+    """Inside, the model's optimizers update nothing, and every `tf.function` is part of its caller."""
+    import tensorflow as tf
+
+    # A `tf.function` inside the step would keep its trace, in which nothing is updated, and be run with it later.
+    inline = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with core.around_updates(core.optimizers_of(model), lambda optimizer, *_: optimizer.iterations):
             yield
-        finally:
-            # Tensors of a graph that is gone would be read by the next trace.
-            model._clear_losses()
+    finally:
+        tf.config.run_functions_eagerly(inline)
+        # Losses that layers added are tensors of a graph that is gone; the next trace would read them.
+        model._clear_losses()
