@@ -12,8 +12,8 @@ import numpy as np
 from keras import ops
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.training.choice import as_options
-from prunekit.training.pruner import Pruner, prune
+from prunekit.techniques.pruning.options import as_options
+from prunekit.techniques.pruning.pruner import Pruner, prune
 
 LAYERS = {
     "image": lambda dtype: keras.Sequential(

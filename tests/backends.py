@@ -11,7 +11,7 @@ jax_only = pytest.mark.skipif(BACKEND != "jax", reason="is about JAX's compiled 
 PRECISIONS = ["float32"] if BACKEND == "jax" else ["float32", "float64"]
 
 
-def hand_back(model):
+def sync_model_state(model):
     """Has the variables hold what the last step left; inside `fit` on JAX they do not otherwise."""
     getattr(model, "jax_state_sync", lambda: None)()
 

@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from backends import hand_back
+from backends import sync_model_state
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 
@@ -12,7 +12,7 @@ AT_ONCE = ConstantSparsity(target_sparsity=0.5, frequency=1)
 
 
 def kernels(model):
-    hand_back(model)
+    sync_model_state(model)
     return [np.array(v.numpy()) for v in model.trainable_variables if v.name == "kernel"]
 
 

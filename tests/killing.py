@@ -32,7 +32,7 @@ class Events:
         import h5py
         import keras
 
-        from prunekit.training import snapshot
+        from prunekit.core import snapshot
 
         for name in CALLS:
             self._around(os, name, name)

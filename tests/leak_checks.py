@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from backends import hand_back
+from backends import sync_model_state
 
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruner import Pruner
 
 FTRL_START = np.float32(0.1)
 ZERO_MAKERS = (keras.optimizers.Ftrl, keras.optimizers.ScheduleFreeAdamW)
@@ -73,7 +73,7 @@ class Checker:
         Raises:
             Leak: It is not so.
         """
-        hand_back(self.model)
+        sync_model_state(self.model)
         for name, variable in self.weights.items():
             zero = self.zeros.get(name)
             if zero is None:

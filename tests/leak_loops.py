@@ -10,8 +10,8 @@ from backends import BACKEND
 from leak_checks import Checker, Leak, Spy, read
 
 from prunekit.sparsity.schedules import PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruner import Pruner
 
 # The update at 8 is the last: 3 does not divide 8. Training goes on for 4 updates; a loss scale may skip some.
 SCHEDULE = PolynomialDecay(initial_sparsity=0.3, final_sparsity=0.85, begin_step=0, end_step=8, frequency=3)

@@ -24,7 +24,7 @@ from backends import BACKEND
 from leak_checks import Checker, Leak, Snapshot, read
 from leak_loops import BATCH, RUN, SCHEDULE, UPDATES, CustomStep
 
-from prunekit.training.masking import LeakError
+from prunekit.techniques.pruning.mask_store import LeakError
 
 # ---------------------------------------------------------------- the axes
 

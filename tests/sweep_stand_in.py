@@ -1,7 +1,8 @@
 """Takes the place of a sweep's point process: writes a run directory without training anything, or fails as told.
 
 The variable `kind` says how it goes: ok, unmet, mistake, crash, hang, silent, lying, or so many seconds such as 0.3s.
-Run as a script with a task as JSON, as `prunekit.recipe.point` is; nothing heavy is imported, so that it takes 0.1 s.
+Run as a script with a task as JSON, as `prunekit.recipe.sweep_process` is; nothing heavy is imported, so that it takes
+0.1 s.
 """
 
 import json
@@ -32,12 +33,12 @@ def take_over(monkeypatch, folder):
     """Puts the stand-in in the place of point processes; returns the file of `RECIPE` in `folder`."""
     import run_reports
 
-    from prunekit.recipe import point
+    from prunekit.recipe import sweep_process
 
     (folder / "template.json").write_text(json.dumps(run_reports.make().to_dict()))
     (folder / "small.yaml").write_text(RECIPE)
     monkeypatch.setenv("SWEEP_REPORT", str(folder / "template.json"))
-    monkeypatch.setattr(point, "COMMAND", (sys.executable, str(SCRIPT)))
+    monkeypatch.setattr(sweep_process, "COMMAND", (sys.executable, str(SCRIPT)))
     return folder / "small.yaml"
 
 

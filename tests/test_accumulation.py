@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prunekit.training.accumulation import GradientAccumulator
+from prunekit.loops.gradient_accumulator import GradientAccumulator
 
 
 def variables(*shapes, dtype="float32"):

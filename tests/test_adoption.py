@@ -8,7 +8,7 @@ import pytest
 import prunekit as pk
 from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.tfmot import ForwardPassSchedule
-from prunekit.training.choice import PruningOptions
+from prunekit.techniques.pruning.options import PruningOptions
 
 sparsity = old.tfmot.sparsity.keras
 THEIRS = [

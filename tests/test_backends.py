@@ -12,12 +12,12 @@ import backend_masks
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, hand_back, jax_only, tensorflow_only
+from backends import BACKEND, jax_only, sync_model_state, tensorflow_only
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.masking import LeakError
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.mask_store import LeakError
+from prunekit.techniques.pruning.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ class Audit(keras.callbacks.Callback):
         # A callback that looks at `self.model` has Keras hand the state back on JAX; this one may not.
         model = self._model
         if self.hand_over:
-            hand_back(model)
+            sync_model_state(model)
         values = [variable.numpy() for variable in model.trainable_variables] if self.handed_back(model) else None
         if values is None:
             self.left_in_fit += 1

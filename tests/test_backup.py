@@ -8,9 +8,9 @@ import pytest
 from backends import BACKEND
 
 import prunekit as pk
-from prunekit.training import distribution
-from prunekit.training.backup import Backup
-from prunekit.training.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.core import distribution
+from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.techniques.pruning.backup_sync import Backup
 
 pytestmark = pytest.mark.every_backend(on_jax=4)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

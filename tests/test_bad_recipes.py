@@ -17,7 +17,7 @@ from prunekit import cli
 from prunekit.recipe.fields import LONGEST_PATTERN, MOST_EXPRESSIONS, MOST_NEAREST, MOST_WIDE_RANGES, nearest
 from prunekit.recipe.loader import RecipeError, builtin_recipes, dump_recipe, load_recipe
 from prunekit.recipe.schema import Recipe
-from prunekit.recipe.text import (
+from prunekit.recipe.yaml_reader import (
     DEEPEST,
     LARGEST_FILE,
     LONGEST_MESSAGE,

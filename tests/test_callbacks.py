@@ -6,8 +6,8 @@ import pytest
 from backends import BACKEND, tensorflow_only, training_step
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 
+from prunekit.core import compilation, patching
+from prunekit.loops.tape_loop import TapeLoop
 from prunekit.sparsity.schedules import ConstantSparsity
-from prunekit.sparsity.selection import keep_largest, passes
-from prunekit.training import core
-from prunekit.training.loops import TapeLoop
-from prunekit.training.pruner import Pruner
+from prunekit.sparsity.selection import keep_largest, reading_plan
+from prunekit.techniques.pruning.pruner import Pruner
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="counts traces of tf.function")
@@ -34,14 +34,14 @@ def operations(concrete):
 class TestOpenFunction:
     def test_what_it_is_traced_with_inside_a_scope_stays_there(self):
         factor = [2.0]
-        function = core.OpenFunction(lambda x: x * factor[0])
-        pure = core.OpenFunction(lambda x: x + 1, pure=True)
+        function = compilation.OpenFunction(lambda x: x * factor[0])
+        pure = compilation.OpenFunction(lambda x: x + 1, pure=True)
         assert function(ones(2, 3))[0, 0] == 2 and pure(ones(2, 3))[0, 0] == 2
         factor[0] = 5.0
-        with core.traced_anew():
+        with compilation.fresh_traces():
             assert function(ones(2, 3))[0, 0] == 5 and pure(ones(2, 3))[0, 0] == 2
             factor[0] = 7.0
-            with core.traced_anew():
+            with compilation.fresh_traces():
                 assert function(ones(4, 3))[0, 0] == 7
             assert function(ones(4, 3))[0, 0] == 5
             assert (function.traces, pure.traces) == (1, 1)
@@ -49,7 +49,7 @@ class TestOpenFunction:
         assert len(function._traced) == 1, "traces go with their scope"
 
     def test_batches_of_any_size_share_one_trace(self):
-        double = core.OpenFunction(lambda x: x * 2)
+        double = compilation.OpenFunction(lambda x: x * 2)
         for size in (1, 7, 32, 7, 0):
             np.testing.assert_array_equal(double(ones(size, 3)), np.full((size, 3), 2.0))
         assert double.traces == 1
@@ -61,13 +61,13 @@ class TestOpenFunction:
             raise AssertionError("copied to NumPy")
 
         monkeypatch.setattr(keras.Variable, "__array__", refuse)
-        np.testing.assert_array_equal(core.OpenFunction(lambda x: x * 2)(variable), [2.0] * 4)
+        np.testing.assert_array_equal(compilation.OpenFunction(lambda x: x * 2)(variable), [2.0] * 4)
 
     def test_scopes_left_out_of_order_take_their_traces_with_them(self):
         factor = [2.0]
-        function = core.OpenFunction(lambda x: x * factor[0])
+        function = compilation.OpenFunction(lambda x: x * factor[0])
         assert function(ones(2, 3))[0, 0] == 2
-        outer, inner = core.traced_anew(), core.traced_anew()
+        outer, inner = compilation.fresh_traces(), compilation.fresh_traces()
         outer.__enter__()
         inner.__enter__()
         factor[0] = 5.0
@@ -84,7 +84,7 @@ class TestOpenFunction:
         ids=["width", "rank", "no width", "float64", "int32"],
     )
     def test_another_shape_of_an_example_or_another_type_is_traced_again_once(self, other):
-        double = core.OpenFunction(lambda x: x * 2)
+        double = compilation.OpenFunction(lambda x: x * 2)
         for batch in (ones(5, 3), other, ones(9, 3), other[:2]):
             answer = double(batch)
             assert answer.dtype.as_numpy_dtype == batch.dtype
@@ -92,19 +92,19 @@ class TestOpenFunction:
         assert double.traces == 2
 
     def test_a_scalar_has_no_open_axis(self):
-        double = core.OpenFunction(lambda x: x * 2)
+        double = compilation.OpenFunction(lambda x: x * 2)
         assert [float(double(value)) for value in (np.float32(1), np.float32(2))] == [2.0, 4.0]
         assert double.traces == 1
 
     @pytest.mark.parametrize("closed_from", [1, None])
     def test_the_trace_knows_the_lengths_that_are_closed(self, closed_from):
         seen = []
-        function = core.OpenFunction(lambda x: seen.append(tuple(x.shape)) or x, closed_from=closed_from)
+        function = compilation.OpenFunction(lambda x: seen.append(tuple(x.shape)) or x, closed_from=closed_from)
         function(ones(4, 3))
         assert seen == [(None, 3) if closed_from == 1 else (None, None)]
 
     def test_with_every_axis_open_lengths_cost_no_trace_and_ranks_do(self):
-        total = core.OpenFunction(keras.ops.sum, closed_from=None)
+        total = compilation.OpenFunction(keras.ops.sum, closed_from=None)
         assert [float(total(ones(*shape))) for shape in ((2, 3), (5, 1), (4, 4))] == [6.0, 5.0, 16.0]
         assert total.traces == 1
         assert float(total(ones(2, 2, 2))) == 8.0
@@ -114,7 +114,7 @@ class TestOpenFunction:
         def weighted(batch, weight):
             return batch["a"] + batch["b"][0] if weight is None else batch["a"] * weight
 
-        function = core.OpenFunction(weighted)
+        function = compilation.OpenFunction(weighted)
         for size in (2, 3):
             batch = {"a": ones(size), "b": [ones(size), None]}
             np.testing.assert_array_equal(function(batch, None), np.full(size, 2.0))
@@ -122,25 +122,27 @@ class TestOpenFunction:
         assert function.traces == 2
 
     def test_what_it_returns_has_the_structure_of_the_function(self):
-        function = core.OpenFunction(lambda x: {"sum": keras.ops.sum(x), "parts": [x, None]})
+        function = compilation.OpenFunction(lambda x: {"sum": keras.ops.sum(x), "parts": [x, None]})
         answer = function(ones(3, 2))
         assert float(answer["sum"]) == 6.0
         assert answer["parts"][0].shape == (3, 2) and answer["parts"][1] is None
 
     def test_tensors_and_arrays_share_a_trace(self):
-        double = core.OpenFunction(lambda x: x * 2)
+        double = compilation.OpenFunction(lambda x: x * 2)
         double(ones(4, 2))
         double(tf.ones((6, 2)))
         assert double.traces == 1
 
     def test_float64_is_computed_in_float64(self):
-        function = core.OpenFunction(lambda x: x + 1e-12)
+        function = compilation.OpenFunction(lambda x: x + 1e-12)
         assert float(function(ones(1, dtype="float64"))[0]) == 1.0 + 1e-12
         assert float(function(ones(1))[0]) == 1.0
 
     def test_compiled_by_xla_it_gives_the_same(self):
         x = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
-        plain, xla = (core.OpenFunction(lambda x: keras.ops.relu(x) @ ones(3, 2), xla=xla) for xla in (False, True))
+        plain, xla = (
+            compilation.OpenFunction(lambda x: keras.ops.relu(x) @ ones(3, 2), xla=xla) for xla in (False, True)
+        )
         np.testing.assert_allclose(plain(x), xla(x), rtol=1e-6)
         np.testing.assert_allclose(plain(x[:2]), xla(x[:2]), rtol=1e-6)
         assert xla.traces == 1
@@ -148,14 +150,14 @@ class TestOpenFunction:
 
 class TestCompiled:
     def test_with_open_shapes_one_trace_serves_all_lengths(self):
-        function = core.compiled(lambda x, y: keras.ops.sum(x) + y, open_shapes=True)
+        function = compilation.compiled(lambda x, y: keras.ops.sum(x) + y, open_shapes=True)
         for shape in ((3,), (1000,), (1,)):
             assert float(function(ones(*shape), np.float32(1))) == shape[0] + 1
-        assert isinstance(function, core.OpenFunction) and function.traces == 1
+        assert isinstance(function, compilation.OpenFunction) and function.traces == 1
 
     def test_a_function_per_shape_is_traced_per_shape_without_a_warning_of_tensorflow(self, caplog):
         shapes = []
-        function = core.compiled(lambda x: shapes.append(tuple(x.shape)) or x * 2)
+        function = compilation.compiled(lambda x: shapes.append(tuple(x.shape)) or x * 2)
         with caplog.at_level(logging.WARNING, logger="tensorflow"):
             for length in [*range(1, 13), *range(1, 13)]:
                 assert function(tf.ones((length,))).shape == (length,)
@@ -163,7 +165,7 @@ class TestCompiled:
         assert caplog.records == []
 
     def test_it_stays_one_call_in_the_graph_of_a_caller(self):
-        inner = core.compiled(lambda x: keras.ops.tanh(x))
+        inner = compilation.compiled(lambda x: keras.ops.tanh(x))
         outer = tf.function(lambda x: inner(x) + inner(x), autograph=False)
         graph = outer.get_concrete_function(tf.ones((2,))).graph.as_graph_def()
         called = [function for function in graph.library.function if function.attr["_noinline"].b]
@@ -172,7 +174,7 @@ class TestCompiled:
 
     def test_an_effect_assigns_variables(self):
         variable = keras.Variable(np.zeros(3, "float32"))
-        effect = core.compiled_effect(lambda: variable.assign(variable + 1))
+        effect = compilation.compiled_effect(lambda: variable.assign(variable + 1))
         effect()
         effect()
         np.testing.assert_array_equal(variable.numpy(), np.full(3, 2.0))
@@ -197,7 +199,7 @@ class TestNothingLeavesTheDevice:
         assert "MatMul" in found and not found & HOST
 
     def test_in_the_selection_of_masks(self):
-        select = core.compiled(lambda x, kept: keep_largest(x, kept, how=passes(9)), open_shapes=True)
+        select = compilation.compiled(lambda x, kept: keep_largest(x, kept, how=reading_plan(9)), open_shapes=True)
         mask = select(np.arange(9.0, dtype="float32"), np.int32(4))
         assert mask.numpy().sum() == 4
         traced = select._function.get_concrete_function(tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32))
@@ -218,7 +220,7 @@ class Owner:
 class TestShadowed:
     def test_a_method_is_shadowed_on_one_instance_and_comes_back(self):
         owner, other = Owner(), Owner()
-        with core.shadowed(owner, "method", lambda: "shadow"):
+        with patching.shadowed(owner, "method", lambda: "shadow"):
             assert (owner.method(), other.method()) == ("shadow", "method")
         assert owner.method() == "method" and vars(owner) == {}
 
@@ -226,29 +228,29 @@ class TestShadowed:
     def test_what_was_in_the_instance_is_put_back(self, former):
         owner = Owner()
         owner.name = former
-        with core.shadowed(owner, "name", "shadow"):
+        with patching.shadowed(owner, "name", "shadow"):
             assert owner.name == "shadow"
         assert vars(owner) == {"name": former}
 
     def test_it_is_put_back_after_an_exception(self):
         owner = Owner()
-        with pytest.raises(ValueError, match="inside"), core.shadowed(owner, "name", "shadow"):
+        with pytest.raises(ValueError, match="inside"), patching.shadowed(owner, "name", "shadow"):
             raise ValueError("inside")
         assert owner.name == "of the class" and vars(owner) == {}
 
     def test_shadows_nest(self):
         owner = Owner()
-        with core.shadowed(owner, "name", "outer"):
-            with core.shadowed(owner, "name", "inner"):
+        with patching.shadowed(owner, "name", "outer"):
+            with patching.shadowed(owner, "name", "inner"):
                 assert owner.name == "inner"
             assert owner.name == "outer"
         assert owner.name == "of the class"
 
     def test_keras_does_not_track_what_shadows(self, perceptron):
         optimizer, saved = keras.optimizers.SGD(), len(perceptron.variables)
-        with core.shadowed(perceptron, "extra", keras.layers.Dense(2)):
+        with patching.shadowed(perceptron, "extra", keras.layers.Dense(2)):
             assert len(perceptron._layers) == 3
-        with core.shadowed(optimizer, "apply", lambda *_: "shadow"):
+        with patching.shadowed(optimizer, "apply", lambda *_: "shadow"):
             assert optimizer.apply([], []) == "shadow"
         assert "apply" not in vars(optimizer) and not hasattr(perceptron, "extra")
         assert len(perceptron.variables) == saved
@@ -262,7 +264,9 @@ class TestWrapped:
         if own:
             owner.method = lambda: "method"
         before, inside = dict(vars(owner)), list("abc")
-        scopes = {one: core.wrapped(owner, "method", lambda method, one=one: lambda: one + method()) for one in inside}
+        scopes = {
+            one: patching.wrapped(owner, "method", lambda method, one=one: lambda: one + method()) for one in inside
+        }
         for one in inside:
             scopes[one].__enter__()
         assert owner.method() == "cbamethod"

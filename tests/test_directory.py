@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from prunekit.core.snapshot import Snapshot, Snapshots
 from prunekit.recipe.directory import (
     CHECKPOINT,
     LOCK,
@@ -21,7 +22,6 @@ from prunekit.recipe.directory import (
     what_is_kept,
 )
 from prunekit.recipe.loader import RecipeError
-from prunekit.training.snapshot import Snapshot, Snapshots
 
 
 def made(path, text="old"):

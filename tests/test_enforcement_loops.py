@@ -6,9 +6,9 @@ from backends import BACKEND, tensorflow_only
 from held_zeros import AT_ONCE, LOSS, assert_pristine, expected, zeros
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.masking import LeakError
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.mask_store import LeakError
+from prunekit.techniques.pruning.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

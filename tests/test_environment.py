@@ -12,8 +12,8 @@ from examinations import checks_of, shown
 
 import prunekit
 from prunekit import doctor
-from prunekit.recipe import outcome
-from prunekit.training import core, environment
+from prunekit.core import compilation, environment
+from prunekit.recipe import build_report
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compares with what TensorFlow says")
@@ -47,7 +47,7 @@ class TestTheEnvironment:
             assert here.versions[package] == expected
 
     def test_a_run_records_the_same_versions(self, here):
-        recorded = outcome.versions()
+        recorded = build_report.versions()
         assert {name: recorded[name] for name in recorded if name in here.versions}.items() <= here.versions.items()
         assert {"python", "prunekit", "keras", "tensorflow", "numpy"} <= recorded.keys()
 
@@ -89,13 +89,13 @@ class TestTheEnvironment:
 
     def test_xla_is_tried_and_not_believed(self, monkeypatch):
         compiled = []
-        original = core.OpenFunction.__init__
+        original = compilation.OpenFunction.__init__
 
         def spied(self, function, **options):
             compiled.append(options.get("xla"))
             original(self, function, **options)
 
-        monkeypatch.setattr(core.OpenFunction, "__init__", spied)
+        monkeypatch.setattr(compilation.OpenFunction, "__init__", spied)
         here = environment.describe()
         assert compiled == [True]
         assert (here.xla, here.xla_problem) == (True, None)

@@ -12,8 +12,8 @@ from backends import tensorflow_only
 from exported_networks import KINDS, left_in
 from keras import layers
 
-from prunekit.delivery import checking, litert, probe
 from prunekit.delivery import export as export_module
+from prunekit.delivery import isolated_run, litert, probe
 from prunekit.delivery.export import export
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
@@ -55,7 +55,7 @@ def test_a_file_that_crashes_or_hangs_is_reported_and_removed(
     worker, folder = tmp_path / "worker.py", tmp_path / "out"
     worker.write_text(script)
     monkeypatch.setattr(probe, "__file__", str(worker))
-    monkeypatch.setattr(checking, "_SECONDS", 1 if "sleep" in script else 60)
+    monkeypatch.setattr(isolated_run, "_SECONDS", 1 if "sleep" in script else 60)
     (row,) = export(perceptron, folder, ["litert"], samples[0])
     assert row.status == "failed"
     assert re.search(reason, row.note)

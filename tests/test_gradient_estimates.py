@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prunekit.training.gradient_estimates import SPSA, CentralDifferences
+from prunekit.gradients.zeroth_order import SPSA, CentralDifferences
 
 
 def cubic(labels, outputs):

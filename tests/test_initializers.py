@@ -12,8 +12,8 @@ from reinitialized_models import built, kernels, wide
 
 from prunekit.anatomy.fans import fans
 from prunekit.anatomy.targets import find_targets
-from prunekit.training import initializers
-from prunekit.training.drawing import CUT_DEVIATION
+from prunekit.initialization import initializers
+from prunekit.initialization.sampling import CUT_DEVIATION
 
 SCALED = {
     "XavierUniform": (initializers.XavierUniform, lambda fan_in, fan_out: 2 / (fan_in + fan_out)),

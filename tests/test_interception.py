@@ -10,7 +10,7 @@ from keras import layers
 
 import prunekit as pk
 from prunekit.anatomy.targets import places
-from prunekit.training.gradients import intercepting
+from prunekit.gradients import intercepting
 
 
 def by_hand(model, x, y, at_hidden):

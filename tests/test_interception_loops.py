@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import prunekit as pk
-from prunekit.training.gradients import intercepting
+from prunekit.gradients import intercepting
 
 
 def recurrent():

@@ -23,8 +23,9 @@ from leak_matrix import (
     run_cells,
 )
 
-from prunekit.training import choice, core
-from prunekit.training.masking import MaskStore
+from prunekit.core import patching
+from prunekit.techniques.pruning import mask_calculator
+from prunekit.techniques.pruning.mask_store import MaskStore
 
 pytestmark = pytest.mark.every_backend
 
@@ -102,12 +103,12 @@ SABOTAGES = {
     ),
     "one weight too few is pruned": (
         Cell("SGD", "plain", "custom train_step"),
-        (choice, "pruned_count", lambda sparsity, n: round(sparsity * n) - 1),
+        (mask_calculator, "pruned_count", lambda sparsity, n: round(sparsity * n) - 1),
         "are pruned; .* was asked for",
     ),
     "the optimizer keeps an attribute": (
         Cell("SGD", "plain", "fit after fit"),
-        (core, "shadowed", _shadow_for_good),
+        (patching, "shadowed", _shadow_for_good),
         # On JAX an optimizer in a scope also saves and loads its variables otherwise.
         "the optimizer has {.*'apply'.*} that it had not"
         if BACKEND == "jax"

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from prunekit.loops.levenberg_marquardt import LevenbergMarquardt
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.training.least_squares import LevenbergMarquardt
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.pruner import Pruner
 
 optimize = pytest.importorskip("scipy.optimize")
 

@@ -9,7 +9,7 @@ from keras import layers
 from reinitialized_models import kernels
 
 import prunekit as pk
-from prunekit.training import initializers
+from prunekit.initialization import initializers
 
 
 class Skipping(keras.Model):

@@ -7,7 +7,7 @@ from backends import BACKEND, PRECISIONS, tensorflow_only
 from keras import ops
 
 from prunekit.anatomy.targets import find_targets
-from prunekit.training.masking import MaskStore
+from prunekit.techniques.pruning.mask_store import MaskStore
 
 pytestmark = pytest.mark.every_backend
 

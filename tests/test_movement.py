@@ -7,7 +7,7 @@ import tensorflow as tf
 from weight_copies import LOSS, OPTIMIZERS, Copies, network
 
 import prunekit as pk
-from prunekit.training.changes import Movements
+from prunekit.techniques.pruning.movement import Movements
 
 
 def pruning(**options):

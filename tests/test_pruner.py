@@ -10,10 +10,10 @@ from backends import BACKEND, PRECISIONS, gradients_of, tensorflow_only, trainin
 from keras import ops
 
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.choice import PruningOptions
-from prunekit.training.masking import LeakError
-from prunekit.training.pruner import Pruner, prune
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.mask_store import LeakError
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.pruner import Pruner, prune
 
 pytestmark = pytest.mark.every_backend
 

@@ -4,10 +4,10 @@ import pytest
 from backends import tensorflow_only
 
 import prunekit as pk
-from prunekit.training.choice import as_options
-from prunekit.training.pruner import Pruner
-from prunekit.training.pruner_state import pruner_state, restore_pruner
-from prunekit.training.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.techniques.pruning.options import as_options
+from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner_state import pruner_state, restore_pruner
 
 pytestmark = pytest.mark.every_backend
 

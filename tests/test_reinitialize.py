@@ -9,7 +9,7 @@ from keras import layers
 from reinitialized_models import built, kernels, wide
 
 import prunekit as pk
-from prunekit.training import initializers
+from prunekit.initialization import initializers
 
 
 def test_other_initializers_of_keras_draw_as_they_are():

@@ -17,7 +17,7 @@ from backends import BACKEND
 from clusters import environment, run, run_workers
 from interrupted_recipes import ended, lines, write
 
-from prunekit.recipe import copies
+from prunekit.recipe import replica_state
 from prunekit.recipe import replicas as replicas_module
 from prunekit.recipe.data import Order, batches
 from prunekit.recipe.loader import RecipeError, load_recipe
@@ -188,10 +188,10 @@ class TestInterruptions:
 
     def test_processes_that_differ_say_in_what(self, monkeypatch):
         workers = Replicas("multi_worker", 2, strategy=object())
-        monkeypatch.setattr(copies, "replicas_here", lambda strategy: [0])
-        monkeypatch.setattr(copies, "gathered", lambda strategy, rows: np.stack([rows[0], rows[0]]))
+        monkeypatch.setattr(replica_state, "replicas_here", lambda strategy: [0])
+        monkeypatch.setattr(replica_state, "gathered", lambda strategy, rows: np.stack([rows[0], rows[0]]))
         workers.agree({"model": "a", "output": "checkpoint-000001"})
-        monkeypatch.setattr(copies, "gathered", lambda strategy, rows: np.stack([rows[0], rows[0] + [0, 1]]))
+        monkeypatch.setattr(replica_state, "gathered", lambda strategy, rows: np.stack([rows[0], rows[0] + [0, 1]]))
         with pytest.raises(RecipeError, match="differ in: output. Start all of them .* folder that all of them see"):
             workers.agree({"model": "a", "output": "checkpoint-000001"})
         Replicas("mirrored", 2, strategy=object()).agree({"model": "a"})
@@ -212,8 +212,8 @@ class TestInterruptions:
 
         monkeypatch.setenv("TF_CONFIG", json.dumps(CONFIG))
         monkeypatch.setattr(replicas_module, "_strategy", lambda kind: types.SimpleNamespace(num_replicas_in_sync=2))
-        monkeypatch.setattr(copies, "replicas_here", lambda strategy: [0])
-        monkeypatch.setattr(copies, "gathered", fail)
+        monkeypatch.setattr(replica_state, "replicas_here", lambda strategy: [0])
+        monkeypatch.setattr(replica_state, "gathered", fail)
         with pytest.raises(kind, match=message) as caught:
             with distributed(load_recipe(recipe(distribute="multi_worker"), data_given=True)):
                 raise AssertionError("they have not met")
@@ -245,14 +245,14 @@ class TestInterruptions:
         kept = [types.SimpleNamespace(_value=values) for values in (pair, half)]
         model = types.SimpleNamespace(variables=[trained, *kept], trainable_variables=[trained])
         before = [copy.numpy().tobytes() for copy in (*pair, *half)]
-        state = copies.own_state(strategy, model)
+        state = replica_state.own_state(strategy, model)
         assert state.shape == (2, 3) and state.dtype == np.int64
         for copy in (*pair, *half):
             copy.assign(tf.zeros_like(copy))
-        copies.restore_own_state(strategy, model, state)
+        replica_state.restore_own_state(strategy, model, state)
         assert [copy.numpy().tobytes() for copy in (*pair, *half)] == before
         model.variables = [trained]
-        assert copies.own_state(strategy, model) is None
+        assert replica_state.own_state(strategy, model) is None
 
 
 class TestRefusals:

@@ -11,12 +11,12 @@ from backends import BACKEND, tensorflow_only
 from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
 from prunekit.anatomy.inspection import inspect
-from prunekit.delivery.report import RunReport
+from prunekit.core import environment
+from prunekit.delivery.terminal_report import RunReport
 from prunekit.recipe import progress as progress_module
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, model_digest, weight_arrays
 from prunekit.recipe.runner import ExpectationFailed, compress, verify
-from prunekit.training import environment
 
 pytestmark = pytest.mark.every_backend(on_jax=3)
 

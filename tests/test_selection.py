@@ -6,8 +6,8 @@ import pytest
 from backends import BACKEND, PRECISIONS
 from keras import ops
 
-from prunekit.sparsity.selection import count_true, keep_largest, passes, pruned_count
-from prunekit.training import core
+from prunekit.core import compilation
+from prunekit.sparsity.selection import count_true, keep_largest, pruned_count, reading_plan
 
 pytestmark = pytest.mark.every_backend(on_jax=3)
 
@@ -38,7 +38,7 @@ def largest_by_sorting(importance, kept):
 
 
 # Compiled: JAX would compile the loops of an eager call anew each time.
-compiled = core.compiled(keep_largest)
+compiled = compilation.compiled(keep_largest)
 
 
 def largest(importance, kept):
@@ -89,9 +89,9 @@ def test_a_selection_of_open_length_is_traced_once_for_every_length_and_count():
 
     def choose(importance, kept):
         traces.append(importance.shape)
-        return keep_largest(importance, kept, how=passes(9))
+        return keep_largest(importance, kept, how=reading_plan(9))
 
-    select = core.compiled(choose, open_shapes=True)
+    select = compilation.compiled(choose, open_shapes=True)
     for size, kept in ((20, 1), (20, 5), (7, 7), (1, 0), (300, 100)):
         importance = np.random.default_rng(size).normal(size=size).astype("float32")
         mask = ops.convert_to_numpy(select(ops.convert_to_tensor(importance), np.int32(kept)))
@@ -113,7 +113,7 @@ def test_a_sparsity_outside_its_range_is_refused(sparsity):
         pruned_count(sparsity, 10)
 
 
-@pytest.mark.parametrize("usual", [False, True])
+@pytest.mark.parametrize("expect_any", [False, True])
 @pytest.mark.parametrize("mask", [[], [False], [True], [False, True, True], [[True, False], [True, True]]], ids=str)
-def test_true_entries_are_counted(mask, usual):
-    assert int(count_true(ops.convert_to_tensor(np.array(mask, bool)), usual=usual)) == np.sum(mask)
+def test_true_entries_are_counted(mask, expect_any):
+    assert int(count_true(ops.convert_to_tensor(np.array(mask, bool)), expect_any=expect_any)) == np.sum(mask)

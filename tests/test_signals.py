@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 import prunekit as pk
-from prunekit.training import initializers, signals
-from prunekit.training.signals import signal_report
+from prunekit.initialization import initializers
+from prunekit.initialization.signal_report import VERDICTS, signal_report
 
 
 def deep(activation="relu", hidden=8, units=64, last="softmax"):
@@ -257,7 +257,7 @@ def test_the_report_is_a_table_and_a_dictionary(batch):
     assert [line.split()[0] for line in lines[2:-1]] == ["hidden_0", "hidden_1", "top"]
     described = json.loads(json.dumps(report.to_dict()))
     assert described["verdict"] == "healthy" and described["layers"][0]["activation"] == "relu"
-    assert signals.VERDICTS[-1] == "healthy"
+    assert VERDICTS[-1] == "healthy"
 
 
 def test_half_a_loss_an_unbuilt_model_and_a_model_without_floats_are_refused(batch):

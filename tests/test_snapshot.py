@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.training import snapshot as module
-from prunekit.training.snapshot import (
+from prunekit.core import snapshot as module
+from prunekit.core.snapshot import (
     DamagedSnapshot,
     Snapshot,
     Snapshots,

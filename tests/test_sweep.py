@@ -15,7 +15,7 @@ import sweep_stand_in
 from sweep_stand_in import RECIPE, SCRIPT, contents, environment, outcomes, prunekit, wait_for
 
 from prunekit import cli
-from prunekit.recipe import outcome, workers
+from prunekit.recipe import build_report, workers
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.sweep import sweep
 from prunekit.recipe.workers import Jobs
@@ -120,9 +120,9 @@ class TestRunning:
         assert [threads for _, threads, _ in told] == ["4"] * 4 and len({process for process, *_ in told}) == 4
 
     def test_a_report_tells_the_number_of_threads_where_a_sweep_has_set_it(self, monkeypatch):
-        before = outcome.versions()["processor"]
+        before = build_report.versions()["processor"]
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
-        assert outcome.versions()["processor"] == f"{before}, TF_NUM_INTRAOP_THREADS=3"
+        assert build_report.versions()["processor"] == f"{before}, TF_NUM_INTRAOP_THREADS=3"
 
     def test_an_interrupted_sweep_stops_its_processes(self, recipe, tmp_path):
         def interrupt(event):
@@ -192,7 +192,7 @@ class TestRunning:
     def test_a_damaged_report_is_named(self, recipe, tmp_path, monkeypatch):
         sweep(recipe, {"final": [0.5]}, tmp_path / "out")
         report = tmp_path / "out" / "final=0.5" / "report.json"
-        monkeypatch.setattr("prunekit.recipe.recorded.LARGEST_REPORT", report.stat().st_size)
+        monkeypatch.setattr("prunekit.recipe.read_report.LARGEST_REPORT", report.stat().st_size)
         assert sweep(recipe, {"final": [0.5]}, tmp_path / "out").complete
         for text in ("{", "[" * 100_000, "[1]", " " + report.read_text()):
             report.write_text(text)
@@ -202,9 +202,9 @@ class TestRunning:
 
 DRIVER = """
 import os, sys
-from prunekit.recipe import point
+from prunekit.recipe import sweep_process
 from prunekit.recipe.sweep import sweep
-point.COMMAND = (sys.executable, sys.argv[1])
+sweep_process.COMMAND = (sys.executable, sys.argv[1])
 sweep(sys.argv[2], {"kind": sys.argv[4:]}, sys.argv[3])
 """
 

@@ -6,9 +6,9 @@ import pytest
 from backends import tensorflow_only
 
 import prunekit as pk
-from prunekit.training.choice import PruningOptions
-from prunekit.training.rules import Rules
-from prunekit.training.tfmot_rules import RULES, TfmotRules, rules_of
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.policy import Rules
+from prunekit.techniques.pruning.tfmot_rules import RULES, TfmotRules, rules_of
 
 
 @pytest.mark.every_backend(on_jax=5)

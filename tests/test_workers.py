@@ -12,9 +12,9 @@ import pytest
 import sweep_stand_in
 from sweep_stand_in import outcomes, prunekit
 
-from prunekit.recipe import point, workers
-from prunekit.recipe.point import Ending, Task
+from prunekit.recipe import sweep_process, workers
 from prunekit.recipe.sweep import sweep
+from prunekit.recipe.sweep_process import Ending, Task
 from prunekit.recipe.workers import Jobs
 
 ONCE = """
@@ -120,7 +120,7 @@ class TestRay:
         def lost(task):
             if "crash" in task.output:
                 raise NodeDiedError("node 10.0.0.3\nis gone")
-            return point.run_task(task)
+            return sweep_process.run_task(task)
 
         monkeypatch.setattr(workers, "run_task", lost)
         report = sweep(recipe, {"kind": ["crash", "ok"]}, tmp_path / "out", jobs=Jobs(ray=True))

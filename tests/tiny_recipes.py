@@ -1,7 +1,7 @@
 """Recipes for the perceptron of conftest.py, of which an epoch has five updates."""
 
 import numpy as np
-from backends import hand_back
+from backends import sync_model_state
 
 from prunekit.recipe.models import weight_arrays
 
@@ -28,5 +28,5 @@ WHOLE = recipe(
 
 
 def zeros(model, name):
-    hand_back(model)
+    sync_model_state(model)
     return int(np.sum(weight_arrays(model)[name] == 0))

@@ -23,9 +23,9 @@ import keras
 import numpy as np
 
 from prunekit.delivery.advice import RuntimeAdvice, runtime_advice
-from prunekit.delivery.checking import Comparison, Unfit, run_apart
+from prunekit.delivery.export_reference import Format, Subject
+from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
-from prunekit.delivery.subject import Format, Subject
 from prunekit.delivery.xnnpack import read_verdict
 
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from prunekit.recipe.fields import shown
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.schema import Recipe, Variable
-from prunekit.recipe.text import read_value
+from prunekit.recipe.yaml_reader import read_value
 
 MOST_POINTS = 1_000
 # With what a run directory's temporary name adds, this stays below the 255 bytes of a file name.
