@@ -148,7 +148,7 @@ def test_masks_are_the_same_to_the_bit_on_every_backend(other):
     if importlib.util.find_spec(other) is None:
         pytest.skip(f"{other} is not installed")
     environment = {**os.environ, "KERAS_BACKEND": other, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, str(HERE / "backend_masks.py")]
+    command = [sys.executable, str(HERE / "support" / "backend_masks.py")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == backend_masks.digests()
@@ -157,7 +157,7 @@ def test_masks_are_the_same_to_the_bit_on_every_backend(other):
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="is about machines without TensorFlow")
 def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, str(HERE / "without_tensorflow.py"), str(tmp_path)]
+    command = [sys.executable, str(HERE / "support" / "without_tensorflow.py"), str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""PruningCallback: the plain story; tests/test_enforcement.py attacks it."""
+"""PruningCallback: the plain story; tests/techniques/pruning/test_enforcement.py attacks it."""
 
 import keras
 import numpy as np

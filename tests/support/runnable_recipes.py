@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from backends import BACKEND
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 FORMATS = ["keras", "litert", "litert-sparse", "litert-float16", "litert-dynamic-int8"]
 COMPRESS = """
 import sys

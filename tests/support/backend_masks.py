@@ -1,6 +1,6 @@
 """Digests of masks, one for each case, printed as JSON: run once on each backend, the answers must be equal.
 
-Usage: KERAS_BACKEND=jax python tests/backend_masks.py
+Usage: KERAS_BACKEND=jax python tests/support/backend_masks.py
 """
 
 import functools

@@ -44,7 +44,7 @@ def take_over(monkeypatch, folder):
 
 def environment():
     """That of this process, with prunekit to import."""
-    paths = os.pathsep.join([str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": paths}
 
 

@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+HERE = Path(__file__).parent
 CHAINS = 12
 
 
 def killed(job, folder):
     """Kills the job in chains of two; the folders, and how often it was killed."""
-    command = [sys.executable, TESTS / "killing.py", f"killed_jobs:{job}", folder, str(CHAINS)]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+    command = [sys.executable, HERE / "killing.py", f"killed_jobs:{job}", folder, str(CHAINS)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     moments = [json.loads((folder / f"killed-{number}.json").read_text()) for number in range(CHAINS)]
     assert sum(map(len, moments)) >= 20, "there were too few events for the chosen moments"

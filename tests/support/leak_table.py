@@ -15,7 +15,7 @@ import leak_matrix
 from backends import BACKEND
 from leak_matrix import LOOPS, OPTIMIZERS, VARIANTS, Cell, Outcome
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "leak-matrix.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "leak-matrix.md"
 SIGNS = {"ok": "ok", "keras": "Keras", "refused": "refused", "failed": "**FAILED**"}
 
 
@@ -70,7 +70,7 @@ masks change four times. After every execution of the compiled step, before and 
 turn, the raw variables are read with NumPy: every pruned weight is exactly zero, every slot of the
 optimizer at pruned positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the
 optimizer (class, config, attributes, variables), the constraints and the compiled functions are what they
-were, and the saved file, loaded again, has the same zeros. `tests/leak_checks.py` says precisely how a
+were, and the saved file, loaded again, has the same zeros. `tests/support/leak_checks.py` says precisely how a
 cell is checked.
 """
 FTRL = """

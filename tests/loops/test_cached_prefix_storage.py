@@ -144,7 +144,7 @@ def test_a_data_set_above_the_limit_is_refused_with_the_figure_and_the_rest_stay
 
 def test_files_are_found_by_another_process_and_read_as_memory_maps(tmp_path):
     code = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        "import sys; sys.path.insert(0, 'tests/support')\n"
         "import numpy as np, prunekit as pk, prefix_models as t\n"
         "model = t.built('residual'); x = t.data(model)[0]\n"
         f"prefix = pk.loops.CachedPrefix(model, directory={str(tmp_path)!r})\n"
@@ -152,7 +152,7 @@ def test_files_are_found_by_another_process_and_read_as_memory_maps(tmp_path):
         "assert all(isinstance(array, np.memmap) for array in found)\n"
         "print(prefix.computed, [float(array.sum()) for array in found])\n"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     model = built("residual")
     prefix = pk.loops.CachedPrefix(model, directory=tmp_path)

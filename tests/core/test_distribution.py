@@ -19,7 +19,7 @@ from distributed_training import EPOCHS, ROWS
 
 import prunekit as pk
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="starts processes of each backend itself")
 WORKERS = ["adam", "ragged", "second_fit", "loop", "movement", "short"]
 JAX = ["adam", "ragged", "second_fit", "short", "global", "averages", "muon", "accumulated"]
@@ -40,7 +40,7 @@ CASES = [
     for kind in KINDS
     for name in kind.values[2]
 ]
-SCRIPT = HERE / "distributed_training.py"
+SCRIPT = TESTS / "support" / "distributed_training.py"
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_keras_itself_cannot_fit_across_workers_or_accumulate_across_replicas(tr
 
 @needs_jax
 def test_the_page_has_a_script_for_jax_that_runs():
-    page = (HERE.parent / "docs" / "distributed.md").read_text()
+    page = (TESTS.parent / "docs" / "distributed.md").read_text()
     (script,) = [block for block in page.split("```")[1::2] if "DataParallel())" in block]
     printed = run("-c", f"{script}\nprint(round(pruning.pruner.sparsity, 2))")
     assert printed.split()[-1] == "0.8"

@@ -7,13 +7,13 @@ import pytest
 from backends import BACKEND
 from clusters import run_workers
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="starts processes of each backend itself")
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a worker", "the chief"])
 def test_a_cluster_that_lost_a_process_resumes_to_the_same_bytes(victim, tmp_path):
-    script = HERE / "distributed_resume.py"
+    script = SUPPORT / "distributed_resume.py"
     broken = run_workers(2, script, tmp_path, victim)
     assert broken[victim].code == -9 and (tmp_path / "died").exists()
     assert broken[1 - victim].code != 0

@@ -130,7 +130,7 @@ class TestRuns:
         }
 
 
-INTERRUPTED = Path(__file__).parent / "interrupted_recipes.py"
+INTERRUPTED = Path(__file__).parents[1] / "support" / "interrupted_recipes.py"
 
 
 def both_compress(folder, output, *words):
