@@ -1,4 +1,4 @@
-"""The report for people: on the terminal and, from `page`, as HTML."""
+"""The report of a run for people: on the terminal and, by `html_report`, as an HTML page."""
 
 from __future__ import annotations
 

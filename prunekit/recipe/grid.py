@@ -122,5 +122,5 @@ def point_name(values: Mapping[str, Variable]) -> str:
 
 
 def _text(value: Variable) -> str:
-    # Not `wording.literal`, which makes any two unprintable characters alike.
+    # Not `formatting.literal`, which makes any two unprintable characters alike.
     return value if isinstance(value, str) else json.dumps(value)

@@ -143,7 +143,7 @@ class MaskStore:
 
         On JAX the masks are among `optimizer.variables` inside, and travel with the state of the step.
         """
-        with self._carried(optimizers), patching.around_updates(optimizers, self._enforced):
+        with self._masks_in_state(optimizers), patching.around_updates(optimizers, self._enforced):
             try:
                 yield
             except GeneratorExit:
@@ -155,7 +155,7 @@ class MaskStore:
                 raise
 
     @contextlib.contextmanager
-    def _carried(self, optimizers: Sequence[Any]) -> Iterator[None]:
+    def _masks_in_state(self, optimizers: Sequence[Any]) -> Iterator[None]:
         rows = [(target.variable, mask) for target, mask in zip(self.targets, self._masks, strict=True)]
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
