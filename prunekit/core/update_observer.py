@@ -64,4 +64,5 @@ def _updates(optimizer) -> Any:
 
 
 def state_variable(value: Any, dtype: str, name: str) -> keras.Variable:
+    """A variable in which an observer sums up updates; of several replicas the first one writes it."""
     return keras.Variable(value, dtype=dtype, trainable=False, name=name, aggregation="only_first_replica")
