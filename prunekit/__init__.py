@@ -3,16 +3,21 @@
 The public names are loaded on first use (PEP 562): `import prunekit` imports neither Keras nor TensorFlow.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from prunekit.lazy_names import lazy_names
+from prunekit.version import __version__
 
 if TYPE_CHECKING:
+    from prunekit import gradients, loops
     from prunekit.anatomy.cost import Cost, cost
     from prunekit.anatomy.inspection import Report, inspect
     from prunekit.anatomy.layers import WeightSpec, register_layer
+    from prunekit.core import distribution
     from prunekit.delivery.export import export
     from prunekit.delivery.signal_plot import signal_picture
     from prunekit.delivery.sweeps import SweepReport
+    from prunekit.initialization import initializers
     from prunekit.recipe.loader import RecipeError, load_recipe
     from prunekit.recipe.runner import ExpectationFailed, Result, compress
     from prunekit.recipe.schema import Recipe
@@ -30,12 +35,9 @@ if TYPE_CHECKING:
         PolynomialDecay,
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
-    from prunekit.training import distribution, gradients, initializers, loops
-    from prunekit.training.callbacks import PruningCallback
-    from prunekit.training.masking import LeakError
-    from prunekit.training.pruner import Pruner, prune
-
-    __version__: str
+    from prunekit.techniques.pruning.callbacks import PruningCallback
+    from prunekit.techniques.pruning.mask_store import LeakError
+    from prunekit.techniques.pruning.pruner import Pruner, prune
 
 __all__ = [
     "Block",
@@ -86,12 +88,15 @@ __all__ = [
 ]
 
 _MODULES = {
+    "prunekit": ("gradients", "loops"),
     "prunekit.anatomy.cost": ("Cost", "cost"),
     "prunekit.anatomy.inspection": ("Report", "inspect"),
     "prunekit.anatomy.layers": ("WeightSpec", "register_layer"),
+    "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
     "prunekit.delivery.sweeps": ("SweepReport",),
+    "prunekit.initialization": ("initializers",),
     "prunekit.recipe.loader": ("RecipeError", "load_recipe"),
     "prunekit.recipe.runner": ("ExpectationFailed", "Result", "compress"),
     "prunekit.recipe.schema": ("Recipe",),
@@ -109,36 +114,9 @@ _MODULES = {
         "PolynomialDecay",
     ),
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
-    "prunekit.training": ("distribution", "gradients", "initializers", "loops"),
-    "prunekit.training.callbacks": ("PruningCallback",),
-    "prunekit.training.masking": ("LeakError",),
-    "prunekit.training.pruner": ("Pruner", "prune"),
+    "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
+    "prunekit.techniques.pruning.mask_store": ("LeakError",),
+    "prunekit.techniques.pruning.pruner": ("Pruner", "prune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        value: Any = _version()
-    elif name in _HOME:
-        home = importlib.import_module(_HOME[name])
-        # A folder's public module is no attribute of it before it is imported.
-        value = importlib.import_module(f"{home.__name__}.{name}") if hasattr(home, "__path__") else getattr(home, name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(__name__)
-    except PackageNotFoundError:
-        # A source checkout on sys.path without an installation.
-        return "0+unknown"
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -26,6 +26,7 @@ from prunekit.options import (
     trust_option,
 )
 from prunekit.terminal import TRACEBACK, Display, console, load_keras_quietly, show_point, warnings_in_lines
+from prunekit.version import __version__
 
 if TYPE_CHECKING:
     from prunekit.recipe.schema import Recipe
@@ -87,7 +88,7 @@ def _no_run(directory: str, reason: str) -> click.UsageError:
 
 
 def _mistake(message: str) -> int:
-    from prunekit.recipe.text import one_line
+    from prunekit.recipe.yaml_reader import one_line
 
     click.echo(f"error: {one_line(message)}", err=True)
     return 2
@@ -101,9 +102,7 @@ def _traceback_wanted() -> None:
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        import prunekit
-
-        click.echo(f"prunekit {prunekit.__version__}")
+        click.echo(f"prunekit {__version__}")
         context.exit()
 
 
@@ -145,7 +144,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
     load_keras_quietly()
-    from prunekit.delivery.report import render_terminal
+    from prunekit.delivery.terminal_report import render_terminal
     from prunekit.recipe import runner
     from prunekit.recipe.directory import what_is_kept
 
@@ -276,7 +275,7 @@ def inspect(model: str, as_json: bool) -> int:
     if as_json:
         _print_json(report.to_dict())
         return 0
-    from prunekit.delivery.report import inspect_table
+    from prunekit.delivery.terminal_report import inspect_table
 
     console().print(inspect_table(report))
     return 0
@@ -292,14 +291,14 @@ def report(directory: str, as_json: bool) -> int:
     file = Path(directory) / "report.json"
     if not file.is_file():
         raise _no_run(directory, "not a run directory (no report.json in it)")
-    from prunekit.recipe.recorded import read_report
+    from prunekit.recipe.read_report import read_report
 
     data = read_report(directory)
     if as_json:
         _print_json(data)
         return 0
     load_keras_quietly()
-    from prunekit.delivery.report import RunReport, render_terminal
+    from prunekit.delivery.terminal_report import RunReport, render_terminal
 
     terminal = console()
     try:

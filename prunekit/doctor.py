@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunekit.delivery.wording import clean, shorten, size
+from prunekit.core import environment
+from prunekit.core.environment import Device, Environment
+from prunekit.delivery.formatting import clean, shorten, size
 from prunekit.recipe.data import GET_DIGITS, GET_FASHION, fashion_files
 from prunekit.recipe.loader import RecipeError, builtin_recipes
-from prunekit.training import environment
-from prunekit.training.environment import Device, Environment
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -69,7 +69,7 @@ def warnings_in_lines() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    from prunekit.recipe.text import one_line
+    from prunekit.recipe.yaml_reader import one_line
 
     click.echo(f"warning: {one_line(str(message))}", err=True)
 

@@ -147,7 +147,7 @@ def measure(network: str, smoke: bool, repeats: int) -> None:
     """Answers with memory of each way, each time in a process of its own, and seconds of steps in turns."""
     import keras  # noqa: F401 - before the process is copied, which saves its copies seconds
 
-    import prunekit.training.gradients  # noqa: F401
+    import prunekit.gradients.partitioned_backward  # noqa: F401
 
     setting, memory = Setting(network, smoke), {}
     for way in WAYS:

@@ -17,8 +17,8 @@ def selection(size: int, repeats: int) -> None:
     import numpy as np
     import tensorflow as tf
 
+    from prunekit.core.compilation import compiled
     from prunekit.sparsity.selection import keep_largest
-    from prunekit.training.core import compiled
 
     values = np.abs(np.random.default_rng(0).normal(size=size)).astype("float32")
     tensor, kept = tf.constant(values), size // 5

@@ -86,7 +86,7 @@ class Library:
     def pruned(self, model, frequency: int, steps: int) -> tuple[Any, list[Any], Callable[[], int]]:
         """(model to fit, callbacks, function that counts mask updates so far)."""
         from prunekit.sparsity.schedules import PolynomialDecay
-        from prunekit.training.callbacks import PruningCallback
+        from prunekit.techniques.pruning.callbacks import PruningCallback
 
         callback = PruningCallback(PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
         return model, [callback], lambda: len(callback.pruner.events)

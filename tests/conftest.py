@@ -39,13 +39,13 @@ LONG = (
     "test_backends.py",
     "test_killed_scripts.py",
     "test_resume_refused.py",
-    "test_lost_workers.py",
+    "test_distribution_lost_workers.py",
     "test_checkpoint.py",
     "test_runner.py",
     "test_enforcement.py",
     "test_docs.py",
     "test_compress.py",
-    "test_recomputation.py",
+    "test_rematerialization.py",
     "test_sweep.py",
 )
 

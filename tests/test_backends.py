@@ -12,12 +12,12 @@ import backend_masks
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, hand_back, jax_only, tensorflow_only
+from backends import BACKEND, jax_only, sync_model_state, tensorflow_only
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.masking import LeakError
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.mask_store import LeakError
+from prunekit.techniques.pruning.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ class Audit(keras.callbacks.Callback):
         # A callback that looks at `self.model` has Keras hand the state back on JAX; this one may not.
         model = self._model
         if self.hand_over:
-            hand_back(model)
+            sync_model_state(model)
         values = [variable.numpy() for variable in model.trainable_variables] if self.handed_back(model) else None
         if values is None:
             self.left_in_fit += 1
@@ -148,7 +148,7 @@ def test_masks_are_the_same_to_the_bit_on_every_backend(other):
     if importlib.util.find_spec(other) is None:
         pytest.skip(f"{other} is not installed")
     environment = {**os.environ, "KERAS_BACKEND": other, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, str(HERE / "backend_masks.py")]
+    command = [sys.executable, str(HERE / "support" / "backend_masks.py")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == backend_masks.digests()
@@ -157,7 +157,7 @@ def test_masks_are_the_same_to_the_bit_on_every_backend(other):
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="is about machines without TensorFlow")
 def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, str(HERE / "without_tensorflow.py"), str(tmp_path)]
+    command = [sys.executable, str(HERE / "support" / "without_tensorflow.py"), str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])

@@ -79,7 +79,7 @@ def runner(monkeypatch, tmp_path):
 
     fake.compress, fake.verify, fake.plan = compress, verify, plan
     report = types.SimpleNamespace(render_terminal=lambda report, console: console.print(report.text))
-    for package, name, module in ((prunekit.recipe, "runner", fake), (prunekit.delivery, "report", report)):
+    for package, name, module in ((prunekit.recipe, "runner", fake), (prunekit.delivery, "terminal_report", report)):
         monkeypatch.setattr(package, name, module, raising=False)
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
     return fake

@@ -15,9 +15,9 @@ from examinations import checks_of, shown
 
 import prunekit
 from prunekit import cli, doctor
+from prunekit.core import compilation, environment
 from prunekit.recipe import data as data_module
 from prunekit.recipe.data import GET_DIGITS, GET_FASHION
-from prunekit.training import core, environment
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compares with what TensorFlow says")
@@ -158,7 +158,7 @@ class TestWhatIsMissing:
         def fail(self, *arguments):
             raise tf.errors.InternalError(None, None, "\nlibdevice not found at ./libdevice.10.bc\n\t [[{{node x}}]]")
 
-        monkeypatch.setattr(core.OpenFunction, "__call__", fail)
+        monkeypatch.setattr(compilation.OpenFunction, "__call__", fail)
         found = doctor.examine()
         assert found.environment.xla is False
         assert found.environment.xla_problem == "libdevice not found at ./libdevice.10.bc"
@@ -167,7 +167,7 @@ class TestWhatIsMissing:
         assert found.ok
 
     def test_xla_that_computes_something_else_has_failed(self, monkeypatch):
-        monkeypatch.setattr(core.OpenFunction, "__call__", lambda self, x: x)
+        monkeypatch.setattr(compilation.OpenFunction, "__call__", lambda self, x: x)
         here = environment.describe()
         assert here.xla is False and "[1.0, 3.0]" in here.xla_problem
 
@@ -175,7 +175,7 @@ class TestWhatIsMissing:
         def fail(self, *arguments):
             raise RuntimeError("x" * 5000)
 
-        monkeypatch.setattr(core.OpenFunction, "__call__", fail)
+        monkeypatch.setattr(compilation.OpenFunction, "__call__", fail)
         found = doctor.examine()
         assert len(found.environment.xla_problem) == 5000
         assert len(checks_of(found)["XLA"].detail) < 200

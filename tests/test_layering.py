@@ -1,58 +1,133 @@
-"""The folders are the data's way through the program: a module imports only from folders above its own."""
+"""The folders are the data's way through the program: a module imports only from what stands above it."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "prunekit"
+import prunekit
 
-# In order; inside a folder a module imports only from files before it. A new module is a new name here.
-ORDER = {
-    "sparsity": ("arguments schedules adoption selection sums scores patterns detection tfmot allocation").split(),
-    "anatomy": (
-        "counting layers raw_variables targets fans watching tables flow tracing cost inspection archives model_files"
-    ).split(),
-    "training": (
-        "core environment functional trainer model_building distribution observation signals drawing lsuv initializers "
-        "losses masking choice changes rules tfmot_rules pruner snapshot pruner_state randomness backup "
-        "callbacks accumulation capture gradient_statistics interception gradient_estimates measured "
-        "contributions layer_rules example_pass per_example products recomputation parts derivatives "
-        "diagnosis gradients least_squares activation_store cutting prefix loops"
-    ).split(),
-    "delivery": (
-        "wording probe xnnpack litert advice checking subject export record plots signal_plot markup page report "
-        "sweeps sweep_plot"
-    ).split(),
-    "interop": ["legacy", "layers", "config", "files", "wrappers", "graph", "training_state", "comparison", "tfmot"],
-    "recipe": (
-        "fields sources timing schema text loader factories idx npy data models summary progress copies "
-        "interruption replicas preparation plan directory recorded checkpoint expectations execution outcome runner "
-        "grid point workers sweep"
-    ).split(),
-}
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path.parts[-2] in ORDER)
+PACKAGE = Path(prunekit.__file__).parent
+
+# In order; inside a folder a module imports only from files before it. A new module is a new name here. "" is the
+# package's own folder: what all may import stands first, and what the command line is made of last.
+ORDER = (
+    ("", "version lazy_names"),
+    ("sparsity", "arguments schedules adoption selection sums scores patterns detection tfmot allocation"),
+    (
+        "anatomy",
+        "counting layers raw_variables targets layer_names fans watching tables flow tracing cost inspection archives "
+        "model_files",
+    ),
+    (
+        "core",
+        "backend arguments compilation patching optimizers environment jax_state train_function model_building "
+        "distribution layer_observer update_observer losses snapshot random_state",
+    ),
+    ("initialization", "signal_report sampling lsuv initializers"),
+    (
+        "gradients",
+        "layer_capture statistics interception zeroth_order black_box_loss gradient_factors layer_formulas "
+        "per_example_pass per_example_gradients jacobian_products rematerialization partitioned_backward "
+        "custom_gradients diagnosis",
+    ),
+    (
+        "techniques/pruning",
+        "options mask_store movement mask_calculator policy tfmot_rules pruner pruner_state backup_sync callbacks",
+    ),
+    (
+        "loops",
+        "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",
+    ),
+    (
+        "delivery",
+        "formatting probe xnnpack litert advice isolated_run export_reference export run_report plots signal_plot "
+        "markup html_report terminal_report sweeps sweep_plot",
+    ),
+    ("interop", "legacy layers config files wrappers graph training_state comparison tfmot"),
+    (
+        "recipe",
+        "fields sources timing schema yaml_reader loader factories idx npy data models summary progress replica_state "
+        "interruption replicas preparation plan directory read_report checkpoint expectations execution build_report "
+        "runner grid sweep_process workers sweep",
+    ),
+    ("", "doctor options terminal cli __main__"),
+)
+NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]
+RANKS = {name: rank for rank, name in enumerate(NAMES)}
+# Their `__init__` holds public names, loaded on first use: `pk.Pruner`, `pk.gradients.hvp`, `pk.loops.TapeLoop`. It is
+# for users: no module of prunekit imports from it. All other folders' are empty.
+FACADES = {"": "__main__", "gradients": "diagnosis", "loops": "tape_loop"}
+FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-def rank(folder, module):
-    return (list(ORDER).index(folder), ORDER[folder].index(module) if module in ORDER[folder] else -1)
+def imports_of(nodes):
+    """What of prunekit is imported: modules as in `NAMES`, and folders whose own names are."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (_module(name.split(".")[1:]) for name in found if name.split(".")[0] == "prunekit")
 
 
-def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("prunekit."):
-            parts = node.module.split(".")[1:]
-            yield from ([parts] if len(parts) > 1 else [[*parts, alias.name] for alias in node.names])
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1:] for alias in node.names if alias.name.startswith("prunekit."))
+def _module(parts):
+    """The module, or the folder, in which the name is: the longest part of it that is one."""
+    while parts and "/".join(parts) not in RANKS and not (PACKAGE / Path(*parts)).is_dir():
+        parts = parts[:-1]
+    return "/".join(parts)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_module_imports_only_from_above(path):
-    folder, module = path.parts[-2], path.stem
-    if module == "__init__":
-        assert not list(imports_of(PACKAGE / path)), "folders re-export nothing"
+def parsed(name):
+    return ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def test_every_file_has_a_place():
+    modules = [name for name in FILES if not name.endswith("__init__")]
+    assert sorted(modules) == sorted(NAMES), "place each module in ORDER"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_imports_only_from_above(name):
+    for target in imports_of(ast.walk(parsed(name))):
+        assert target in RANKS, f"{name} imports the folder '{target}': import from the module that defines the name"
+        assert RANKS[target] < RANKS[name], f"{name} imports {target}, which comes after it"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith("__init__")])
+def test_a_folder_re_exports_nothing_but_lazily(name):
+    folder, tree = name.removesuffix("__init__").strip("/"), parsed(name)
+    if folder not in FACADES:
+        assert not list(imports_of(ast.walk(tree))), "folders re-export nothing"
         return
-    assert module in ORDER[folder], f"place {path} in ORDER"
-    for target in imports_of(PACKAGE / path):
-        assert rank(*target[:2]) < rank(folder, module), f"{path} imports {'.'.join(target)}, which comes after it"
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    outside = [node for node in tree.body if node is not block]
+    assert set(imports_of(outside)) <= {"lazy_names", "version"}, "public names are loaded on first use"
+    last = RANKS[f"{folder}/{FACADES[folder]}".strip("/")]
+    for target in imports_of(block.body):
+        assert target in FACADES or RANKS[target] <= last
+        assert target.startswith(folder), f"{name} offers {target}, which is another folder's"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import prunekit", [""]),
+        ("import prunekit as pk", [""]),
+        ("from prunekit import Pruner", [""]),
+        ("from prunekit import doctor, cli", ["doctor", "cli"]),
+        ("from prunekit import gradients", ["gradients"]),
+        ("from prunekit.gradients import hvp", ["gradients"]),
+        ("def f():\n    from prunekit.core import backend, compilation", ["core/backend", "core/compilation"]),
+        ("import prunekit.techniques.pruning.pruner", ["techniques/pruning/pruner"]),
+        ("from prunekit.techniques.pruning.pruner import Pruner", ["techniques/pruning/pruner"]),
+        ("from prunekit.version import __version__", ["version"]),
+        ("import prunekitchen, keras\nfrom keras import ops", []),
+    ],
+)
+def test_every_kind_of_import_is_seen(text, found):
+    assert list(imports_of(ast.walk(ast.parse(text)))) == found

@@ -17,7 +17,7 @@ from prunekit.recipe.grid import MOST_POINTS, grid
 from prunekit.recipe.idx import _MOST_AXES, read_idx
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.schema import MOST_STEPS, Recipe
-from prunekit.recipe.text import LARGEST_FILE, LONGEST_MESSAGE, MOST_VALUES
+from prunekit.recipe.yaml_reader import LARGEST_FILE, LONGEST_MESSAGE, MOST_VALUES
 
 PACKAGE = Path(prunekit.__file__).parent
 PAGE = PACKAGE.parent / "SECURITY.md"
@@ -27,12 +27,12 @@ if not PAGE.is_file():
 ALLOWANCE = ["anatomy.archives:expanded_bytes", "anatomy.archives:expansion"]
 # What each row of the tables stands for, in the order in which it names them.
 ROWS = {
-    "bytes of a file, and of the file with every default written out": ["recipe.text:LARGEST_FILE"],
-    "values, with aliases and variables written out": ["recipe.text:MOST_VALUES"],
-    "characters of all text, with aliases and variables written out": ["recipe.text:LARGEST_FILE"],
-    "aliases": ["recipe.text:MOST_ALIASES"],
-    "levels": ["recipe.text:DEEPEST", "recipe.fields:DEEPEST_ARGUMENT"],
-    "characters of a number": ["recipe.text:LONGEST_NUMBER"],
+    "bytes of a file, and of the file with every default written out": ["recipe.yaml_reader:LARGEST_FILE"],
+    "values, with aliases and variables written out": ["recipe.yaml_reader:MOST_VALUES"],
+    "characters of all text, with aliases and variables written out": ["recipe.yaml_reader:LARGEST_FILE"],
+    "aliases": ["recipe.yaml_reader:MOST_ALIASES"],
+    "levels": ["recipe.yaml_reader:DEEPEST", "recipe.fields:DEEPEST_ARGUMENT"],
+    "characters of a number": ["recipe.yaml_reader:LONGEST_NUMBER"],
     "characters of a text field": ["recipe.fields:LONGEST_TEXT"],
     "characters of a pattern for weights": ["recipe.fields:LONGEST_PATTERN"],
     "characters of all regular expressions (`re:...`)": ["recipe.fields:MOST_EXPRESSIONS"],
@@ -41,7 +41,7 @@ ROWS = {
     ],
     "steps; right ones hold more values than that before": ["recipe.schema:MOST_STEPS"],
     "points of a sweep": ["recipe.grid:MOST_POINTS"],
-    "characters of an error message": ["recipe.text:LONGEST_MESSAGE"],
+    "characters of an error message": ["recipe.yaml_reader:LONGEST_MESSAGE"],
     "members of a `.keras` or npz archive": ["anatomy.archives:members"],
     "bytes of all members, unpacked": ALLOWANCE,
     "bytes of the model's description, `config.json`": ["anatomy.archives:config_bytes"],
@@ -51,7 +51,7 @@ ROWS = {
     "bytes of weights that the described layers make": ALLOWANCE,
     "bytes of a gzip idx file, unpacked": ALLOWANCE,
     "axes of an idx file": ["recipe.idx:_MOST_AXES"],
-    "bytes of a report": ["recipe.recorded:LARGEST_REPORT"],
+    "bytes of a report": ["recipe.read_report:LARGEST_REPORT"],
 }
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.
 NO_LIMITS_OF_FILES = {
@@ -60,12 +60,12 @@ NO_LIMITS_OF_FILES = {
     "recipe.grid:_LONGEST_NAME",
     "delivery.plots:MOST_BARS",
     "delivery.plots:MOST_HISTOGRAMS",
-    "delivery.report:_MOST_NAMES",
+    "delivery.terminal_report:_MOST_NAMES",
     "delivery.sweep_plot:_LONGEST_LABEL",
     "doctor:_LONGEST_REASON",
     "sparsity.adoption:_MOST_CALLS",
     "sparsity.arguments:LARGEST",
-    "training.gradient_estimates:_MOST_FEATURES",
+    "gradients.zeroth_order:_MOST_FEATURES",
 }
 CALLED = re.compile(r"_?(MOST|LONGEST|LARGEST|DEEPEST)(_[A-Z_]+)?")
 NUMBER = re.compile(r"(\d[\d,]*)(?: (.iB))?")

@@ -1,6 +1,7 @@
 """The public names: all there, loaded on first use, the same for type checkers."""
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import prunekit
+from prunekit import version
 
 ROOT = Path(prunekit.__file__).parent.parent
 HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib", "sklearn")
@@ -65,6 +67,20 @@ def test_the_list_the_table_and_the_type_checkers_block_agree():
     assert set(prunekit.__all__) <= set(dir(prunekit))
 
 
+@pytest.mark.parametrize("package", [prunekit.gradients, prunekit.loops], ids=["gradients", "loops"])
+def test_a_public_package_has_its_names_whatever_was_imported_of_it(package):
+    for file in Path(package.__file__).parent.glob("*.py"):
+        if file.stem != "__init__":
+            # A module of the name of a function would take its place in the package.
+            importlib.import_module(f"{package.__name__}.{file.stem}")
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert not inspect.ismodule(value) and value.__module__ == package._HOME[name] and value.__doc__
+    assert set(package.__all__) == set(package._HOME) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'jacobean'"):
+        package.jacobean  # noqa: B018
+
+
 def test_a_star_import_gives_the_public_names():
     namespace = {}
     exec("from prunekit import *", namespace)
@@ -80,13 +96,10 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_version_is_that_of_the_project():
     import tomllib
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    try:
-        importlib.metadata.version("prunekit")
-    except importlib.metadata.PackageNotFoundError:
-        assert prunekit.__version__ == "0+unknown"
-    else:
-        assert prunekit.__version__ == project["version"]
+    assert prunekit.__version__ == version.__version__
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["dynamic"] == ["version"]
+    assert ROOT / settings["tool"]["hatch"]["version"]["path"] == Path(version.__file__)
 
 
 def test_a_wheel_holds_the_recipes_and_finds_them(tmp_path):
@@ -96,6 +109,7 @@ def test_a_wheel_holds_the_recipes_and_finds_them(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name.startswith(f"prunekit-{prunekit.__version__}-")
     installed = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)

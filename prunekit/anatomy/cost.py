@@ -169,7 +169,7 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
         raise ValueError(f"A batch has at least one example. Received: batch_size={reprlib.repr(batch_size)}.")
     forward = checked_trace(model, batch_size, inputs)
     trained = any(variable.trainable for variable in model.variables)
-    passes = _Passes(forward, checked_trace(model, batch_size, inputs, training=True) if trained else Trace())
+    traces = _Traces(forward, checked_trace(model, batch_size, inputs, training=True) if trained else Trace())
     weights = weights_in(model)
     seen: dict[str, list[Any]] = {}
     for place in places(model):
@@ -181,15 +181,15 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
         layers = [layer for layer in group if id(layer) not in done]
         done.update(map(id, layers))
         own = [weight for weight in weights if weight.layer_path == path]
-        if layers and (own or any(map(passes.works, layers))):
-            row, reasons = _row(path, layers, own, passes)
+        if layers and (own or any(map(traces.works, layers))):
+            row, reasons = _row(path, layers, own, traces)
             rows.append(row)
             unknown += [Skipped(path or model.name, reason) for reason in reasons]
     return Cost(model.name, batch_size, tuple(rows), tuple(unknown))
 
 
 @dataclass(frozen=True)
-class _Passes:
+class _Traces:
     """What a forward pass showed, and what a training step does."""
 
     forward: Trace
@@ -222,9 +222,9 @@ class _Passes:
         return next(filter(None, reasons), "")
 
 
-def _row(path: str, layers: list[Any], own: list[Weight], passes: _Passes) -> tuple[LayerCost, list[str]]:
+def _row(path: str, layers: list[Any], own: list[Weight], traces: _Traces) -> tuple[LayerCost, list[str]]:
     """The row, and why figures in it are not known."""
-    forward, training = passes.forward, passes.training
+    forward, training = traces.forward, traces.training
 
     def total(counts: dict[int, int]) -> int:
         return sum(counts.get(id(layer), 0) for layer in layers)
@@ -236,7 +236,7 @@ def _row(path: str, layers: list[Any], own: list[Weight], passes: _Passes) -> tu
         kept = int(np.count_nonzero(nonzero_mask(weight.variable))) if uses or gradient_uses else 0
         macs, sparse = macs + uses * weight.size, sparse + uses * kept
         backward, sparse_backward = backward + gradient_uses * weight.size, sparse_backward + gradient_uses * kept
-    unknown, unsized = passes.unknown(layers, own), passes.unsized(layers)
+    unknown, unsized = traces.unknown(layers, own), traces.unsized(layers)
     row = LayerCost(
         layer=path or layers[0].name,
         type=type(layers[0]).__name__,

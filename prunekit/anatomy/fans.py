@@ -12,7 +12,7 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class UnitMatrices:
     """A target as a batch of matrices (inputs x outputs), one for each entry along the parallel axes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Layout:
         return tuple(sorted(self.outputs + self.positions))
 
 
-def layout_of(target: Target) -> Layout:
+def unit_matrices(target: Target) -> UnitMatrices:
     """The target's axes, each in one part, as the table of layers gives them."""
     shape, parallel, inputs, outputs = target.shape, target.parallel_axes, target.in_axes, target.out_axes
     if target.groups > 1:
@@ -53,7 +53,9 @@ def layout_of(target: Target) -> Layout:
         parallel += (split,)
     inputs, outputs = (tuple(axis for axis in axes if axis not in parallel) for axes in (inputs, outputs))
     named = {*parallel, *inputs, *outputs}
-    return Layout(shape, parallel, inputs, outputs, tuple(axis for axis in range(len(shape)) if axis not in named))
+    return UnitMatrices(
+        shape, parallel, inputs, outputs, tuple(axis for axis in range(len(shape)) if axis not in named)
+    )
 
 
 def fans(target: Target, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -66,11 +68,11 @@ def fans(target: Target, mask: np.ndarray | None = None) -> tuple[np.ndarray, np
         target: The weight.
         mask: Boolean, the target's shape, True = kept: only kept weights are counted. None counts all.
     """
-    layout = layout_of(target)
-    kept = np.broadcast_to(True, layout.shape) if mask is None else mask.reshape(layout.shape)
-    into = kept.sum(axis=layout.summed, keepdims=True, dtype=np.int64)
-    out = kept.sum(axis=layout.spread, keepdims=True, dtype=np.int64)
-    if layout.shape == target.shape:
+    matrices = unit_matrices(target)
+    kept = np.broadcast_to(True, matrices.shape) if mask is None else mask.reshape(matrices.shape)
+    into = kept.sum(axis=matrices.summed, keepdims=True, dtype=np.int64)
+    out = kept.sum(axis=matrices.spread, keepdims=True, dtype=np.int64)
+    if matrices.shape == target.shape:
         return into, out
-    whole = (np.broadcast_to(count, layout.shape).reshape(target.shape) for count in (into, out))
+    whole = (np.broadcast_to(count, matrices.shape).reshape(target.shape) for count in (into, out))
     return next(whole), next(whole)

@@ -34,3 +34,16 @@ def table(
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return [line(head), rule, *map(line, rows), rule, line(total)]
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """The rows as lines, columns two spaces apart: those in `left` begin together, the others end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [
+        [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    return ["  ".join(row).rstrip() for row in cells]

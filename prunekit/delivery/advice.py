@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from prunekit.delivery import wording
+from prunekit.delivery import formatting
 from prunekit.delivery.litert import ConversionError, convert, input_specs, trace
 from prunekit.delivery.xnnpack import Verdict, read_verdict
 
@@ -73,14 +73,14 @@ def _download(sparsity: float) -> RuntimeAdvice:
     return RuntimeAdvice(
         "download (gzip)",
         f"about {_interpolate(_GZIP, sparsity):.2f} of the dense download",
-        f"{wording.sparsity(sparsity)} of all weights are zero, and zeros compress away in every dense format; "
+        f"{formatting.sparsity(sparsity)} of all weights are zero, and zeros compress away in every dense format; "
         "smallest is dynamic int8, compressed",
     )
 
 
 def _disk(sparsity: float) -> RuntimeAdvice:
     if sparsity < 0.35:
-        few = f"{wording.sparsity(sparsity)} of all weights are zero, too few"
+        few = f"{formatting.sparsity(sparsity)} of all weights are zero, too few"
         why = f"{few}: sparse encoding makes a file smaller from about 0.35 on"
         return RuntimeAdvice("disk, uncompressed", _NOTHING, why)
     return RuntimeAdvice(
@@ -123,12 +123,14 @@ def _sparse_convolutions(verdict: Verdict | str) -> tuple[RuntimeAdvice, Runtime
         why = "XNNPACK computes 1x1 convolutions sparsely only if more than 2/3 of them are zero and the graph around "
         why += "them is one it can hold channels-first, from a 3x3 stride-2 stem to global average pooling"
         if verdict.zero_fraction is not None:
-            why += f" ({wording.sparsity(verdict.zero_fraction)} of them are zero here)"
+            why += f" ({formatting.sparsity(verdict.zero_fraction)} of them are zero here)"
     else:
         fraction = verdict.zero_fraction or 0.0
         buys = "1x1 convolutions run sparse, as 'litert-sparse'"
         speed = f"about {_interpolate(_POINTWISE_WASM, fraction):.1f}x, as 'litert-sparse' with a fixed batch size"
-        why = f"XNNPACK holds this graph channels-first; {wording.sparsity(fraction)} of its 1x1 convolutions are zero"
+        why = (
+            f"XNNPACK holds this graph channels-first; {formatting.sparsity(fraction)} of its 1x1 convolutions are zero"
+        )
     return RuntimeAdvice("LiteRT on ARM64", buys, why), RuntimeAdvice("LiteRT.js (WebAssembly)", speed, why)
 
 

@@ -1,9 +1,9 @@
 """Writes a model in the formats that ship, and ships only what was seen to run and to agree with the Keras model.
 
 Every file is written under a temporary name, opened again, run on real samples one by one and in batches, compared
-with the Keras model, and renamed into place last. LiteRT files run in a process of their own (`checking`): a bad one
-can crash the process that opens it. Sparse-encoded files are also read for what XNNPACK does with them on ARM64 and in
-WebAssembly (`xnnpack`), where some compute wrong numbers that x86 never shows.
+with the Keras model, and renamed into place last. LiteRT files run in a process of their own (`isolated_run`): a bad
+one can crash the process that opens it. Sparse-encoded files are also read for what XNNPACK does with them on ARM64 and
+in WebAssembly (`xnnpack`), where some compute wrong numbers that x86 never shows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import keras
 import numpy as np
 
 from prunekit.delivery.advice import RuntimeAdvice, runtime_advice
-from prunekit.delivery.checking import Comparison, Unfit, run_apart
+from prunekit.delivery.export_reference import Format, Subject
+from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
-from prunekit.delivery.subject import Format, Subject
 from prunekit.delivery.xnnpack import read_verdict
 
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prunekit.delivery.wording import MISSING, clean, count, is_number, size
+from prunekit.delivery.formatting import MISSING, clean, count, is_number, size
 
 # Rows from which a table scrolls by itself.
 _TALL = 30

@@ -22,7 +22,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from prunekit.delivery.wording import clean, count, is_number, short_count, shorten, sparsity
+from prunekit.delivery.formatting import clean, count, is_number, short_count, shorten, sparsity
 from prunekit.sparsity.schedules import SCHEDULES, Schedule
 
 if TYPE_CHECKING:

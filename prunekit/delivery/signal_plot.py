@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from prunekit.delivery.formatting import clean, shorten
 from prunekit.delivery.plots import COLOURS
-from prunekit.delivery.wording import clean, shorten
-from prunekit.training.signals import FAR, LayerSignal, SignalReport
+from prunekit.initialization.signal_report import FAR, LayerSignal, SignalReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from prunekit.delivery.formatting import clean, literal, shorten, size
 from prunekit.delivery.plots import COLOURS, new_figure, plain_axes
 from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, SweptPoint
-from prunekit.delivery.wording import clean, literal, shorten, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

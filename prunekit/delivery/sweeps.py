@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from prunekit.delivery import wording
-from prunekit.delivery.record import RunReport, json_ready
-from prunekit.delivery.report import Column, FittedTable
-from prunekit.delivery.wording import clean, is_number
+from prunekit.delivery import formatting
+from prunekit.delivery.formatting import clean, is_number
+from prunekit.delivery.run_report import RunReport, json_ready
+from prunekit.delivery.terminal_report import Column, FittedTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ class SweptPoint:
     @property
     def label(self) -> str:
         """Its values as people read them: "final 0.8, width 16"."""
-        return ", ".join(f"{name} {wording.literal(value)}" for name, value in self.values.items())
+        return ", ".join(f"{name} {formatting.literal(value)}" for name, value in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def sweep_table(report: SweepReport) -> FittedTable:
     )
     rows = [
         (
-            *(wording.literal(value) for value in point.values.values()),
-            wording.accuracy(point.accuracy),
-            wording.sparsity(point.sparsity),
-            wording.size(point.size),
+            *(formatting.literal(value) for value in point.values.values()),
+            formatting.accuracy(point.accuracy),
+            formatting.sparsity(point.sparsity),
+            formatting.size(point.size),
             point.size_of,
             "*" if point.name in front else "",
-            wording.duration(point.seconds),
+            formatting.duration(point.seconds),
             point.outcome,
             point.reason,
         )
@@ -214,8 +214,8 @@ def show_sweep(report: SweepReport, console: Console) -> None:
 def point_line(event: Swept) -> str:
     """A point that has ended, in one line."""
     point = event.point
-    figures = [f"accuracy {wording.accuracy(point.accuracy)}"] if point.accuracy is not None else []
-    figures += [f"{wording.size(point.size)} {point.size_of}"] if point.size is not None else []
+    figures = [f"accuracy {formatting.accuracy(point.accuracy)}"] if point.accuracy is not None else []
+    figures += [f"{formatting.size(point.size)} {point.size_of}"] if point.size is not None else []
     told = [point.outcome, *figures, *([point.reason] if point.reason else [])]
     return clean(f"[{event.ended}/{event.points}] {point.label}: {', '.join(told)}")
 
@@ -232,7 +232,7 @@ def sweep_csv(report: SweepReport) -> str:
         measured = (point.accuracy, point.metrics.get("accuracy_before"), point.sparsity, point.size, point.size_of)
         writer.writerow(
             [
-                *(wording.literal(value) for value in point.values.values()),
+                *(formatting.literal(value) for value in point.values.values()),
                 point.outcome,
                 *("" if value is None else value for value in measured),
                 "yes" if point.name in front else "no",

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.targets import weights_in
+from prunekit.core import backend
+from prunekit.core.optimizers import optimizers_of
 from prunekit.interop import legacy
 from prunekit.interop.comparison import compared
 from prunekit.interop.files import LegacyFile, first_line, read_file
@@ -23,9 +25,8 @@ from prunekit.interop.wrappers import Wrapping, without_rounding
 from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
-from prunekit.training import core
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.tfmot_rules import RULES
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.tfmot_rules import RULES
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +133,8 @@ class Converted:
 
     def _steps_done(self, compat: str | None) -> int:
         """What a training that begins now counts as done: the optimizer's updates, but no forward pass before it."""
-        optimizers = RULES.get(compat, RULES[None]).counted(core.optimizers_of(self.model))
-        return max((int(core.number(one.iterations)) for one in optimizers), default=0)
+        optimizers = RULES.get(compat, RULES[None]).counted(optimizers_of(self.model))
+        return max((int(backend.number(one.iterations)) for one in optimizers), default=0)
 
 
 def read_model(source: Any, *, tolerance: float | None = None) -> Converted:

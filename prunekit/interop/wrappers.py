@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.core import patching
 from prunekit.interop import legacy
 from prunekit.interop.layers import NotCarried
-from prunekit.training import core
 
 _CLUSTERS = ("ClusterWeights", "ClusterWeightsMHA", "ClusterWeightsRNN")
 _QUANTIZERS = ("QuantizeWrapper", "QuantizeWrapperV2")
@@ -83,11 +83,11 @@ def without_rounding(model: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             if _kind(layer) == "QuantizeLayer":
-                stack.enter_context(core.shadowed(layer, "quantizer", None))
+                stack.enter_context(patching.shadowed(layer, "quantizer", None))
             elif _kind(layer) in _QUANTIZERS:
-                stack.enter_context(core.shadowed(layer, "_make_quantizer_fn", lambda _q, x, *_: lambda: x))
+                stack.enter_context(patching.shadowed(layer, "_make_quantizer_fn", lambda _q, x, *_: lambda: x))
                 for activation in layer._quantize_activations:
-                    stack.enter_context(core.shadowed(activation, "quantizer", lambda x, *_, **__: x))
+                    stack.enter_context(patching.shadowed(activation, "quantizer", lambda x, *_, **__: x))
         yield
 
 

@@ -12,19 +12,19 @@ import keras
 import numpy as np
 from pydantic import TypeAdapter
 
-from prunekit.recipe import copies
+from prunekit.core import jax_state
+from prunekit.core.random_state import restore_random_state
+from prunekit.core.snapshot import Snapshot, Snapshots, lacking, write_bytes
+from prunekit.recipe import replica_state
 from prunekit.recipe.data import Order
 from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.replicas import ALONE, Replicas
-from prunekit.training import functional
-from prunekit.training.randomness import restore_random_state
-from prunekit.training.snapshot import Snapshot, Snapshots, lacking, write_bytes
 
 
 @dataclass
-class Standing:
-    """Where a run stands; without arguments, at its beginning.
+class CheckpointState:
+    """Position and results of a run, as a checkpoint holds them; the defaults are those at its beginning.
 
     Attributes:
         step: Index of the step that is under way, or begins next.
@@ -53,7 +53,7 @@ class Standing:
     random: dict[str, Any] | None = None
 
 
-# Fields of `Standing` that are written as they are, and all values of a checkpoint, with their kinds.
+# Fields of `CheckpointState` that are written as they are, and all values of a checkpoint, with their kinds.
 _PLAIN = {
     "step": int,
     "epoch": int,
@@ -86,13 +86,13 @@ class Checkpoints:
         self._replicas, self._reads = replicas, reads
         self._snapshots = Snapshots(folder, CHECKPOINT)
 
-    def write(self, model: keras.Model, standing: Standing) -> None:
+    def write(self, model: keras.Model, standing: CheckpointState) -> None:
         """Adds a checkpoint of the model as it is, its optimizer included.
 
         Raises:
             OSError: It cannot be written; those before are still there.
         """
-        functional.hand_back(model)
+        jax_state.sync_model_state(model)
         own = self._own_state(model)
         if not self._replicas.chief:
             return
@@ -113,7 +113,7 @@ class Checkpoints:
         }
         self._snapshots.write(Snapshot(values, arrays))
 
-    def restore(self, model: keras.Model) -> Standing | None:
+    def restore(self, model: keras.Model) -> CheckpointState | None:
         """Where the newest checkpoint stands, with the model as it was there; None where there is none.
 
         Files that export steps wrote after it are removed.
@@ -127,7 +127,7 @@ class Checkpoints:
         self._replicas.agree({"checkpoint": "none" if standing is None else f"{standing.step} {standing.epoch}"})
         return standing
 
-    def _restored(self, model: keras.Model) -> Standing | None:
+    def _restored(self, model: keras.Model) -> CheckpointState | None:
         found = self._snapshots.newest()
         if found is None:
             if self._snapshots:
@@ -153,9 +153,9 @@ class Checkpoints:
         for variable, array in zip(variables, saved.values(), strict=True):
             variable.assign(np.array(array))
         if "replicas" in found.arrays:
-            copies.restore_own_state(self._replicas.strategy, model, found.arrays["replicas"])
+            replica_state.restore_own_state(self._replicas.strategy, model, found.arrays["replicas"])
         pruner = found.values["pruner"]
-        return Standing(
+        return CheckpointState(
             **{name: found.values[name] for name in _PLAIN},
             pruner=None if pruner is None else Snapshot(pruner, _named(found.arrays, "pruner/")),
             weights_before={name: np.array(array) for name, array in _named(found.arrays, "before/").items()},
@@ -171,7 +171,7 @@ class Checkpoints:
 
     def _own_state(self, model: keras.Model) -> np.ndarray | None:
         strategy = self._replicas.strategy
-        return None if strategy is None or self._replicas.count == 1 else copies.own_state(strategy, model)
+        return None if strategy is None or self._replicas.count == 1 else replica_state.own_state(strategy, model)
 
     def _files(self) -> dict[str, str]:
         return {path.name: _digest(path) for path in sorted(self._exports.glob("*")) if path.is_file()}
@@ -219,7 +219,7 @@ class EpochCheckpoints(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, order: Order, standing: Standing, every: int, save: Callable[[int, dict[str, list[float]]], None]
+        self, order: Order, standing: CheckpointState, every: int, save: Callable[[int, dict[str, list[float]]], None]
     ):
         super().__init__()
         self.history = {name: list(values) for name, values in standing.history.items()}

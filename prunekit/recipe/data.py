@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.npy import read_npy, read_npz
 from prunekit.recipe.schema import DataSource
-from prunekit.training.activation_store import array_digest
 
 # What to run where the data are missing.
 GET_DIGITS = "pip install 'prunekit[examples]'"

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from prunekit.core.snapshot import PARTIAL, Snapshots, sync_folder
 from prunekit.recipe.loader import RecipeError
-from prunekit.training.snapshot import PARTIAL, Snapshots, sync_folder
 
 MODEL = "model.keras"
 EXPORTS = "exports"

@@ -15,14 +15,12 @@ import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, inspect
 from prunekit.anatomy.targets import Skipped
+from prunekit.core import backend, distribution, jax_state
+from prunekit.core.optimizers import optimizers_of
+from prunekit.core.random_state import random_state
 from prunekit.delivery.export import ExportRow, export
-from prunekit.recipe.checkpoint import (
-    Checkpoints,
-    EpochCheckpoints,
-    Standing,
-    from_plain,
-    plain_fields,
-)
+from prunekit.loops.weight_changes import WeightChanges
+from prunekit.recipe.checkpoint import Checkpoints, CheckpointState, EpochCheckpoints, from_plain, plain_fields
 from prunekit.recipe.data import Order, batches
 from prunekit.recipe.expectations import checked, failure_text
 from prunekit.recipe.interruption import ctrl_c_held_back
@@ -41,19 +39,16 @@ from prunekit.recipe.preparation import (
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
 from prunekit.sparsity.schedules import OneShot
-from prunekit.training import core, distribution, functional
-from prunekit.training.callbacks import PruningCallback
-from prunekit.training.changes import WeightChanges
-from prunekit.training.pruner import Pruner
-from prunekit.training.pruner_state import pruner_state
-from prunekit.training.randomness import random_state
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner_state import pruner_state
 
 _EVALUATION_BATCH = 256
 
 
 @dataclass
-class Record:
-    """What happened, as the steps add to it.
+class RunState:
+    """The results of the steps that were executed so far.
 
     Attributes:
         before: The model just before the first prune step, or at the start where there is none.
@@ -109,13 +104,13 @@ class Execution:
     ):
         self.prepared = prepared
         self.model = prepared.model
-        self.record = Record(before=inspect(self.model), weights_before=weight_arrays(self.model))
+        self.record = RunState(before=inspect(self.model), weights_before=weight_arrays(self.model))
         self._exports = exports
         self._only = range(len(prepared.recipe.steps)) if only is None else only
         self._listener = listener
         self._accuracy = accuracy_metric(prepared.compile)
         self._checkpoints = checkpoints
-        self._standing = Standing()
+        self._standing = CheckpointState()
         self._evaluation_batch = _EVALUATION_BATCH // prepared.replicas.count * prepared.replicas.count
         self._updates = 0
         self._changes: WeightChanges | None = None
@@ -123,7 +118,7 @@ class Execution:
         # zero throughout would not be told from one that has not learned yet.
         self._masks: dict[str, np.ndarray] = {}
 
-    def run(self) -> Record:
+    def run(self) -> RunState:
         """Runs all steps, or those up to the first expectation that is not met.
 
         Raises:
@@ -135,7 +130,7 @@ class Execution:
             self._resume()
             for index in self._only[self._standing.step :]:
                 self._run_step(index, steps[index])
-                self._standing = Standing(step=index + 1)
+                self._standing = CheckpointState(step=index + 1)
                 if self.record.failures:
                     break
                 if steps[index].expect is None:
@@ -216,7 +211,7 @@ class Execution:
                 shuffle=False,
                 verbose=0,
             )
-        functional.part_averages(core.optimizers_of(self.model))
+        jax_state.unshare_ema_arrays(optimizers_of(self.model))
         found = saving.history
         self._add_to_curve(found.get(f"val_{self._accuracy}", []))
         self._updates += epochs * (self.prepared.steps_per_epoch or 0)
@@ -225,7 +220,7 @@ class Execution:
     @contextlib.contextmanager
     def _measured(self) -> Iterator[None]:
         """Inside, what updates do to the weights adds up for the report."""
-        if not core.on_tensorflow() or not self.model.trainable_variables:
+        if not backend.on_tensorflow() or not self.model.trainable_variables:
             yield
             return
         self._changes = self._changes or WeightChanges(self.model)
@@ -319,7 +314,7 @@ class Execution:
     def _save_inside(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
         """A checkpoint after some epochs of the step that is under way."""
         self._save(
-            Standing(
+            CheckpointState(
                 step=self._at[0],
                 epoch=epoch,
                 seconds=time.monotonic() - self._started,
@@ -329,7 +324,7 @@ class Execution:
             )
         )
 
-    def _save(self, standing: Standing) -> None:
+    def _save(self, standing: CheckpointState) -> None:
         if self._checkpoints is None:
             return
         standing.record, standing.weights_before = plain_fields(self.record), self.record.weights_before
@@ -342,7 +337,7 @@ class Execution:
         if found is None:
             return
         self._standing = found
-        self.record = from_plain(Record, found.record, weights_before=found.weights_before)
+        self.record = from_plain(RunState, found.record, weights_before=found.weights_before)
         self._updates, self._masks = found.updates, found.masks
         if found.changes is not None:
             self._changes = WeightChanges(self.model)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from prunekit.recipe.fields import shown
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.schema import Recipe, Variable
-from prunekit.recipe.text import read_value
+from prunekit.recipe.yaml_reader import read_value
 
 MOST_POINTS = 1_000
 # With what a run directory's temporary name adds, this stays below the 255 bytes of a file name.
@@ -122,5 +122,5 @@ def point_name(values: Mapping[str, Variable]) -> str:
 
 
 def _text(value: Variable) -> str:
-    # Not `wording.literal`, which makes any two unprintable characters alike.
+    # Not `formatting.literal`, which makes any two unprintable characters alike.
     return value if isinstance(value, str) else json.dumps(value)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from prunekit.recipe import fields
 from prunekit.recipe.fields import nearest, shortened, shown
 from prunekit.recipe.schema import VERSION, Recipe
-from prunekit.recipe.text import (
+from prunekit.recipe.yaml_reader import (
     DEEPEST,
     LARGEST_FILE,
     Document,

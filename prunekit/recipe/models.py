@@ -12,10 +12,10 @@ import numpy as np
 
 from prunekit.anatomy import model_files
 from prunekit.anatomy.archives import FileRefused
+from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import ModelSource
-from prunekit.training.activation_store import array_digest
 
 
 def digits_cnn() -> keras.Model:

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.targets import Skipped
-from prunekit.delivery.wording import clean, count, sparsity
+from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.summary import step_text
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import get_pattern
-from prunekit.training.choice import PruningOptions
-from prunekit.training.tfmot_rules import RULES
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.tfmot_rules import RULES
 
 if TYPE_CHECKING:
     from rich.console import Console

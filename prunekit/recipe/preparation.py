@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.targets import Skipped, Target
+from prunekit.core import backend
 from prunekit.recipe import data as data_module
 from prunekit.recipe.data import Data
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
@@ -20,8 +21,8 @@ from prunekit.recipe.sources import LOGIT_LOSSES, OPTIMIZERS, Compile, ModelSour
 from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Random
-from prunekit.training import core
-from prunekit.training.pruner import Options, Pruner, PruningOptions
+from prunekit.techniques.pruning.options import Options, PruningOptions
+from prunekit.techniques.pruning.pruner import Pruner
 
 # Of the test part, on which exported files are compared with the model.
 _SAMPLES = 500
@@ -275,7 +276,7 @@ def _check_steps(recipe: Recipe, model: keras.Model, data: Data | None, settings
 
 
 def _require_tensorflow(place: str, name: str) -> None:
-    if not core.on_tensorflow():
+    if not backend.on_tensorflow():
         raise RecipeError(
             f"{place}: {name} needs the TensorFlow backend. Received: {keras.backend.backend()}. Leave it out, or run "
             "with KERAS_BACKEND=tensorflow."

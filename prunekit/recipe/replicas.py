@@ -13,13 +13,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.recipe import copies
+from prunekit.core import distribution
+from prunekit.recipe import replica_state
 from prunekit.recipe.interruption import ctrl_c_handled_by
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.progress import Listener, Progress
 from prunekit.recipe.schema import Recipe
 from prunekit.recipe.sources import Compile
-from prunekit.training import distribution
 
 _BACKENDS = {"mirrored": "tensorflow", "multi_worker": "tensorflow", "data_parallel": "jax"}
 _TF_CONFIG = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}'
@@ -92,7 +92,7 @@ class Replicas:
             return
         digests = [hashlib.sha256(value.encode()).digest()[:8] for value in facts.values()]
         row = np.frombuffer(b"".join(digests), np.int64)
-        rows = copies.gathered(self.strategy, [row for _ in copies.replicas_here(self.strategy)])
+        rows = replica_state.gathered(self.strategy, [row for _ in replica_state.replicas_here(self.strategy)])
         differing = [name for name, same in zip(facts, (rows == rows[0]).all(axis=0), strict=True) if not same]
         if differing:
             raise RecipeError(

@@ -13,7 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.delivery.report import RunReport, render_html
+from prunekit.core import environment
+from prunekit.core.arguments import require_positive
+from prunekit.delivery.terminal_report import RunReport, render_html
+from prunekit.recipe.build_report import device_notes, report_of, versions
 from prunekit.recipe.checkpoint import Checkpoints, note_start, start_differences
 from prunekit.recipe.directory import (
     EXPORTS,
@@ -33,14 +36,11 @@ from prunekit.recipe.execution import Execution
 from prunekit.recipe.expectations import failure_text
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.models import architecture_digest, check_model_file, load_weights, model_digest, weight_arrays
-from prunekit.recipe.outcome import device_notes, report_of, versions
 from prunekit.recipe.plan import Plan, PlannedStep, PlannedTarget, plan
 from prunekit.recipe.preparation import Prepared, prepare, settled_recipe
 from prunekit.recipe.progress import Listener, Progress
-from prunekit.recipe.recorded import read_report
+from prunekit.recipe.read_report import read_report
 from prunekit.recipe.replicas import distributed
-from prunekit.training import environment
-from prunekit.training.core import require_positive
 
 __all__ = [
     "ExpectationFailed",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from prunekit.delivery.wording import clean
+from prunekit.delivery.formatting import clean
 from prunekit.recipe.schema import Expect, Export, Prune, Recipe, Step, Train
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prunekit.delivery.plots import to_png
-from prunekit.delivery.record import RunReport
+from prunekit.delivery.run_report import RunReport
 from prunekit.delivery.sweep_plot import sweep_figure
 from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, Swept, SweptPoint, sweep_csv, swept_point
 from prunekit.recipe import data as data_module
@@ -18,13 +18,13 @@ from prunekit.recipe.directory import LOCK, REPORT, check_output, check_run, out
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.grid import Point, grid
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe, require_trust
-from prunekit.recipe.point import NOT_MET, Ending, Task
 from prunekit.recipe.preparation import settled_recipe
-from prunekit.recipe.recorded import read_report
+from prunekit.recipe.read_report import read_report
 from prunekit.recipe.schema import Recipe, Variable
-from prunekit.recipe.text import Path as Place
-from prunekit.recipe.text import path_text
+from prunekit.recipe.sweep_process import NOT_MET, Ending, Task
 from prunekit.recipe.workers import Jobs
+from prunekit.recipe.yaml_reader import Path as Place
+from prunekit.recipe.yaml_reader import path_text
 
 TABLE = "sweep.json"
 SHEET = "sweep.csv"

@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prunekit.recipe.point import DEFECT, Ending, PointProcess, Task, run_task
-from prunekit.recipe.text import one_line
+from prunekit.recipe.sweep_process import DEFECT, Ending, PointProcess, Task, run_task
+from prunekit.recipe.yaml_reader import one_line
 
 _PAUSE = 0.05
 

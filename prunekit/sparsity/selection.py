@@ -28,16 +28,16 @@ def pruned_count(sparsity: float, n: int) -> int:
     return round(sparsity * n)
 
 
-def count_true(mask, *, usual: bool = False):
+def count_true(mask, *, expect_any: bool = False):
     """Number of True entries, as a scalar int32 tensor.
 
     Args:
         mask: Boolean tensor.
-        usual: Whether there usually are some: where there are none, looking for one is all that it takes.
+        expect_any: True: counts at once. False: tests `any(mask)` first, which is cheaper where no entry is True.
     """
 
     count = functools.partial(_sum_true, mask)
-    return count() if usual else ops.cond(ops.any(mask), count, lambda: ops.zeros((), "int32"))
+    return count() if expect_any else ops.cond(ops.any(mask), count, lambda: ops.zeros((), "int32"))
 
 
 def _sum_true(mask):
@@ -49,27 +49,27 @@ def _sum_true(mask):
     return _over_pieces(lambda piece: ops.sum(ops.cast(piece, "int32")), flat, ops.zeros((), "int32"))
 
 
-class Passes(NamedTuple):
+class ReadingPlan(NamedTuple):
     """How `keep_largest` reads an array: in digits of `width` bits, and piece by piece where it is long."""
 
     width: int
     in_pieces: bool
 
 
-def passes(size: int) -> Passes:
-    """How so many entries are read."""
+def reading_plan(size: int) -> ReadingPlan:
+    """The plan for an array of `size` entries."""
     # No digit is so narrow that -inf shares its first one with a finite number: sign and exponent are 12 bits.
-    return Passes(12 if size < _SMALL else 16, size > _PIECE)
+    return ReadingPlan(12 if size < _SMALL else 16, size > _PIECE)
 
 
-def keep_largest(importance, kept, *, how: Passes | None = None):
+def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
     """A boolean mask, True for exactly `kept` entries: the largest ones; among equals the lower flat index stays.
 
     Args:
         importance: Floating-point array of any shape, without NaN. -inf marks an entry that is pruned already: it is
             never kept, also where that leaves fewer than `kept`.
         kept: How many entries are True, an int or a scalar int32 tensor in [0, importance.size].
-        how: `passes` of the size; None looks at the array. Needed where a trace leaves the size open.
+        how: `reading_plan` of the size; None looks at the array. Needed where a trace leaves the size open.
 
     Returns:
         Boolean tensor, the shape of `importance`.
@@ -81,7 +81,7 @@ def keep_largest(importance, kept, *, how: Passes | None = None):
         # JAX compiles for each length anew, which takes a second and a half for the histograms and 0.2 s for this.
         threshold, wanted, tied = _kth_largest_by_counting(key, least, kept)
     else:
-        threshold, wanted, tied = _kth_largest(key, least, kept, how or passes(flat.shape[0]))
+        threshold, wanted, tied = _kth_largest(key, least, kept, how or reading_plan(flat.shape[0]))
 
     def some_of_the_tied():
         ties = ops.equal(key, threshold)
@@ -119,7 +119,7 @@ def _ordered_bits(x):
     return ops.cond(ops.min(pattern) >= infinite, lambda: (pattern, infinite), flipped)
 
 
-def _kth_largest(key, least, k, how: Passes):
+def _kth_largest(key, least, k, how: ReadingPlan):
     """The k-th largest integer, how many of those equal to it are among the k largest, and how many there are.
 
     Found one digit at a time from the top; needs 0 <= k <= key.size. Integers equal to `least` do not count, and their
@@ -136,7 +136,7 @@ def _kth_largest(key, least, k, how: Passes):
         if prefix is None:
             lowest = ops.cast(_down(least, unknown) + buckets // 2, "int32")
             k = ops.minimum(k, up_to[-1] - ops.take(up_to, lowest))
-        found = ops.maximum(count_true(up_to[-1] - up_to + histogram >= k, usual=True) - 1, 0)
+        found = ops.maximum(count_true(up_to[-1] - up_to + histogram >= k, expect_any=True) - 1, 0)
         k = k - (up_to[-1] - ops.take(up_to, found))
         tied, found = ops.take(histogram, found), ops.cast(found, key.dtype)
         prefix = found - buckets // 2 if prefix is None else ops.left_shift(prefix, ops.cast(width, key.dtype)) + found

@@ -4,8 +4,8 @@ import pytest
 from one_weight import holding
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.training.choice import as_options
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.options import as_options
+from prunekit.techniques.pruning.pruner import Pruner
 
 
 @pytest.fixture

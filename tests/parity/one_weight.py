@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.training.choice import PruningOptions
-from prunekit.training.pruner import Pruner
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.pruner import Pruner
 
 
 def holding(weight):
@@ -31,4 +31,4 @@ def compat_mask(weight, asked, **options):
     pruner = _pruner(weight.shape, PruningOptions(compat="tfmot", **options))
     pruner.model.set_weights([weight])
     asked = pruner.rules.schedule(OneShot(asked), pruner.options)(0)
-    return np.array(pruner._chooser.choose(asked, [pruner.store.mask(0)]).masks[0])
+    return np.array(pruner._calculator.choose(asked, [pruner.store.mask(0)]).masks[0])

@@ -8,8 +8,8 @@ import tf_keras
 
 import prunekit as pk
 from prunekit.anatomy.targets import find_targets
-from prunekit.training.choice import PruningOptions
-from prunekit.training.tfmot_rules import rules_of
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.tfmot_rules import rules_of
 
 REFUSED = None
 SEQUENCE, IMAGE, VOLUME, FLAT = (6, 4), (6, 6, 4), (6, 6, 6, 4), (4,)

@@ -1,0 +1,66 @@
+"""Layers of a model by the names that users give: a name, a path, or a path and the number of the call."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.targets import places
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The outputs of one call of a layer.
+
+    Attributes:
+        layer: The layer.
+        label: As the user named it.
+        call: Which of its calls in a pass, counted from 0; None where it has only one.
+    """
+
+    layer: Any
+    label: str
+    call: int | None
+
+
+def as_names(names: Any, option: str) -> list[Any]:
+    """Several names of layers, or one, as a list.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(names, str):
+        return [names]
+    if not isinstance(names, Iterable):
+        raise TypeError(f"`{option}` takes names of layers. Received: {names!r}.")
+    return list(names)
+
+
+def find_site(model: Any, name: Any, option: str) -> Site:
+    """The layer of that name or path, such as "block/conv_1"; ("conv_1", 2) stands for its third call in a pass.
+
+    Raises:
+        TypeError: It is no name.
+        ValueError: No layer has it, or several have.
+    """
+    label, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
+    if not isinstance(label, str) or not (call is None or isinstance(call, int)):
+        raise TypeError(f"`{option}` takes a layer's name, or (name, number of the call). Received: {name!r}.")
+    below = [place for place in places(model) if place.path and not isinstance(place.layer, keras.layers.InputLayer)]
+    # An RNN and its cell have one path, and different full paths.
+    matches = (
+        [place for place in below if label == key(place)]
+        for key in (lambda place: place.full_path, lambda place: place.path, lambda place: place.names[-1])
+    )
+    found = {id(place.layer): place for place in next(filter(None, matches), [])}
+    if len(found) == 1:
+        return Site(next(iter(found.values())).layer, label, call)
+    if found:
+        listed = ", ".join(repr(place.full_path) for place in found.values())
+        raise ValueError(f"Several layers are called {label!r}. Received: {option}={name!r}. Pass one of {listed}.")
+    known = list(dict.fromkeys(text for place in below for text in (place.path, place.names[-1])))
+    close = difflib.get_close_matches(label, known, n=5, cutoff=0.5)
+    hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"Its layers are {', '.join(known[:8])}."
+    raise ValueError(f"No layer of the model {model.name!r} is called {label!r}. Received: {option}={name!r}. {hint}")

@@ -1,0 +1,35 @@
+"""Checks of what users pass to training loops: arrays of examples, and counts."""
+
+from numbers import Real
+from typing import Any
+
+import keras
+
+
+def examples_in(**arrays: Any) -> int:
+    """The number of examples in arrays, or structures of them, that lie along their first axes; None counts nothing.
+
+    Raises:
+        ValueError: There are none, or the lengths differ.
+    """
+    found = {
+        name: sorted({len(leaf) for leaf in keras.tree.flatten(array) if leaf is not None})
+        for name, array in arrays.items()
+    }
+    lengths = {length for each in found.values() for length in each}
+    if len(lengths) != 1 or 0 in lengths:
+        listed = ", ".join(f"{name} with {' and '.join(map(str, each))}" for name, each in found.items() if each)
+        raise ValueError(f"Arrays have one row per example, and at least one. Received: {listed}.")
+    return lengths.pop()
+
+
+def require_positive(**numbers: int | None) -> None:
+    """Refuses counts that are not whole numbers above zero; None passes.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name, value in numbers.items():
+        whole = isinstance(value, Real) and not isinstance(value, bool) and value == value // 1
+        if value is not None and not (whole and value >= 1):
+            raise ValueError(f"`{name}` is a whole number above zero. Received: {name}={value!r}.")

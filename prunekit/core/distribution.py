@@ -1,0 +1,96 @@
+"""Several replicas: which process speaks for them, and `fit` across all of them. Public as `pk.distribution`."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from prunekit.core import backend, patching, train_function
+
+__all__ = ["across_replicas", "is_chief"]
+
+
+def is_chief(strategy: Any = None) -> bool:
+    """Whether this process writes files and tells the user things for all replicas: one of them does.
+
+    Args:
+        strategy: A `tf.distribute` strategy; None takes the one in scope. On the JAX backend processes are asked, on
+            PyTorch there is one.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.process_index() == 0
+    if not backend.on_tensorflow():
+        return True
+    import tensorflow as tf
+
+    resolver = getattr(strategy or tf.distribute.get_strategy(), "cluster_resolver", None)
+    if resolver is None or not resolver.task_type:
+        return True
+    if resolver.task_type == "worker" and "chief" not in resolver.cluster_spec().jobs:
+        return resolver.task_id == 0
+    return resolver.task_type == "chief"
+
+
+def speaks_for(model: Any) -> bool:
+    """Whether this process is the chief of those that train a model."""
+    return is_chief(getattr(model, "distribute_strategy", None))
+
+
+@contextlib.contextmanager
+def across_replicas(model: Any) -> Iterator[None]:
+    """Inside, `fit` and `evaluate` under a `tf.distribute` strategy see the data that they would see on one replica.
+
+    Keras 3.15 draws a batch before the first epoch to build the model from, so that a data set that shuffles anew in
+    each iteration is one ahead; inside, it draws none where all is built. Under MultiWorkerMirroredStrategy, it fails:
+    it takes that batch for one of all workers, which no process has, and averages the logs of a step along an axis that
+    a number has not. Inside, it takes the batch of this process, and a step returns its logs with one axis.
+
+    At the end the model is as it was. Under no strategy nothing changes.
+
+    Args:
+        model: A Keras model made in the strategy's scope; it need not be compiled yet.
+    """
+    with contextlib.ExitStack() as undo:
+        if getattr(model, "_distribute_strategy", None) is not None:
+            undo.enter_context(patching.shadowed(model, "_maybe_symbolic_build", functools.partial(_build, model)))
+        if _has_workers(model):
+            undo.enter_context(train_function.fresh_functions(model))
+            # An `evaluate` that Keras failed in has left its function here.
+            model.test_function = None
+            for name in ("train_step", "test_step"):
+                undo.enter_context(patching.wrapped(model, name, _with_an_axis))
+        yield
+
+
+def _has_workers(model: Any) -> bool:
+    if not backend.on_tensorflow():
+        return False
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    resolver = getattr(strategy, "cluster_resolver", None)
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and bool(resolver and resolver.task_type)
+
+
+def _with_an_axis(step: Callable[..., Any]) -> Callable[..., Any]:
+    def logs_of(data: Any) -> Any:
+        return keras.tree.map_structure(lambda log: keras.ops.expand_dims(log, 0), step(data))
+
+    return logs_of
+
+
+def _build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    strategy = model.distribute_strategy
+    parts = (model._compile_metrics, model._compile_loss, *model._flatten_layers())
+    if iterator is not None and not all(part is None or part.built for part in parts):
+        _, _, batches = next(iter(iterator))
+        data_batch = next(batches)
+    data_batch = keras.tree.map_structure(
+        lambda part: part if part is None else strategy.experimental_local_results(part)[0], data_batch
+    )
+    with strategy.scope():
+        model._symbolic_build(data_batch=data_batch)

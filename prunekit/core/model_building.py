@@ -1,0 +1,104 @@
+"""Builds what a model lacks from the first batch of `fit`, as Keras does when it traces the first training step."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.targets import unbuilt_layers
+from prunekit.core.backend import on_tensorflow
+from prunekit.core.optimizers import optimizers_of
+from prunekit.core.patching import around_updates
+
+
+def waits_for_data(model) -> bool:
+    """Whether layers of the model get their weights when `fit` traces its first step, after its callbacks began.
+
+    True on TensorFlow alone. On the other backends, and under a distribution strategy, Keras builds the model from a
+    batch before it calls any callback.
+    """
+    if not on_tensorflow() or getattr(model, "_distribute_strategy", None) is not None:
+        return False
+    return any(True for _ in unbuilt_layers(model)) or not (model.built or model.weights)
+
+
+def build_from_batch(model, batches: Any) -> Any:
+    """Builds the layers that the model's training step calls, without training; returns the batches to train on.
+
+    The step is traced on the types and shapes of a batch and never run, so weights, batch statistics and random seeds
+    are as they were, and optimizers are not asked to update. A step that cannot be traced is run on the first batch
+    inside a `keras.StatelessScope`, which throws away what the step changes.
+
+    Args:
+        model: A compiled Keras model on TensorFlow.
+        batches: What Keras passes to the model's train function: an iterator of a `tf.data.Dataset`, or any other.
+
+    Returns:
+        An iterator with the same batches, the first one included.
+
+    Raises:
+        RuntimeError: The step fails before all layers have their weights.
+    """
+    import tensorflow as tf
+
+    first = None
+    if not isinstance(batches, tf.data.Iterator):
+        first, batches = _first(batches)
+    try:
+        _trace(model, batches.element_spec if first is None else first)
+    except Exception as error:  # noqa: BLE001 (the user's own step: reading values while tracing fails in many ways)
+        if first is None:
+            # A train function of Keras takes any iterator, so the first batch can be put back.
+            first, batches = _first(batches)
+        if not _run_stateless(model, first) and any(True for _ in unbuilt_layers(model)):
+            raise RuntimeError(
+                f"The model {model.name!r} could not be built from the first batch. Received: {type(error).__name__}: "
+                f"{error}. Call the model once on a batch of data before `fit`."
+            ) from error
+    return batches
+
+
+def _first(batches: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
+    batches, copy = itertools.tee(batches)
+    return next(copy, None), batches
+
+
+def _trace(model, batch: Any) -> None:
+    import tensorflow as tf
+
+    @tf.autograph.experimental.do_not_convert
+    def step(data: Any) -> None:
+        model.distribute_strategy.run(model.train_step, args=(data,))
+
+    function = tf.function(step, autograph=False)
+    with _without_updates(model):
+        function.get_concrete_function(batch)
+
+
+def _run_stateless(model, batch: Any) -> bool:
+    """Whether the step came to its end: it may stop where it uses gradients, which are None inside the scope."""
+    with _without_updates(model), keras.StatelessScope():
+        try:
+            model.train_step(batch)
+        except Exception:  # noqa: BLE001 (as above)
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _without_updates(model) -> Iterator[None]:
+    """Inside, the model's optimizers update nothing, and every `tf.function` is part of its caller."""
+    import tensorflow as tf
+
+    # A `tf.function` inside the step would keep its trace, in which nothing is updated, and be run with it later.
+    inline = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with around_updates(optimizers_of(model), lambda optimizer, *_: optimizer.iterations):
+            yield
+    finally:
+        tf.config.run_functions_eagerly(inline)
+        # Losses that layers added are tensors of a graph that is gone; the next trace would read them.
+        model._clear_losses()

@@ -1,0 +1,74 @@
+"""Where the generators of random numbers stand that a training may draw from, as JSON can say it."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core import jax_state
+
+
+def random_state(model: Any) -> dict[str, Any]:
+    """Where the generators of Python, NumPy, Keras, the model's layers and, where Keras runs on it, PyTorch stand.
+
+    Not those of TensorFlow: the counters of its stateful operations (`tf.random.normal`) cannot be read.
+    """
+    jax_state.sync_model_state(model)
+    version, numbers, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    seeds = _global_seeds()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
+        "keras": None if seeds is None else _listed(seeds.state),
+        "layers": [_listed(variable) for variable in _layer_seeds(model)],
+        "torch": _torch_state(),
+    }
+
+
+def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
+    """Puts the generators where they stood."""
+    if state["keras"] is not None:
+        from keras.src.random.seed_generator import global_seed_generator
+
+        global_seed_generator().state.assign(state["keras"])
+    for variable, value in zip(_layer_seeds(model), state["layers"], strict=True):
+        variable.assign(value)
+    # Last: to make Keras's generator takes a number of Python's.
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    if state.get("torch") is not None:
+        import torch
+
+        torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+def _torch_state() -> list[int] | None:
+    # Keras on PyTorch shuffles the examples of `fit` by this generator.
+    if keras.backend.backend() != "torch":
+        return None
+    import torch
+
+    return torch.get_rng_state().tolist()
+
+
+def _layer_seeds(model: Any) -> list[Any]:
+    """Of dropout and noise: `weights` leaves them out, and so do the files that `save_weights` writes."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
+
+
+def _listed(variable: Any) -> list[int]:
+    return keras.ops.convert_to_numpy(variable).tolist()
+
+
+def _global_seeds() -> Any:
+    # The generator of `keras.random` without a seed has no public name.
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)

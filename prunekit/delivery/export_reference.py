@@ -1,0 +1,149 @@
+"""A model that is exported, with what it answers to samples: what every file is compared with."""
+
+import contextlib
+import tempfile
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.delivery.isolated_run import Comparison, Unfit, compare
+from prunekit.delivery.litert import ConversionError, InputSpec, Traced, input_specs, trace_and_convert
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write a model, and how far it may be from the Keras model.
+
+    The bounds are fractions of the range of each output over all samples. float32 has room for another order of
+    summation only; float16 rounds each weight by up to 2**-11; int8 rounds weights and activations to 8 bits, where a
+    confident softmax moves far on single samples near a boundary: there the bound on the mean is the sharp one. (Files
+    that compute wrong numbers are off by 0.26 and more.)
+
+    Attributes:
+        suffix: What the file name adds to the model's name.
+        weights: How LiteRT stores weights.
+        sparse: True if constants with at least 30 % zeros are sparse-encoded.
+        max_error: Bound on the largest absolute error.
+        mean_error: Bound on the root of the mean squared error.
+    """
+
+    suffix: str
+    weights: str = "float32"
+    sparse: bool = False
+    max_error: float = 1e-4
+    mean_error: float = 1e-4
+
+
+class Subject:
+    """The model with its samples, what it answers to them, and its conversion; each is made once, when needed.
+
+    Args:
+        model: Built.
+        samples: Inputs, samples along axis 0, as the model takes them.
+        labels: As `export` takes them.
+        batch_size: That of LiteRT files; None leaves it as the model has it.
+        scratch: Holds a folder until its end, if a conversion needs one.
+
+    Raises:
+        ValueError: The model is not built; samples or labels do not fit.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        samples: Any,
+        labels: Any,
+        batch_size: int | None,
+        scratch: contextlib.ExitStack,
+    ) -> None:
+        if not model.built:
+            raise ValueError("Only a built model has weights to export. Call it on a sample first.")
+        arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
+        lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"`samples` needs one or more samples along axis 0. Received lengths: {sorted(lengths)}.")
+        self.model, self.structure = model, samples
+        self.specs: list[InputSpec] = input_specs(model, samples)
+        self.fixed = [replace(spec, shape=(batch_size or spec.shape[0], *spec.shape[1:])) for spec in self.specs]
+        self.inputs = [array.astype(spec.dtype) for array, spec in zip(arrays, self.specs, strict=True)]
+        self.count = lengths.pop()
+        self.labels = None if labels is None else self._classes(np.asarray(labels))
+        self._scratch = scratch
+        self._converted: tuple[Traced, bytes] | ConversionError | None = None
+
+    def _classes(self, labels: np.ndarray) -> np.ndarray:
+        if labels.shape[:1] != (self.count,) or labels.ndim > 2:
+            raise ValueError(
+                f"`labels` must hold a class, or a one-hot row, for each of the {self.count} samples. "
+                f"Received: shape={labels.shape}."
+            )
+        return labels.argmax(-1) if labels.ndim == 2 and labels.shape[1] > 1 else labels.reshape(self.count)
+
+    def answers(self, model: keras.Model) -> list[np.ndarray]:
+        """Every output of a Keras model for all samples, as float arrays."""
+        batch = self.specs[0].shape[0] or 256
+        parts: list[list[np.ndarray]] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for start in range(0, self.count // batch * batch if self.specs[0].shape[0] else self.count, batch):
+                flat = [keras.ops.convert_to_tensor(values[start : start + batch]) for values in self.inputs]
+                outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(self.structure, flat), training=False))
+                parts.append([np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(o, "float32"))) for o in outputs])
+        if not parts:
+            raise ValueError(f"The model takes batches of {batch}. Received: {self.count} samples.")
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    @cached_property
+    def reference(self) -> list[np.ndarray]:
+        """What the model answers.
+
+        Raises:
+            Unfit: NaN or infinity.
+        """
+        answers = self.answers(self.model)
+        if not all(np.isfinite(answer).all() for answer in answers):
+            raise Unfit("failed", "the Keras model itself gives NaN or infinity for these samples")
+        return answers
+
+    def converted(self) -> tuple[Traced, bytes]:
+        """The traced model and its plain float32 file.
+
+        Raises:
+            Unfit: The converter gave up, or there is none on this backend.
+        """
+        if keras.backend.backend() != "tensorflow":
+            raise Unfit(
+                "refused",
+                f"LiteRT files are made with Keras's TensorFlow backend, this is {keras.backend.backend()!r}; export "
+                "'keras', load that file where KERAS_BACKEND=tensorflow is set, and export from there",
+            )
+        if self._converted is None:
+            folder = Path(self._scratch.enter_context(tempfile.TemporaryDirectory()))
+            try:
+                self._converted = trace_and_convert(self.model, self.structure, self.fixed, folder)
+            except ConversionError as error:
+                self._converted = error
+        if isinstance(self._converted, ConversionError):
+            raise Unfit("failed", f"the converter gave up: {self._converted}")
+        return self._converted
+
+    def compare(self, bounds: Format, answers: list[np.ndarray], what: str) -> Comparison:
+        """How far `answers` to the first samples are from the reference.
+
+        Raises:
+            Unfit: Further than the format's bounds.
+        """
+        found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels)
+        if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):
+            raise Unfit(
+                "failed",
+                f"it runs but disagrees with the Keras model on {what}: largest error {found.max_error:.3g}, mean "
+                f"{found.mean_error:.3g} of the output range (allowed: {bounds.max_error:g} and {bounds.mean_error:g})",
+                found,
+            )
+        return found

@@ -1,0 +1,325 @@
+"""The record of one run: frozen, strict JSON there and back, and what it says in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prunekit.delivery.formatting import (
+    MISSING,
+    accuracy,
+    change,
+    count,
+    is_number,
+    number,
+    short_count,
+    size,
+    sparsity,
+    times,
+)
+
+if TYPE_CHECKING:
+    from prunekit.anatomy.inspection import Event, Report, WeightRow
+    from prunekit.delivery.export import ExportRow, RuntimeAdvice
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that one run of a recipe did and measured.
+
+    Attributes:
+        title: Name of the run.
+        recipe: The locked recipe, every default written out.
+        versions: Version by program or package, and what else the result depends on.
+        seed: The seed of the run.
+        steps: One mapping for each step taken: kind, name, seconds, history (metric -> value per epoch), accuracy.
+        before: The model before the first pruning.
+        after: The model at the end, with its targets and what was skipped.
+        metrics: Figures of the whole run, as pairs such as accuracy_before and accuracy_after.
+        schedule: The schedule of the first prune step: its type and its fields, in optimizer updates.
+        events: Every mask update.
+        curve: (step, validation accuracy).
+        exports: What became of each format.
+        expectations: What was expected, bound ({"min": x} or {"max": x}), measured, met.
+        histograms: `plots.weight_histogram` of the largest targets, by name.
+        hashes: SHA-256 of recipe, data and weights.
+        notes: What a reader should know about these figures.
+        advice: What the zeros buy, runtime by runtime.
+        compressed: `compressed_sizes` of the weights; empty if not measured.
+        changes: What optimizer updates did to each weight, by name, over the whole run; "relative" is the L2 norm of
+            an update's change over that of the weight, averaged. Empty if not measured.
+    """
+
+    title: str
+    recipe: dict[str, Any]
+    versions: dict[str, str]
+    seed: int
+    steps: tuple[dict[str, Any], ...]
+    before: Report
+    after: Report
+    metrics: dict[str, float]
+    schedule: dict[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()
+    exports: tuple[ExportRow, ...] = ()
+    expectations: tuple[dict[str, Any], ...] = ()
+    histograms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    advice: tuple[RuntimeAdvice, ...] = ()
+    compressed: dict[str, dict[str, int]] = field(default_factory=dict)
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as strict JSON can hold it: nan and infinities are None."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return json_ready({"report_version": REPORT_VERSION, **values})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunReport:
+        """The report that `to_dict` wrote. Keys that are not its own are left out.
+
+        Raises:
+            ValueError: It is not such a report, or one of a newer prunekit.
+        """
+        from prunekit.anatomy.inspection import Event
+        from prunekit.delivery.export import ExportRow, RuntimeAdvice
+
+        if not isinstance(values, Mapping):
+            raise ValueError(f"A report is a JSON object. Received: {type(values).__name__}.")
+        version = values.get("report_version", REPORT_VERSION)
+        if version != REPORT_VERSION:
+            raise ValueError(
+                f"This prunekit reads reports of version {REPORT_VERSION}. Received: report_version={version!r}. "
+                "Use the prunekit that wrote it."
+            )
+        made: dict[str, Any] = dict(values)
+        for name in ("before", "after"):
+            if name in values:
+                made[name] = _report_from(values[name])
+        for name, kind in (("events", Event), ("exports", ExportRow), ("advice", RuntimeAdvice)):
+            made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
+        for name in ("steps", "expectations", "notes"):
+            made[name] = tuple(_rows(values, name))
+        made["curve"] = tuple((step, value) for step, value in _rows(values, "curve"))
+        return _rebuilt(cls, made)
+
+    # ---- what the page and the terminal both say ---------------------------------------------------------------------
+
+    @property
+    def pruned(self) -> list[WeightRow]:
+        """The rows of the targets; where none are named, of all weights with zeros in a pattern of their own."""
+        names = set(self.after.targets)
+        if names:
+            return [row for row in self.after.weights if row.name in names]
+        return [row for row in self.after.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
+
+    @property
+    def pruned_sparsity(self) -> float:
+        """Fraction of zeros over `pruned`; 0.0 where nothing was pruned."""
+        total = sum(row.size for row in self.pruned)
+        return sum(row.zeros for row in self.pruned) / total if total else 0.0
+
+    def relative_change(self, name: str) -> float | None:
+        """How far an update moved a weight, relative to its norm; None if not measured."""
+        return self.changes.get(name, {}).get("relative")
+
+    @property
+    def all_notes(self) -> list[str]:
+        """Every note once."""
+        return list(dict.fromkeys([*self.notes, *self.after.notes, *self.before.notes]))
+
+    @property
+    def skipped_reasons(self) -> dict[str, list[str]]:
+        """Reason -> names of the weights that were left alone for it: forty biases are one fact."""
+        reasons: dict[str, list[str]] = {}
+        for item in self.after.skipped:
+            reasons.setdefault(item.reason, []).append(item.name)
+        return reasons
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The expectations that were not met."""
+        return [row for row in self.expectations if not row.get("met")]
+
+    @property
+    def smallest(self) -> ExportRow | None:
+        """The smallest file that was checked and left on disk, the Keras file apart: it is for training on."""
+        good = [row for row in self.exports if row.status == "ok" and is_number(row.bytes)]
+        return min([row for row in good if row.format != "keras"] or good, key=lambda row: row.bytes or 0, default=None)
+
+    def gzip_total(self, when: str) -> int | None:
+        """Bytes of all weights, each compressed by itself, "before" or "after"; None if not measured."""
+        sizes = [row.get(when) for row in self.compressed.values()]
+        return sum(one for one in sizes if one is not None) if any(one is not None for one in sizes) else None
+
+    def verdict(self) -> str:
+        """What was achieved, in one sentence with figures."""
+        rows = self.pruned
+        if not rows:
+            return "No weight was pruned." + self._accuracy_clause(" The accuracy is ", ".")
+        zeros, total = sum(row.zeros for row in rows), sum(row.size for row in rows)
+        where = "1 weight matrix" if len(rows) == 1 else f"{len(rows)} weight matrices"
+        text = (
+            f"{count(zeros)} of {count(total)} weights in {where} are exactly zero (sparsity {sparsity(zeros / total)})"
+        )
+        text += self._accuracy_clause("; the accuracy is ", "")
+        best = self.smallest
+        if best is not None:
+            text += f"; the smallest file that runs is {best.format}, {size(best.bytes)}"
+            if is_number(best.gzip_bytes):
+                text += f" ({size(best.gzip_bytes)} with gzip)"
+            text += f", where the weights before pruning take {size(self.before.bytes)}"
+        return text + "."
+
+    def _accuracy_clause(self, start: str, end: str) -> str:
+        before, after = self.metrics.get("accuracy_before"), self.metrics.get("accuracy_after")
+        if not is_number(after):
+            return ""
+        was = f", {accuracy(before)} before pruning" if is_number(before) else ""
+        return f"{start}{accuracy(after)}{was}{end}"
+
+    def cards(self) -> list[tuple[str, str, str]]:
+        """(label, figure, what it compares with) for the top of the page."""
+        found = self._metric_cards()
+        rows = self.pruned
+        found.append(
+            (
+                "Sparsity of the pruned weights",
+                sparsity(self.pruned_sparsity) if rows else MISSING,
+                f"over the whole model {sparsity(self.after.sparsity)}, before {sparsity(self.before.sparsity)}",
+            )
+        )
+        raw = "zeros still take room here" if self.after.zeros else ""
+        found.append(("Weights, raw", size(self.after.bytes), f"before {size(self.before.bytes)}; {raw}".rstrip("; ")))
+        before, after = self.gzip_total("before"), self.gzip_total("after")
+        if after is not None:
+            found.append(("Weights, gzip", size(after), f"before {size(before)}, {times(before, after)} as much"))
+        best = self.smallest
+        if best is not None:
+            found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
+        macs, kept = self.after.macs, self.after.sparse_macs
+        if macs:
+            what = f"dense {short_count(macs)}, {times(macs, kept)} as many; skipped only by some runtimes, see below"
+            found.append(("MACs without zeros", short_count(kept), what))
+        return found
+
+    def _metric_cards(self) -> list[tuple[str, str, str]]:
+        names = [key.removesuffix("_after") for key in self.metrics if key.endswith("_after")]
+        found = []
+        for name in sorted(names, key=lambda name: name != "accuracy"):
+            before, after = self.metrics.get(f"{name}_before"), self.metrics[f"{name}_after"]
+            write = accuracy if name == "accuracy" else number
+            was = "not measured before pruning"
+            if before is not None and is_number(before):
+                was = f"before pruning {write(before)}"
+                was += f" ({change(before, after)})" if name == "accuracy" and is_number(after) else ""
+            found.append((name.replace("_", " ").capitalize(), write(after), was))
+        return found
+
+
+def bound_text(bound: Any) -> str:
+    """A bound in words: "at least 0.96", "between 0.5 and 0.9"."""
+    if isinstance(bound, Mapping):
+        low, high = bound.get("min"), bound.get("max")
+        if low is not None and high is not None:
+            return f"between {number(low, 6)} and {number(high, 6)}"
+        if low is not None or high is not None:
+            return f"at least {number(low, 6)}" if low is not None else f"at most {number(high, 6)}"
+    return number(bound, 6) if is_number(bound) else str(bound)
+
+
+def compressed_sizes(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
+    """Bytes of each weight after gzip, level 9, each by itself: {name: {"before": bytes, "after": bytes}}.
+
+    Args:
+        before: Weights before pruning, by name.
+        after: Weights at the end, by name.
+    """
+    names = dict.fromkeys([*after, *before])
+    pairs = (("before", before), ("after", after))
+    return {name: {when: _gzip_size(arrays[name]) for when, arrays in pairs if name in arrays} for name in names}
+
+
+def _gzip_size(array: np.ndarray) -> int:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return len(compressor.compress(np.ascontiguousarray(array).tobytes())) + len(compressor.flush())
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def json_ready(value: Any) -> Any:
+    """The value as strict JSON can hold it: NumPy numbers as Python's, nan and infinities as None, tuples as lists.
+
+    Raises:
+        TypeError: JSON has no way to say it.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return json_ready(value.tolist())
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_ready(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        whole = value.to_dict() if hasattr(value, "to_dict") else dataclasses.asdict(value)
+        return json_ready(whole)
+    raise TypeError(f"A report holds plain values that JSON can say. Received: {value!r} ({type(value).__name__}).")
+
+
+def _rows(values: Mapping[str, Any], name: str) -> list[Any]:
+    rows = values.get(name) or []
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError(f"The report's {name!r} must be a list. Received: {type(rows).__name__}.")
+    return list(rows)
+
+
+def _rebuilt(kind: Any, values: Any) -> Any:
+    """A dataclass from a mapping that may hold more, such as its properties."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"A {kind.__name__} is a JSON object. Received: {type(values).__name__}.")
+    known = {item.name: values[item.name] for item in fields(kind) if item.name in values}
+    needed = [
+        item.name
+        for item in fields(kind)
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in needed if name not in known]
+    if missing:
+        raise ValueError(f"A {kind.__name__} needs {', '.join(missing)}. Received: {', '.join(values) or 'nothing'}.")
+    return kind(**known)
+
+
+def _report_from(values: Any) -> Any:
+    from prunekit.anatomy.inspection import Event, Report, WeightRow
+    from prunekit.anatomy.targets import Skipped
+
+    if not isinstance(values, Mapping):
+        raise ValueError(f"A Report is a JSON object. Received: {type(values).__name__}.")
+    made: dict[str, Any] = dict(values)
+    made["weights"] = tuple(
+        _rebuilt(WeightRow, {**row, "shape": tuple(row.get("shape", ()))}) for row in _rows(values, "weights")
+    )
+    for name, kind in (("skipped", Skipped), ("events", Event)):
+        made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
+    for name in ("notes", "targets"):
+        made[name] = tuple(_rows(values, name))
+    made["before"] = _report_from(values["before"]) if values.get("before") is not None else None
+    return _rebuilt(Report, made)

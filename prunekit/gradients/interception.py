@@ -1,0 +1,269 @@
+"""Gradients at layers' outputs, caught on their way back during training: changed, replaced, or summed up."""
+
+import functools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from numbers import Real
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prunekit.anatomy.layer_names import Site, find_site
+from prunekit.anatomy.targets import check_built
+from prunekit.core import backend, patching, train_function
+from prunekit.core.layer_observer import wide
+from prunekit.gradients.layer_capture import graph_in_scope, is_differentiable, like
+from prunekit.gradients.statistics import norms
+
+
+@contextmanager
+def intercepting(model: Any, functions: Mapping[Any, Callable[[Any], Any]]) -> Iterator[None]:
+    """Inside, the gradient at a layer's output passes through a function of yours before it goes further back.
+
+    Holds in `model.fit` and `train_on_batch` (of a model that was fitted before too, and with `PruningCallback`), in
+    `TapeLoop`, and under tapes of your own, wherever a pass runs through the layer. Layers further back, and the
+    layer's own weights, see what the function returns. The forward pass is the same, bit for bit; afterwards model,
+    layers and the model's compiled functions are as they were. A `tf.function` of your own is to be traced inside, and
+    not to be used after it.
+
+    `per_example` and its kin take gradients apart at layers' outputs, and are not for the inside.
+
+    A layer's name stands for all its calls, ("name", 1) for the second one in a pass of the model. A function is called
+    once per floating-point output and call. Where the model ends in a softmax or sigmoid whose logits a Keras loss
+    looks up, no gradient reaches its output; the function gets the one at the logits. Gradients are those of the loss
+    as the loop scales it: a mean over the batch has 1/batch in it, a LossScaleOptimizer its scale.
+
+    Args:
+        model: A built Keras model.
+        functions: Of each layer by name or path, such as "block/conv_1", or (name, number of the call): a function
+            gradient -> gradient of the same shape and dtype, made of TensorFlow or Keras operations.
+
+    Raises:
+        RuntimeError: Keras does not run on TensorFlow.
+        TypeError: `functions` is no mapping of names to functions; a function returns no tensor.
+        ValueError: No layer has the name; there is no such call; a function returns another shape or dtype; the layer
+            runs inside `vectorized_map`, or inside a graph's loop or condition with a function that uses variables.
+
+    Warns:
+        UserWarning: At the end, if no gradient came back to one of the functions.
+
+    Source: Ganin and Lempitsky 2015, arXiv:1409.7495, section 3, for a layer that is the identity forwards and another
+        function backwards (there the gradient's reversal).
+    """
+    backend.require_tensorflow("intercepting")
+    check_built(model)
+    found = _interceptions(model, functions)
+    by_layer: dict[int, list[_Interception]] = {}
+    for one in found:
+        by_layer.setdefault(id(one.site.layer), []).append(one)
+    counter = _CallCounter()
+    with ExitStack() as stack:
+        stack.enter_context(train_function.fresh_functions(model))
+        if any(one.site.call is not None for one in found):
+            stack.enter_context(_calling(model, lambda original: counter.counted(original, found)))
+        for these in by_layer.values():
+            stack.enter_context(_calling(these[0].site.layer, functools.partial(_intercepted, these, counter)))
+        yield
+    for one in found:
+        if not one.reached:
+            warnings.warn(
+                f"No gradient came back to {one.site.label!r} for its function. Either no training step was traced "
+                "inside (a tf.function that was called before keeps its old trace), or the layer was not called, or "
+                "no weight up to its output is trained.",
+                stacklevel=3,
+            )
+
+
+def clipped_by_norm(limit: Any, *, per_example: bool = True) -> Callable[[Any], Any]:
+    """A function gradient -> gradient, shortened to an L2 norm of `limit` where it is longer, else as it was.
+
+    Norms are computed in at least float32 and neither overflow nor vanish. A gradient with NaN or infinity stays as it
+    is.
+
+    Args:
+        limit: Largest norm, in the gradient's units; above zero. A tensor or variable may change during training.
+        per_example: Whether each example (row of the first axis) has its own norm, over all other axes; else the whole
+            gradient has one.
+
+    Raises:
+        ValueError: The limit is not above zero.
+
+    Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
+    """
+    changing = tf.is_tensor(limit) or isinstance(limit, keras.Variable)
+    if not changing and not (isinstance(limit, Real) and float(limit) > 0):
+        raise ValueError(f"A norm is clipped to a limit above zero. Received: limit={limit!r}.")
+
+    def clip(gradient: Any) -> Any:
+        values = wide(gradient)
+        norm = norms(values, tuple(range(1 if per_example else 0, len(gradient.shape))))
+        most = keras.ops.cast(limit, values.dtype)
+        shorter = values * (most / tf.where(norm > most, norm, tf.ones_like(norm)))
+        return tf.where(norm > most, tf.cast(shorter, gradient.dtype), gradient)
+
+    return clip
+
+
+# Layers' calls ------------------------------------------------------------------------------------------------------
+
+
+def _interceptions(model: Any, functions: Any) -> list["_Interception"]:
+    if not isinstance(functions, Mapping) or not functions:
+        raise TypeError(
+            "Interception takes a dictionary of layers' names and functions, and at least one. Received: "
+            f"functions={functions!r}."
+        )
+    found: list[_Interception] = []
+    for name, function in functions.items():
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"For each layer a function gradient -> gradient. Received: {function!r} for {name!r}.")
+        site = find_site(model, name, "functions")
+        if site.call is not None and site.call < 0:
+            raise ValueError(f"Calls of a layer are counted from 0. Received: functions={name!r}.")
+        for other in found:
+            calls = (site.call, other.site.call)
+            if other.site.layer is site.layer and (None in calls or calls[0] == calls[1]):
+                raise ValueError(
+                    f"Each call of a layer has one function, and a name alone stands for all calls. Received: two for "
+                    f"{site.label!r}. Compose them into one."
+                )
+        found.append(_Interception(site, function))
+    return found
+
+
+@contextmanager
+def _calling(layer: Any, instead: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Keras looks a layer's `call` up on the instance, in whatever thread and trace: what stands there is called."""
+    name = "call" if getattr(layer, "quantization_mode", None) is None else "quantized_call"
+    with patching.wrapped(layer, name, instead):
+        yield
+
+
+def _intercepted(these: list["_Interception"], counter: "_CallCounter", original: Any) -> Callable[..., Any]:
+    layer = these[0].site.layer
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        number = counter.next_call(layer)
+        outputs = original(*args, **kwargs)
+        for one in these:
+            if one.site.call in (None, number):
+                outputs = one.around(outputs)
+        return outputs
+
+    return call
+
+
+class _CallCounter(threading.local):
+    """In each thread, how often layers were called since the innermost pass of the model began."""
+
+    def __init__(self) -> None:
+        self._counts: list[Counter[int]] = []
+
+    def next_call(self, layer: Any) -> int:
+        """The number of the call that begins; -1 outside a pass."""
+        if not self._counts:
+            return -1
+        self._counts[-1][id(layer)] += 1
+        return self._counts[-1][id(layer)] - 1
+
+    def counted(self, original: Any, found: list["_Interception"]) -> Callable[..., Any]:
+        """The model's `call` as one pass, which must have the calls that are named."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._counts.append(Counter())
+            try:
+                outputs = original(*args, **kwargs)
+            finally:
+                counts = self._counts.pop()
+            for one in found:
+                if one.site.call is not None and one.site.call >= counts[id(one.site.layer)]:
+                    raise ValueError(
+                        f"The layer {one.site.label!r} is called {counts[id(one.site.layer)]} times in a pass of the "
+                        f"model. Received: call {one.site.call}. Name a call that takes place; they count from 0."
+                    )
+            return outputs
+
+        return call
+
+
+class _Interception:
+    """One function, around the outputs of one layer's calls."""
+
+    def __init__(self, site: Site, function: Callable[[Any], Any]):
+        self.site = site
+        self.reached = False
+        self._function = function
+
+    def around(self, outputs: Any) -> Any:
+        """The outputs, whose gradients pass through the function."""
+        return keras.tree.map_structure(self._around_one, outputs)
+
+    def _around_one(self, leaf: Any) -> Any:
+        if not is_differentiable(leaf):
+            return leaf
+        graph = graph_in_scope()
+        # vectorized_map rewrites each operation it saw, and custom gradients are lost on the way: not silently.
+        if graph is not None and "loop_body" in graph.get_name_scope().split("/"):
+            raise ValueError(
+                f"The layer {self.site.label!r} is called inside vectorized_map, where gradients cannot be "
+                "intercepted. Name the layer around it, or give that a fixed number of steps."
+            )
+        copy = like(self._identity(leaf), leaf)
+        logits = getattr(leaf, "_keras_logits", None)
+        if logits is not None:
+            copy._keras_logits = self._identity(logits)
+        return copy
+
+    def _identity(self, tensor: Any) -> Any:
+        @tf.custom_gradient
+        def identity(x: Any) -> Any:
+            return tf.identity(x), self._passed
+
+        return identity(tensor)
+
+    def _passed(self, gradient: Any) -> Any:
+        self.reached = True
+        gradient = tf.convert_to_tensor(gradient)  # an upstream tf.gather gives IndexedSlices
+        graph = graph_in_scope()
+        before = _variables_in(graph)
+        result = self._function(gradient)
+        # _WhileBodyGradFuncGraph, _CondGradFuncGraph: TensorFlow refuses these too, in words that lead nowhere.
+        if "Grad" in type(graph).__name__ and _variables_in(graph) > before:
+            raise ValueError(
+                f"The function for {self.site.label!r} uses variables (GradientStatistics does), which TensorFlow does "
+                "not allow in the gradient of a graph's loop or condition, where this layer is called. Name the layer "
+                "around it, or unroll the loop."
+            )
+        return self._checked(result, gradient)
+
+    def _checked(self, result: Any, gradient: Any) -> Any:
+        try:
+            tensor = tf.convert_to_tensor(result)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"The function for {self.site.label!r} returns a gradient. Received: {result!r}. To stop a gradient, "
+                "return zeros of its shape."
+            ) from error
+        if tensor.dtype != gradient.dtype or not tensor.shape.is_compatible_with(gradient.shape):
+            raise ValueError(
+                f"The function for {self.site.label!r} returns a gradient of the same shape and dtype: "
+                f"{tuple(gradient.shape)}, {gradient.dtype.name}. Received: {tuple(tensor.shape)}, {tensor.dtype.name}."
+            )
+        if tensor.shape.is_fully_defined() and gradient.shape.is_fully_defined():
+            return tensor
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor), tf.shape(gradient), f"The function for {self.site.label!r} returns another shape."
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return tf.identity(tensor)
+
+
+def _variables_in(graph: Any) -> int:
+    """How many variables from outside a graph uses."""
+    return sum(tensor.dtype == tf.resource for tensor in getattr(graph, "external_captures", ()))

@@ -1,0 +1,298 @@
+"""Running a piece of a model again: with the same draws and statistics, and without a second update of its state."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.eager import record
+from tensorflow.python.eager import tape as tapes
+from tensorflow.python.ops import control_flow_util
+
+from prunekit.anatomy.layer_names import as_names, find_site
+from prunekit.anatomy.layers import is_repeater
+from prunekit.anatomy.targets import check_built, places
+from prunekit.anatomy.watching import is_watched
+from prunekit.core import backend, patching
+from prunekit.core.train_function import fresh_functions
+from prunekit.gradients.layer_capture import graph_in_scope, is_differentiable, like
+
+
+@contextmanager
+def recomputing(model: Any, layers: Sequence[str] | str) -> Iterator[None]:
+    """Inside, the named layers keep only their inputs in a forward pass, and run again in the backward pass.
+
+    The training that comes out is the same: the second run draws the same random numbers, and does not move averages
+    again. Eagerly that holds bit for bit; in a compiled step TensorFlow may fuse operations of the first run, and
+    round otherwise. What is saved is the memory of everything between a layer's inputs and its outputs; the price is
+    one more forward pass of it. `model.fit`, `train_on_batch` and `TapeLoop` see it whether or not the model was
+    trained before. A `tf.function` of your own keeps what it was traced with, so its first call belongs inside.
+
+    While calls are watched (per-example gradients, derivatives of a layer's activations) the layers run once.
+
+    Args:
+        model: A built Keras model. Nothing about it is changed after the end.
+        layers: Names or paths of layers, such as "block" or "block/conv_1"; most useful of nested models and of layers
+            made of layers, since a single operation has little between its inputs and its outputs.
+
+    Raises:
+        RuntimeError: Keras does not run on TensorFlow.
+        TypeError: It is no Keras 3 model; a name is no string.
+        ValueError: The model is not built; no layer, or several, have that name; none is named; a layer is quantized,
+            or called inside the loop of a recurrent one.
+
+    Source: Chen et al. 2016, arXiv:1604.06174, section 3.
+    """
+    backend.require_tensorflow("pk.gradients.recomputing")
+    check_built(model)
+    blocks = [_block(model, name) for name in as_names(layers, "layers")]
+    if not blocks:
+        raise ValueError(f"recomputing() needs the name of a layer at least. Received: layers={layers!r}.")
+    with ExitStack() as stack:
+        for block in {id(block): block for block in blocks}.values():
+            stack.enter_context(patching.wrapped(block, "call", partial(_rerun, block)))
+        stack.enter_context(fresh_functions(model))
+        yield
+
+
+def _block(model: Any, name: Any) -> Any:
+    if not isinstance(name, str):
+        raise TypeError(f"`layers` takes names of layers, whose calls are all recomputed. Received: {name!r}.")
+    layer = find_site(model, name, "layers").layer
+    if getattr(layer, "quantization_mode", None) is not None:
+        raise ValueError(
+            f"A quantized layer is not trained, so there is no pass to recompute. Received: layers={name!r}, quantized "
+            f"to {layer.quantization_mode}. Leave it out."
+        )
+    for around in {id(place.layer): place for place in places(model) if is_repeater(place.layer)}.values():
+        if around.layer is not layer and any(below.layer is layer for below in places(around.layer)):
+            raise ValueError(
+                "A layer that is called inside a loop cannot be recomputed by itself. Received: "
+                f"layers={name!r}. Name the layer around it, {around.path!r}."
+            )
+    return layer
+
+
+# ---------------------------------------------------------------- one run, and the next
+
+
+class Run:
+    """One run of a piece of a model, which updates the model's state, and can be repeated without.
+
+    Attributes:
+        variables: The Keras variables that it read.
+        values: Their values before it, which tapes have seen being read.
+    """
+
+    def __init__(self, piece: Callable[..., Any]):
+        self._piece, self._surroundings = piece, _Surroundings()
+        self.variables: list[Any] = []
+        self.values: list[Any] = []
+        self._masks: dict[int, Any] = {}
+
+    def first(self, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """What the piece returns, and the losses that its layers add. No tape sees how."""
+        scope = _RecordingScope(_scope(), graph=graph_in_scope())
+        # Noted now: MultiHeadAttention takes them off its inputs.
+        self._masks = {id(one): one._keras_mask for one in inputs if getattr(one, "_keras_mask", None) is not None}
+        with record.stop_recording(), scope:
+            outputs = self._piece(*inputs)
+        self.variables = list(scope.read.values())
+        self.values = [_shown(variable, scope.taken.get(id(variable))) for variable in self.variables]
+        for variable in scope.written.values():
+            variable.assign(scope.get_current_value(variable))
+        return outputs, scope.losses
+
+    def again(self, inputs: Sequence[Any], sources: Sequence[Any], upstream: Sequence[Any]) -> list[Any]:
+        """Runs once more, and takes gradients back.
+
+        Args:
+            inputs: What it ran on.
+            sources: Tensors among `inputs` and `values`.
+            upstream: The gradient of each tensor that `differentiable` finds; None for those that are of no account.
+
+        Returns:
+            A gradient for each source: a tensor, `tf.IndexedSlices`, or None where nothing depends on it.
+        """
+        slopes = [None if slope is None else tf.convert_to_tensor(slope) for slope in upstream]
+        known = [slope for slope in slopes if slope is not None]
+        tensors = [each for each in {id(one): one for one in [*inputs, *self.values]}.values() if tf.is_tensor(each)]
+        with tf.control_dependencies(known):
+            again = dict(zip(map(id, tensors), _held_back(tensors, known), strict=True))
+            for key, mask in self._masks.items():
+                again[key]._keras_mask = mask
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([again[id(source)] for source in sources])
+                scope = _RecordingScope(
+                    None, zip(self.variables, (again[id(value)] for value in self.values), strict=True)
+                )
+                with self._surroundings.restored(), scope:
+                    outputs = self._piece(*(again.get(id(one), one) for one in inputs))
+                targets = differentiable(outputs, scope.losses)
+            return tape.gradient(
+                [target for target, slope in zip(targets, slopes, strict=True) if slope is not None],
+                [again[id(source)] for source in sources],
+                output_gradients=known,
+            )
+
+
+def _held_back(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
+    """The tensors again, of which a compiler may not think that it has them before it has `until`."""
+    # In a graph nothing else keeps a second run from being merged with the first, or from taking place before its time.
+    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return [tf.identity(tensor) for tensor in tensors]
+    # XLA does not heed control dependencies.
+    return xla.optimization_barrier(*tensors, *until)[: len(tensors)]
+
+
+def differentiable(outputs: Any, losses: Sequence[Any]) -> list[Any]:
+    """The tensors of a run through which gradients come back."""
+    leaves = [leaf for leaf in keras.tree.flatten(outputs) if is_differentiable(leaf)]
+    # Keras's cross-entropies look up the logits behind a softmax.
+    logits = [leaf._keras_logits for leaf in leaves if hasattr(leaf, "_keras_logits")]
+    return [*leaves, *logits, *losses]
+
+
+def replaced(outputs: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(outputs, losses) with `tensors` in the places where `differentiable` found what they stand for."""
+    leaves, standing = keras.tree.flatten(outputs), iter(tensors)
+    fresh = [like(next(standing), leaf) if is_differentiable(leaf) else leaf for leaf in leaves]
+    for new, old in zip(fresh, leaves, strict=True):
+        if hasattr(old, "_keras_logits"):
+            new._keras_logits = next(standing)
+    return keras.tree.pack_sequence_as(outputs, fresh), list(standing)
+
+
+class _RecordingScope(keras.StatelessScope):
+    """A scope in which no variable changes, and which knows what was read and what would have been written.
+
+    In a graph each variable is read once, so that the second run has the very tensors of the first: the loss depends on
+    those, and so does whatever updates the variables. TensorFlow's graph optimizer was seen to lose the order of an
+    update and another read.
+    """
+
+    def __init__(self, outer: Any, values: Iterable[tuple[Any, Any]] = (), *, graph: Any = None):
+        super().__init__(collect_losses=True)
+        self.read: dict[int, Any] = {}
+        self.written: dict[int, Any] = {}
+        self.taken: dict[int, Any] = {}
+        self._graph = graph
+        # Keras looks at the innermost scope only.
+        self.state_mapping.update(outer.state_mapping if outer is not None else {})
+        self.state_mapping.update((id(variable), value) for variable, value in values)
+
+    def get_current_value(self, variable: Any) -> Any:
+        if id(variable) not in self.written:
+            self.read[id(variable)] = variable
+        value = super().get_current_value(variable)
+        if value is None and self._graph is not None:
+            # Also where a layer reads it inside the graph of a loop.
+            with self._graph.as_default():
+                value = tf.convert_to_tensor(backend.native(variable))
+            self.taken[id(variable)] = self.state_mapping[id(variable)] = value
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        former = self.get_current_value(variable)
+        self.written[id(variable)] = variable
+        super().add_update((variable, _assigned(value, former)))
+
+
+def _assigned(value: Any, former: Any) -> Any:
+    """`value` as it is read from the variable that held `former`: gradients go to the variable, not to what made it."""
+    if not is_differentiable(former):
+        return value
+
+    @tf.custom_gradient
+    def read(_: Any) -> Any:
+        return tf.stop_gradient(value), lambda upstream: upstream
+
+    return read(former)
+
+
+def _scope() -> Any:
+    return global_state.get_global_attribute("stateless_scope")
+
+
+def _shown(variable: Any, taken: Any) -> Any:
+    """What the variable held, in its own precision, read in the sight of tapes; `taken` where it was read already."""
+    scope = _scope()
+    standing = None if scope is None else scope.get_current_value(variable)
+    if standing is not None:
+        return standing
+    native = backend.native(variable)
+    if taken is None:
+        return tf.convert_to_tensor(native)
+    tapes.variable_accessed(native)
+    record.record_operation("ReadVariableOp", [taken], [native.handle], lambda upstream: [upstream])
+    return taken
+
+
+class _Surroundings:
+    """What Keras knows of the calls and the precision around a layer's call: `training`, above all."""
+
+    def __init__(self) -> None:
+        self._held = {name: global_state.get_global_attribute(name) for name in ("current_call_ctx", "autocast_scope")}
+        # Layers that are called later write their own `training` into the same object.
+        self._held["current_call_ctx"] = copy.copy(self._held["current_call_ctx"])
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """As they were."""
+        former = {name: global_state.get_global_attribute(name) for name in self._held}
+        try:
+            for name, value in self._held.items():
+                global_state.set_global_attribute(name, copy.copy(value))
+            yield
+        finally:
+            for name, value in former.items():
+                global_state.set_global_attribute(name, value)
+
+
+# ---------------------------------------------------------------- in place of a layer's call
+
+
+def _rerun(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, with a gradient of its own: that of running it again."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if is_watched():
+            return call(*args, **kwargs)
+        leaves = keras.tree.flatten((args, kwargs))
+
+        def piece(*inputs: Any) -> Any:
+            filled, named = keras.tree.pack_sequence_as((args, kwargs), list(inputs))
+            return call(*filled, **named)
+
+        run = Run(piece)
+        outputs, losses = run.first(leaves)
+        outputs, losses = replaced(outputs, _spliced(run, leaves, differentiable(outputs, losses)))
+        for loss in losses:
+            # Functional models refuse add_loss, though what their layers add counts.
+            keras.layers.Layer.add_loss(layer, loss)
+        return outputs
+
+    return called
+
+
+def _spliced(run: Run, inputs: list[Any], targets: list[Any]) -> list[Any]:
+    """`targets`, which came out of the run, as functions of its inputs and of the variables that it read."""
+    sources = list({id(each): each for each in [*inputs, *run.values] if is_differentiable(each)}.values())
+    if tf.executing_eagerly():
+        # A tape that looks on from outside of a graph cannot be seen from inside.
+        sources = [each for each in sources if record.should_record_backprop([each])]
+    if not sources or not targets:
+        return targets
+
+    @tf.custom_gradient
+    def splice(*_: Any) -> Any:
+        # Without the stop, TensorFlow would search the graph behind these for variables.
+        return [tf.stop_gradient(target) for target in targets], lambda *upstream: run.again(inputs, sources, upstream)
+
+    return splice(*sources)

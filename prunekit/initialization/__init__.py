@@ -1,0 +1,1 @@
+"""Initial weights, and a report of how signals spread through a model."""

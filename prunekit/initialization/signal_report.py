@@ -1,0 +1,342 @@
+"""How far signals spread through a model: its layers' outputs forward, and the gradients at them backward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from prunekit.anatomy.layers import is_repeater, own_variables, sublayers, weights_of
+from prunekit.anatomy.tables import aligned
+from prunekit.anatomy.targets import check_built, places, weights_in
+from prunekit.core import backend
+from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, largest, observe, spread, wide
+
+# A signal that grew or shrank by more than this between two ends of the model is exploding or vanishing. float16 loses
+# numbers below 6e-8, and one learning rate serves all layers.
+FAR = 1000.0
+# From this fraction of exact zeros on a layer is dead; a relu of a healthy start has half.
+DEAD = 0.99
+# From this fraction of outputs at the bounds of its activation on a layer is saturated.
+SATURATED = 0.5
+# So close to a bound of its range, as a fraction of the range, an output is saturated: a sigmoid's slope is below
+# 0.01 there, and it is 0.25 in the middle.
+EDGE = 0.01
+
+_BOUNDS = {
+    "tanh": (-1.0, 1.0),
+    "hard_tanh": (-1.0, 1.0),
+    "softsign": (-1.0, 1.0),
+    "sigmoid": (0.0, 1.0),
+    "hard_sigmoid": (0.0, 1.0),
+}
+# The worst first: what comes earlier here explains what comes later.
+VERDICTS = ("dead", "exploding", "saturated", "vanishing", "healthy")
+
+
+@dataclass(frozen=True)
+class LayerSignal:
+    """One call of one layer on the batch.
+
+    Attributes:
+        layer: Readable path; further calls of a shared layer add " (call 2)".
+        kind: Name of its class.
+        activation: Name of its activation function; "" where it has none, or a linear one.
+        shape: Shape of its output, batch included.
+        mean: Mean of its output's values, over batch, positions and units.
+        std: Their standard deviation.
+        zeros: Fraction of them that is exactly zero.
+        saturated: Fraction of them at a bound of the activation function; for a softmax, of the examples (and
+            positions) whose largest probability is next to 1; 0 where the function has no bounds.
+        ratio: `std` over that of the first layer with a kernel; for a softmax, whose outputs are the smaller the more
+            classes there are, the deviation of what goes into it.
+        gradient_std: Standard deviation of the gradient at its output, or before the softmax or sigmoid that the model
+            ends in; None where no gradient arrives.
+        gradient_norm: L2 norm of that gradient per example, root mean square over the examples; None as above. Unlike
+            a deviation it stays the same through layers that only change their number of values.
+        gradient_zeros: Fraction of the gradient that is exactly zero; None as above.
+        gradient_ratio: `gradient_norm` over that of the last layer that has one: gradients start there. None as above.
+        verdict: "dead", "exploding", "saturated", "vanishing" or "healthy".
+    """
+
+    layer: str
+    kind: str
+    activation: str
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+    zeros: float
+    saturated: float
+    ratio: float
+    gradient_std: float | None
+    gradient_norm: float | None
+    gradient_zeros: float | None
+    gradient_ratio: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SignalReport:
+    """What a batch and its gradient look like at each layer, in the order of the calls.
+
+    Attributes:
+        model: Name of the model.
+        examples: Number of examples in the batch.
+        gradient_of: What the gradients are gradients of.
+        layers: One row per call.
+    """
+
+    model: str
+    examples: int
+    gradient_of: str
+    layers: tuple[LayerSignal, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The worst of the layers' verdicts, in the order dead, exploding, saturated, vanishing, healthy."""
+        return min((row.verdict for row in self.layers), key=VERDICTS.index)
+
+    @property
+    def first_trouble(self) -> LayerSignal | None:
+        """The first layer of the worst verdict; None where all are healthy."""
+        return next((row for row in self.layers if row.verdict == self.verdict != "healthy"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, the verdict included, as JSON can hold it (infinities and NaN as Python's `json` writes them)."""
+        return asdict(self) | {"verdict": self.verdict}
+
+    def __str__(self) -> str:
+        head = ("layer", "kind", "mean", "std", "/ first", "zeros", "saturated", "gradient", "/ last", "verdict")
+        table = aligned([head, *map(_cells, self.layers)], left=(0, 1, 9))
+        worst = self.first_trouble
+        end = f"{self.verdict}, first at {worst.layer}" if worst else self.verdict
+        return "\n".join(
+            [f"{self.model}: {self.examples} examples, gradient of {self.gradient_of}", *table, f"verdict: {end}"]
+        )
+
+
+def _cells(row: LayerSignal) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}"
+
+    kind = f"{row.kind} ({row.activation})" if row.activation else row.kind
+    values = (row.mean, row.std, row.ratio)
+    gradient = (row.gradient_norm, row.gradient_ratio)
+    fractions = (f"{row.zeros:.2f}", f"{row.saturated:.2f}")
+    return (row.layer, kind, *map(number, values), *fractions, *map(number, gradient), row.verdict)
+
+
+# ---------------------------------------------------------------- the report
+
+
+def signal_report(
+    model: Any, x: Any, *, y: Any = None, loss: Any = None, seed: int = 0, training: bool = True
+) -> SignalReport:
+    """How signals spread through the model on one batch: outputs forward, gradients backward, a verdict per layer.
+
+    Nothing changes: neither weights nor moving averages nor random seeds. A layer's verdict, the first that holds:
+    "exploding" - a value is not finite; "dead" - at least 0.99 of the outputs are exactly zero; "saturated" - at least
+    half of the outputs are within 1 % of a bound of the layer's activation function; "exploding" - `ratio` or
+    `gradient_ratio` is above 1000; "vanishing" - one of them is below 1/1000, or all outputs are equal; else "healthy".
+    Layers before the first one with a kernel scale data on purpose, so their ratios count for nothing. A normalisation
+    layer sets the scale anew: what follows it is judged by the ratio to its outputs, and not to the first layer's.
+
+    Args:
+        model: A built Keras model or layer.
+        x: One batch of inputs, an array or the structure of arrays that the model takes.
+        y: Targets of that batch, with `loss`.
+        loss: A Keras loss, its name, or a function (y, outputs) -> values, whose gradient is followed. Left out, it is
+            that of a random direction at the model's outputs, or before the softmax or sigmoid that it ends in: normal
+            numbers, of norm 1 for each example.
+        seed: Of that direction.
+        training: Whether layers behave as in training (batch statistics, dropout) or as in inference.
+
+    Raises:
+        TypeError: It is no Keras 3 model.
+        ValueError: It is not built; only one of `y` and `loss` is given; no layer put out floating-point numbers.
+        RuntimeError: On another backend than TensorFlow.
+    """
+    check_built(model)
+    backend.require_tensorflow("signal_report")
+    _require_both_or_neither(y, loss)
+    import tensorflow as tf
+
+    calls: list[_Call] = []
+    inputs = as_tensors(x)
+    with tf.GradientTape() as tape:
+
+        def see(layer: Any, before: Any, after: Any) -> None:
+            if _has_a_row(layer):
+                # Also where no trainable weight comes before it, as in a frozen model.
+                tape.watch(after)
+                calls.append(_Call(layer, before, after))
+
+        outputs = observe(model, inputs, see, training=training)
+        starts = _starts(calls, outputs)
+        scalar = _directed([start for start, _ in starts], seed) if loss is None else _loss(loss, y, outputs)
+    if not calls:
+        raise ValueError(
+            f"No layer of the model {model.name!r} put out floating-point numbers, so there is no spread to report."
+        )
+    linked = {id(call): start for start, call in starts if call is not None}
+    gradients = tape.gradient(scalar, [linked.get(id(call), call.after) for call in calls])
+    rows = [_measured(call, gradient) for call, gradient in zip(calls, gradients, strict=True)]
+    layers = [call.layer for call in calls]
+    return SignalReport(
+        model=model.name,
+        examples=int(keras.tree.flatten(inputs)[0].shape[0]),
+        gradient_of="a random direction of its outputs" if loss is None else f"the loss {_name_of(loss)}",
+        layers=_judged(_names(model, layers), layers, rows),
+    )
+
+
+def _require_both_or_neither(y: Any, loss: Any) -> None:
+    if (y is None) != (loss is None):
+        given, missing = ("loss", "y") if y is None else ("y", "loss")
+        raise ValueError(
+            f"The gradient of a loss needs both `y` and `loss`. Received: {given} without {missing}. Give both, or "
+            "neither for a random direction at the outputs."
+        )
+
+
+def _has_a_row(layer: Any) -> bool:
+    whole = is_repeater(layer) or not sublayers(layer) or bool(own_variables(layer))
+    return whole and not isinstance(layer, keras.layers.InputLayer)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A layer, the tensor before its activation function, and the one that it put out."""
+
+    layer: Any
+    before: Any
+    after: Any
+
+
+def _starts(calls: list[_Call], outputs: Any) -> list[tuple[Any, _Call | None]]:
+    """Where gradients start: the outputs, or what the softmax or sigmoid that made one was given, and that call.
+
+    The slope of a softmax over a thousand classes is a thousandth; losses undo it, so a direction must not pass it.
+    """
+    ends = {id(call.after): call for call in calls if activation_of(call.layer) in LINKS}
+    found = [(output, ends.get(id(output))) for output in keras.tree.flatten(outputs) if is_float(output)]
+    return [(output if call is None else call.before, call) for output, call in found]
+
+
+def _directed(starts: list[Any], seed: int) -> Any:
+    """A scalar whose gradient at the starts has norm 1 for each example."""
+    total = 0.0
+    for index, output in enumerate(starts):
+        output = wide(output)
+        direction = keras.random.normal(output.shape, dtype=output.dtype, seed=seed + index)
+        axes = tuple(range(1, len(output.shape)))
+        norm = ops.sqrt(ops.sum(ops.square(direction), axis=axes, keepdims=True)) if axes else ops.absolute(direction)
+        total += ops.cast(ops.sum(output * direction / norm), "float32")
+    return total
+
+
+def _loss(loss: Any, y: Any, outputs: Any) -> Any:
+    return ops.mean(keras.losses.get(loss)(as_tensors(y), outputs))
+
+
+def _name_of(loss: Any) -> str:
+    return loss if isinstance(loss, str) else str(getattr(loss, "name", getattr(loss, "__name__", loss)))
+
+
+def _names(model: Any, layers: list[Any]) -> list[str]:
+    paths: dict[int, str] = {}
+    for place in places(model):
+        paths.setdefault(id(place.layer), place.path or place.layer.name)
+    names, seen = [], dict[int, int]()
+    for layer in layers:
+        count = seen[id(layer)] = seen.get(id(layer), 0) + 1
+        names.append(paths.get(id(layer), layer.name) + (f" (call {count})" if count > 1 else ""))
+    return names
+
+
+def _measured(call: _Call, gradient: Any) -> dict[str, Any]:
+    """The fields of a row that need no other row, and `spread`, of which ratios are made."""
+    activation = activation_of(call.layer)
+    values = wide(call.after)
+    row = {
+        "activation": "" if activation == "linear" or not hasattr(call.layer, "activation") else activation,
+        "mean": float(ops.mean(values / largest(values)) * largest(values)),
+        "std": float(spread(values)),
+        "zeros": _fraction(values == 0),
+        "saturated": _saturated(values, activation),
+        "shape": tuple(int(length) for length in values.shape),
+    }
+    row["spread"] = float(spread(call.before)) if activation == "softmax" else row["std"]
+    row |= dict.fromkeys(("gradient_std", "gradient_norm", "gradient_zeros"))
+    if gradient is not None:
+        slopes = wide(ops.convert_to_tensor(gradient))
+        scale = largest(slopes)
+        examples = max(1, int(slopes.shape[0])) if len(slopes.shape) else 1
+        row["gradient_std"] = float(spread(slopes))
+        row["gradient_norm"] = float(scale * ops.sqrt(ops.sum(ops.square(slopes / scale)) / examples))
+        row["gradient_zeros"] = _fraction(slopes == 0)
+    return row
+
+
+def _fraction(condition: Any) -> float:
+    return float(ops.mean(ops.cast(condition, "float32")))
+
+
+def _saturated(values: Any, activation: str) -> float:
+    if activation == "softmax" and len(values.shape):
+        return _fraction(ops.max(values, axis=-1) > 1 - EDGE)
+    if activation not in _BOUNDS:
+        return 0.0
+    low, high = _BOUNDS[activation]
+    edge = EDGE * (high - low)
+    return _fraction(ops.logical_or(values < low + edge, values > high - edge))
+
+
+def _judged(names: list[str], layers: list[Any], rows: list[dict[str, Any]]) -> tuple[LayerSignal, ...]:
+    """The rows with their ratios and verdicts."""
+    first = next((index for index, layer in enumerate(layers) if _has_kernel(layer)), 0)
+    last = next((row["gradient_norm"] for row in reversed(rows) if row["gradient_norm"] is not None), None)
+    start = scale = rows[first]["spread"]
+    found = []
+    for index, (name, layer, row) in enumerate(zip(names, layers, rows, strict=True)):
+        if index > first and _normalises(layer):
+            scale = row["spread"]
+        size = row.pop("spread")
+        row["ratio"] = _over(size, start)
+        norm = row["gradient_norm"]
+        row["gradient_ratio"] = None if norm is None or last is None else _over(norm, last)
+        ratios = [_over(size, scale)]
+        ratios += [] if row["gradient_ratio"] is None else [row["gradient_ratio"]]
+        verdict = _verdict(row, ratios if index >= first else [])
+        found.append(LayerSignal(layer=name, kind=type(layer).__name__, verdict=verdict, **row))
+    return tuple(found)
+
+
+def _has_kernel(layer: Any) -> bool:
+    return any(weight.spec.prunable or weight.spec.role == "depthwise_kernel" for weight in weights_in(layer))
+
+
+def _normalises(layer: Any) -> bool:
+    return any(spec.role == "normalization" for _, _, spec in weights_of(layer))
+
+
+def _over(value: float, reference: float) -> float:
+    if reference:
+        return value / reference
+    return math.inf if value else 1.0
+
+
+def _verdict(row: dict[str, Any], ratios: list[float]) -> str:
+    spreads = [row["mean"], row["std"], *([] if row["gradient_norm"] is None else [row["gradient_norm"]])]
+    if not all(map(math.isfinite, spreads)):
+        return "exploding"
+    if row["zeros"] >= DEAD:
+        return "dead"
+    if row["saturated"] >= SATURATED:
+        return "saturated"
+    if any(ratio > FAR for ratio in ratios):
+        return "exploding"
+    return "vanishing" if row["std"] == 0 or any(ratio < 1 / FAR for ratio in ratios) else "healthy"

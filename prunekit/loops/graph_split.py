@@ -1,0 +1,338 @@
+"""A model's graph in two parts at the end of what is frozen, as two models that share its layers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.layer_names import Site, find_site
+from prunekit.anatomy.targets import check_built, places
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A model in two parts.
+
+    Attributes:
+        lower: From the model's inputs to a list of tensors.
+        upper: From these tensors (one tensor where there is one) to the model's outputs.
+        names: Paths of the layers that put the tensors out.
+    """
+
+    lower: keras.Model
+    upper: keras.Model
+    names: tuple[str, ...]
+
+
+def cut(model: Any, boundary: Any = None) -> Cut:
+    """The model in two parts that share its layers, at the end of what is frozen.
+
+    Args:
+        model: A built Sequential or functional model; each part adds calls to its layers, and changes nothing else.
+        boundary: A layer's name or path, ("shared", 1) for the second of its calls, or a list of these, whose outputs
+            end the lower part. None takes all that is frozen and has only frozen layers below.
+
+    Raises:
+        TypeError: It is no Keras 3 model; `boundary` holds something else than names.
+        ValueError: The model is not built, or has no graph; nothing is frozen, or everything; below the boundary is
+            something that trains, draws random numbers or acts differently in training; no layer has that name.
+    """
+    check_built(model)
+    require_graph(model)
+    sites = None if boundary is None else _sites(model, boundary)
+    division = _divide(model, sites)
+    if sites is not None:
+        _check_sites(division, sites)
+    elif not division.has_weights_below():
+        reason = next(filter(None, (_obstacle(node) for node in division.high)), "it has no weights")
+        raise ValueError(
+            f"Nothing at the bottom of the model {model.name!r} is frozen. Received: {reason}. Set "
+            "layer.trainable = False for the layers from the inputs on up to where training begins."
+        )
+    if not division.high and not division.nested:
+        raise ValueError(
+            f"All of the model {model.name!r} lies below the boundary, so nothing is left to train or to evaluate. "
+            "Unfreeze the last layers, or name a layer further down with `boundary`."
+        )
+    return _assemble(division, f"{model.name}_lower", f"{model.name}_upper")
+
+
+def require_graph(model: Any) -> None:
+    """Raises where what the model does is not written down as a graph of layers.
+
+    Raises:
+        ValueError: It is a subclass of keras.Model with a `call` of its own.
+    """
+    if _graph(model) is None:
+        raise ValueError(
+            f"The model {model.name!r} has a `call` of its own, or layers that Keras cannot call symbolically, and so "
+            f"no graph that could be cut. Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs) "
+            "or as a Sequential: what is frozen as one layer, what trains as others."
+        )
+
+
+def obstacles(model: Any) -> list[str]:
+    """Why what the model puts out cannot be computed once for all, call by call; [] if it can."""
+    return list(filter(None, map(_obstacle, _nodes(model))))
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def _graph(model: Any) -> Any:
+    """The functional model behind a model that does what its graph says; None where there is none."""
+    if isinstance(model, keras.Sequential):
+        return model._functional if type(model).call is keras.Sequential.call else None
+    # Keras gives the class of functional models no public name.
+    kinds: list[Any] = [base for base in type(model).__mro__ if base.__name__ == "Functional"]
+    return model if kinds and type(model).call is kinds[0].call else None
+
+
+def _nodes(model: Any) -> list[Any]:
+    """The calls in a model's graph, in the order in which they run."""
+    levels = _graph(model)._nodes_by_depth
+    return [node for depth in sorted(levels, reverse=True) for node in levels[depth]]
+
+
+def _sites(model: Any, boundary: Any) -> list[Site]:
+    several = isinstance(boundary, list | set | frozenset) or (
+        isinstance(boundary, tuple) and not (len(boundary) == 2 and isinstance(boundary[1], int))
+    )
+    names = list(boundary) if several else [boundary]
+    if not names:
+        raise ValueError("`boundary` names at least one layer. Received: none. Leave it out to have it found.")
+    return [find_site(model, name, "boundary") for name in names]
+
+
+def _obstacle(node: Any) -> str:
+    """Why what the call puts out cannot be computed once for all; "" if it can."""
+    layer = node.operation
+    if not isinstance(layer, keras.layers.Layer):
+        return ""
+    if layer.trainable_variables:
+        return f"{layer.name!r} has trainable weights ({layer.trainable_variables[0].path})"
+    if any(place.layer.activity_regularizer is not None for place in places(layer)):
+        return f"{layer.name!r} adds a loss (activity_regularizer)"
+    # `training=False` in a call, as in `base(x, training=False)`, counts for nothing: Keras overrides it in training.
+    if _graph(layer) is not None:
+        return next(iter(obstacles(layer)), "")
+    for place in places(layer):
+        reason = _in_training(place.layer)
+        if reason:
+            return f"{'/'.join(filter(None, (layer.name, place.full_path)))!r} {reason}"
+    return ""
+
+
+def _in_training(layer: Any) -> str:
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return "normalises by the batch in training (freeze it)" if layer.trainable else ""
+    if isinstance(layer, keras.layers.SpectralNormalization):
+        return "scales its kernel anew in each training step"
+    if any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values()):
+        # Recurrent cells hold a generator whether they drop anything or not.
+        rates = [getattr(layer, name, None) for name in ("dropout", "recurrent_dropout")]
+        if rates == [None, None] or any(rates):
+            return "draws random numbers in training"
+    return ""
+
+
+# ---------------------------------------------------------------- the division
+
+
+@dataclass(eq=False)
+class _Division:
+    """The calls of one graph, below and above a cut.
+
+    Attributes:
+        model: Functional or Sequential.
+        low: Calls below, in their order.
+        high: Calls above.
+        nested: Calls of models that are cut themselves, and how.
+        met: The sites that were found, by identity.
+    """
+
+    model: Any
+    low: list[Any] = field(default_factory=list)
+    high: list[Any] = field(default_factory=list)
+    nested: list[tuple[Any, "_Division"]] = field(default_factory=list)
+    met: set[int] = field(default_factory=set)
+
+    def has_weights_below(self) -> bool:
+        """Whether any layer below the cut has weights."""
+        return any(getattr(node.operation, "weights", ()) for node in self.low_everywhere())
+
+    def low_everywhere(self) -> Iterator[Any]:
+        """The calls below, those inside of nested models included."""
+        yield from self.low
+        for _, division in self.nested:
+            yield from division.low_everywhere()
+
+
+def _divide(model: Any, sites: list[Site] | None) -> _Division:
+    return _at_obstacles(model) if sites is None else _at_sites(model, sites)
+
+
+def _at_obstacles(model: Any) -> _Division:
+    """All below that is frozen and has only frozen layers before it."""
+    division = _Division(model)
+    known: set[int] = set()
+    nodes = _nodes(model)
+    for node in nodes:
+        ready = all(id(tensor) in known for tensor in node.input_tensors)
+        if node.is_input or (ready and not _obstacle(node)):
+            division.low.append(node)
+            known.update(map(id, node.outputs))
+            continue
+        inner = _at_obstacles(node.operation) if ready and _can_be_cut(node, nodes) else None
+        if inner is not None and inner.has_weights_below():
+            division.nested.append((node, inner))
+        else:
+            division.high.append(node)
+    return division
+
+
+def _at_sites(model: Any, sites: list[Site]) -> _Division:
+    """The calls that are named and all that they need below, the others above."""
+    division = _Division(model)
+    needed: set[int] = set()
+    nodes = _nodes(model)
+    for node in reversed(nodes):
+        calls = [other for other in nodes if other.operation is node.operation]
+        number = calls.index(node) if len(calls) > 1 else None
+        named = [site for site in sites if site.layer is node.operation and site.call in (number, number or 0)]
+        division.met.update(map(id, named))
+        inner = _at_sites(node.operation, sites) if _can_be_cut(node, nodes) else None
+        if inner is not None:
+            division.met |= inner.met
+        if named or any(id(tensor) in needed for tensor in node.outputs):
+            division.low.insert(0, node)
+        elif inner is not None and inner.met:
+            division.nested.insert(0, (node, inner))
+        else:
+            division.high.insert(0, node)
+            continue
+        needed.update(map(id, node.input_tensors))
+    return division
+
+
+def _can_be_cut(node: Any, nodes: list[Any]) -> bool:
+    """Whether it is the only call of a nested model that has a graph."""
+    if not isinstance(node.operation, keras.Model) or _graph(node.operation) is None:
+        return False
+    others = [value for name, value in node.arguments.kwargs.items() if name != "training" and value is not None]
+    plain = len(node.arguments.args) == 1 and not others
+    return plain and sum(other.operation is node.operation for other in nodes) == 1
+
+
+def _check_sites(division: _Division, sites: list[Site]) -> None:
+    for site in sites:
+        if id(site) not in division.met:
+            raise ValueError(
+                f"The model {division.model.name!r} cannot be cut at the outputs of {site.label!r}: the layer is "
+                "called several times, or inside a layer or a model that is. Received: "
+                f"boundary={site.label!r}. Say which call, as in ({site.label!r}, 0), or name the layer around it."
+            )
+    reasons = list(dict.fromkeys(filter(None, map(_obstacle, division.low_everywhere()))))
+    if reasons:
+        raise ValueError(
+            f"What lies below the boundary must be frozen, and the same in training and in inference. Received: "
+            f"{'; '.join(reasons[:5])}. Set layer.trainable = False where weights train, name a layer further down, or "
+            "leave `boundary` out to have it found."
+        )
+
+
+# ---------------------------------------------------------------- the two models
+
+
+@keras.saving.register_keras_serializable("prunekit")
+class MaskedActivations(keras.layers.Layer):
+    """(activations, mask) -> the activations with the mask that Keras kept on them in the whole model."""
+
+    supports_masking = True
+
+    def call(self, inputs):
+        """The activations."""
+        return inputs[0]
+
+    def compute_mask(self, inputs, previous_mask=None):
+        """The mask."""
+        return inputs[1]
+
+
+@dataclass(eq=False)
+class _Entries:
+    """The inputs of an upper part.
+
+    Attributes:
+        taken: Names that layers have.
+        inputs: The inputs so far.
+    """
+
+    taken: set[str]
+    inputs: list[Any] = field(default_factory=list)
+
+    def add(self, tensor: Any, name: str) -> Any:
+        """A new input like the tensor."""
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False) or tensor.dtype == "string":
+            raise ValueError(
+                f"Activations are kept as dense arrays of numbers. Received: {tensor!r} from {name!r}. Name another "
+                "layer with `boundary`."
+            )
+        names = (f"{name}_{number}" if number else name for number in count())
+        free = next(one for one in names if one not in self.taken)
+        self.taken.add(free)
+        self.inputs.append(keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=free))
+        return self.inputs[-1]
+
+
+def _assemble(division: _Division, lower_name: str, upper_name: str) -> Cut:
+    graph = _graph(division.model)
+    entries = _Entries({node.operation.name for node in [*division.high, *(node for node, _ in division.nested)]})
+    shown, names, stand_ins = _enter(_crossing(division, graph), entries)
+    for node, inner in division.nested:
+        outer = node.operation.name
+        parts = _assemble(inner, f"{outer}_lower", outer)
+        shown += keras.tree.flatten(parts.lower(*node.arguments.args, **node.arguments.kwargs))
+        names += [f"{outer}/{name}" for name in parts.names]
+        seams = [entries.add(tensor, f"{outer}_{tensor.name}") for tensor in parts.upper.inputs]
+        outputs = parts.upper(_unpacked(seams), **node.arguments.kwargs)
+        stand_ins.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
+    for node in division.high:
+        args, kwargs = _replaced((node.arguments.args, node.arguments.kwargs), stand_ins)
+        outputs = node.operation(*args, **kwargs)
+        stand_ins.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
+    return Cut(
+        keras.Model(graph.input, shown, name=lower_name),
+        keras.Model(_unpacked(entries.inputs), _replaced(graph.output, stand_ins), name=upper_name),
+        tuple(names),
+    )
+
+
+def _enter(crossing: list[tuple[Any, str]], entries: _Entries) -> tuple[list[Any], list[str], dict[int, Any]]:
+    """What goes over a cut, masks last: tensors below, names of the layers (not of masks), stand-ins above."""
+    masks = {id(tensor): mask for tensor, _ in crossing if (mask := getattr(tensor, "_keras_mask", None)) is not None}
+    of_masks = set(map(id, masks.values()))
+    rows = {id(tensor): (tensor, name) for tensor, name in crossing if id(tensor) not in of_masks}
+    rows |= {id(mask): (mask, "mask") for mask in masks.values()}
+    stand_ins = {key: entries.add(tensor, name) for key, (tensor, name) in rows.items()}
+    for key, mask in masks.items():
+        wrapped = MaskedActivations(dtype=stand_ins[key].dtype, autocast=False, name=f"{stand_ins[key].name}_masked")
+        stand_ins[key] = wrapped([stand_ins[key], stand_ins[id(mask)]])
+    names = [name for key, (_, name) in rows.items() if key not in of_masks]
+    return [tensor for tensor, _ in rows.values()], names, stand_ins
+
+
+def _crossing(division: _Division, graph: Any) -> list[tuple[Any, str]]:
+    """(tensor, name of the layer that puts it out) for all that goes from below the cut to above it."""
+    used = {id(tensor) for node in division.high for tensor in node.input_tensors} | set(map(id, graph.outputs))
+    return [(tensor, node.operation.name) for node in division.low for tensor in node.outputs if id(tensor) in used]
+
+
+def _unpacked(tensors: list[Any]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _replaced(structure: Any, stand_ins: dict[int, Any]) -> Any:
+    return keras.tree.map_structure(lambda leaf: stand_ins.get(id(leaf), leaf), structure)

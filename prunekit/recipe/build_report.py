@@ -1,0 +1,106 @@
+"""What is told of a run: its report, and what its result depends on besides the recipe."""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.inspection import inspect
+from prunekit.anatomy.targets import Skipped
+from prunekit.core import environment
+from prunekit.delivery.export import runtime_advice
+from prunekit.delivery.plots import MOST_HISTOGRAMS, weight_histogram
+from prunekit.delivery.terminal_report import RunReport, compressed_sizes
+from prunekit.recipe.execution import RunState
+from prunekit.recipe.models import model_digest, weight_arrays
+from prunekit.recipe.preparation import Prepared
+from prunekit.sparsity.schedules import SCHEDULES
+
+
+def report_of(prepared: Prepared, record: RunState, hashes: dict[str, str]) -> RunReport:
+    """The report of a run whose steps are done; the model is in its final state."""
+    recipe = prepared.recipe
+    after = dataclasses.replace(
+        inspect(prepared.model),
+        targets=tuple(record.targets),
+        skipped=_skipped(record),
+        events=tuple(record.events),
+        notes=tuple(record.notes),
+    )
+    now = weight_arrays(prepared.model)
+    metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}
+    return RunReport(
+        title=recipe.name,
+        recipe=recipe.model_dump(mode="json", exclude_none=True),
+        versions=versions(),
+        seed=recipe.seed,
+        steps=tuple(record.steps),
+        before=record.before,
+        after=after,
+        metrics={name: value for name, value in metrics.items() if value is not None},
+        schedule=_schedule(prepared),
+        events=tuple(record.events),
+        curve=tuple(record.curve),
+        exports=tuple(record.exports),
+        expectations=tuple(record.expectations),
+        histograms=_histograms(now, record),
+        hashes={**hashes, "weights": model_digest(prepared.model)},
+        notes=tuple(record.notes),
+        advice=tuple(runtime_advice(after, prepared.model)),
+        compressed=compressed_sizes(record.weights_before, now),
+        changes=record.changes,
+    )
+
+
+def _skipped(record: RunState) -> tuple[Skipped, ...]:
+    return tuple(item for name, item in record.skipped.items() if name not in record.targets)
+
+
+def _schedule(prepared: Prepared) -> dict[str, Any] | None:
+    """The first prune step's schedule, in optimizer updates."""
+    for index in sorted(prepared.pruning):
+        schedule = prepared.pruning[index].schedule
+        kind = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
+        return {"type": kind, **asdict(schedule)}  # type: ignore[call-overload]
+    return None
+
+
+def _histograms(now: Mapping[str, np.ndarray], record: RunState) -> dict[str, dict[str, Any]]:
+    largest = sorted(record.targets, key=lambda name: -now[name].size)[:MOST_HISTOGRAMS]
+    chosen = [name for name in now if name in largest and name in record.weights_before]
+    return {name: weight_histogram(record.weights_before[name], now[name]) for name in chosen}
+
+
+def device_notes(record: RunState) -> list[str]:
+    """What the devices of this machine mean for running the recipe again."""
+    if not any(step["history"] for step in record.steps) or all(
+        device.kind == "CPU" for device in environment.devices()
+    ):
+        return []
+    return [
+        "Trained with a GPU in sight, where sums may run in another order each time: the same recipe and seed give the "
+        "same bytes of weights on processors only."
+    ]
+
+
+def versions() -> dict[str, str]:
+    """What a run's result depends on besides the recipe."""
+    packages = environment.versions()
+    taking_part = ("python", "prunekit", "keras", "tensorflow", "numpy")
+    return {
+        **{name: packages[name] or "not installed" for name in taking_part},
+        "backend": keras.backend.backend(),
+        "platform": platform.platform(),
+        "processor": f"{platform.machine()}, {os.cpu_count()} cores{_threads()}",
+    }
+
+
+def _threads() -> str:
+    # Sums over another number of threads run in another order.
+    asked = os.environ.get("TF_NUM_INTRAOP_THREADS")
+    return f", TF_NUM_INTRAOP_THREADS={asked}" if asked else ""

@@ -1,0 +1,1 @@
+"""Techniques that make models smaller or faster; strangers to one another."""

@@ -1,0 +1,1 @@
+"""Pruning: masks, how they are chosen, when they change, and how their zeros are held."""

@@ -1,0 +1,273 @@
+"""compat="tfmot": the rules of tensorflow-model-optimization 0.8, leaks included.
+
+It wraps layers: each forward pass in training counts a step, changes masks where the schedule says so, from the weights
+as they are, and multiplies the weights by them; the optimizer knows nothing of it. Here the same happens before each
+batch.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.targets import Target
+from prunekit.core import backend, jax_state
+from prunekit.sparsity.allocation import Uniform
+from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
+from prunekit.sparsity.schedules import Schedule
+from prunekit.sparsity.scores import Magnitude
+from prunekit.sparsity.selection import count_true
+from prunekit.sparsity.tfmot import ForwardPassSchedule, SamePoolingBlock, TailedNM, kept_count
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator, MaskUpdate, largest
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.policy import Rules
+
+_NAME = "tensorflow-model-optimization"
+_L = keras.layers
+# Looked up by exact type: it refuses subclasses. Of these it prunes what prunekit takes for a kernel or an embedding.
+_WRAPPED = frozenset(
+    (_L.Dense, _L.Conv1D, _L.Conv2D, _L.Conv3D, _L.Conv2DTranspose, _L.Conv3DTranspose, _L.SeparableConv1D)
+    + (_L.SeparableConv2D, _L.Embedding, _L.MultiHeadAttention)
+)
+_RECURRENT = frozenset((_L.RNN, _L.LSTM, _L.GRU, _L.SimpleRNN))
+_CELLS = frozenset((_L.LSTMCell, _L.GRUCell, _L.SimpleRNNCell))
+_ROLES = ("kernel", "recurrent_kernel", "embedding")
+
+
+class TfmotRules(Rules):
+    """The rules of tensorflow-model-optimization 0.8.1, as its compiled training step follows them."""
+
+    grace = 0
+
+    def check(self, schedule: Schedule, options: PruningOptions) -> None:
+        """Refuses what it never had.
+
+        Raises:
+            ValueError: A schedule, criterion, allocation or pattern of prunekit's own.
+        """
+        self.schedule(schedule, options)
+        _pattern(options)
+        for name, known in (("criterion", Magnitude()), ("allocation", Uniform())):
+            value = getattr(options, name)
+            if value != known:
+                raise ValueError(
+                    f'{_NAME} knows the {name} {known} only. Received: {name}={value} with compat="tfmot". Leave one '
+                    "of them out."
+                )
+        if options.keep_zeros:
+            raise ValueError(
+                f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
+                "them out."
+            )
+
+    def check_targets(self, model: Any, targets: Sequence[Target]) -> None:
+        """Refuses weights that it does not prune, or layers that it does not wrap.
+
+        Raises:
+            ValueError: There are some.
+        """
+        wrapped = {id(backend.native(variable)) for variable in _variables(model)}
+        others = [
+            f"{target.name} ({type(target.layer).__name__})"
+            for target in targets
+            if id(backend.native(target.variable)) not in wrapped or target.role not in _ROLES
+        ]
+        if others:
+            raise ValueError(
+                f'With compat="tfmot" those weights are pruned that {_NAME} prunes. Received: '
+                f"{', '.join(others)}, which it leaves alone or refuses. Leave them out with `exclude`."
+            )
+
+    def schedule(self, schedule: Schedule, options: PruningOptions) -> ForwardPassSchedule:
+        """Counted in forward passes."""
+        return ForwardPassSchedule(schedule, once=isinstance(options.pattern, NM))
+
+    def calculator(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float) -> MaskCalculator:
+        """By threshold."""
+        return ThresholdCalculator(targets, replace(options, pattern=_pattern(options)), final_sparsity)
+
+    def pruned(self, sparsity: float, units: int) -> int:
+        """All but the kept ones; fewer go where others are tied with these."""
+        return units - kept_count(sparsity, units)
+
+    def counted(self, optimizers: list[Any]) -> list[Any]:
+        """None: forward passes are steps."""
+        return []
+
+    def check_loop(self, name: str) -> None:
+        """Refuses prunekit's loops, which step after each update.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{name} steps its pruner after each update, and the rules of {_NAME} prune before each forward pass. "
+            'Received: a pruner with compat="tfmot". Leave compat out, or train with `fit` or a loop of your own.'
+        )
+
+    def scope(self, pruner: Any) -> contextlib.AbstractContextManager:
+        """Nothing: gradients and updates stay dense."""
+        return contextlib.nullcontext()
+
+    def begin(self, pruner: Any) -> None:
+        """Nothing, as its first step is the first forward pass; what `pk.prune` asks for at step 0.
+
+        A training that began elsewhere held masks, and its zeros are where they pruned.
+        """
+        step = pruner.step_count
+        if step == 0:
+            pruner.follow_schedule()
+        elif not pruner.events and pruner.schedule.latest_update(step) is not None:
+            pruner.adopt_zeros()
+
+    def before_batch(self, pruner: Any) -> None:
+        """The forward pass.
+
+        Raises:
+            ValueError: `fit` calls batches begun without running them one by one.
+        """
+        together = getattr(pruner.model, "steps_per_execution", 1)
+        if together != 1:
+            raise ValueError(
+                f'compat="tfmot" prunes before each batch, so it needs one batch at a time. Received: a model compiled '
+                f"with steps_per_execution={together}. Compile it with steps_per_execution=1."
+            )
+        pruner.step()
+
+    def after_batch(self, pruner: Any) -> None:
+        """Nothing: weights are dense between an update and the next forward pass."""
+
+    def before_evaluation(self, pruner: Any) -> None:
+        """Forward passes mask the weights also where nothing is trained."""
+        pruner.enforce()
+
+    def after_epoch(self, pruner: Any) -> None:
+        """UpdatePruningStep masks the weights at each epoch's end."""
+        pruner.enforce()
+
+    def step(self, pruner: Any) -> bool:
+        """One forward pass in training: masks change first, then the weights are masked."""
+        jax_state.sync_model_state(pruner.model)
+        step = pruner.step_count
+        due = pruner.schedule.latest_update(step) == step
+        changed = due and pruner.follow_schedule()
+        pruner.enforce()
+        return changed
+
+    def end_training(self, pruner: Any) -> list[str]:
+        """strip_pruning leaves the weights as they are."""
+        leaks = sum(pruner.audit().values())
+        notes = pruner.shortfall(pruner.step_count, ended=True)
+        if leaks:
+            notes.append(
+                f'{leaks:,} weights that the masks prune are not zero: with compat="tfmot", as in {_NAME}, they are '
+                "masked before each forward pass and at each epoch's end, and not when pruning finishes. For a sparse "
+                "model call pruner.enforce() before finish()."
+            )
+        return notes
+
+
+def _pattern(options: PruningOptions) -> Pattern:
+    """The pattern as it was there.
+
+    Raises:
+        ValueError: It had none like it.
+    """
+    pattern = options.pattern
+    if pattern in (Unstructured(), Block(1, 1), Block(1, 1, "max")):
+        return Unstructured()
+    if isinstance(pattern, Block):
+        return SamePoolingBlock(pattern.inputs, pattern.outputs, pattern.pooling)
+    if isinstance(pattern, NM):
+        return TailedNM(pattern.n, pattern.m)
+    raise ValueError(
+        f'{_NAME} prunes single weights, blocks and m by n. Received: pattern={pattern} with compat="tfmot". Leave one '
+        "of them out."
+    )
+
+
+def _variables(model: Any) -> Iterator[Any]:
+    """The variables of the layers that it wraps, in a model and in those nested in it."""
+    for layer in getattr(model, "layers", [model]):
+        if isinstance(layer, keras.Model):
+            yield from _variables(layer)
+        elif type(layer) in _WRAPPED or (type(layer) in _RECURRENT and _knows_cells(layer)):
+            yield from layer.variables
+
+
+def _knows_cells(layer: Any) -> bool:
+    cells = layer.cell.cells if isinstance(layer.cell, _L.StackedRNNCells) else [layer.cell]
+    return all(type(cell) in _CELLS for cell in cells)
+
+
+@dataclass(frozen=True)
+class RenewedMaskUpdate(MaskUpdate):
+    """Masks that were made from scratch."""
+
+    changed: bool
+
+    def changes(self, kept: np.ndarray) -> bool:
+        """Whether any mask differs from the one before it; as many may have grown back as were pruned."""
+        return self.changed
+
+
+class ThresholdCalculator(MaskCalculator):
+    """Chooses masks from the weights as they are: whatever reaches the threshold is kept, pruned before or not."""
+
+    @property
+    def _maker(self) -> Callable[..., Any]:
+        return _ThresholdMaker
+
+    def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
+        """The masks for a sparsity, whatever the masks are now."""
+        choice = super().choose(sparsity, masks, statistics)
+        pairs = zip(masks, choice.masks, strict=True)
+        changed = any(bool(ops.any(ops.not_equal(former, new))) for former, new in pairs)
+        return RenewedMaskUpdate(choice.masks, choice.nans, choice.leaks, choice.kept, changed)
+
+    def _counts(self, sparsity: float) -> np.ndarray:
+        """How many units of each target set its threshold."""
+        return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
+
+
+class _ThresholdMaker:
+    """Makes the mask of weights of one shape."""
+
+    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
+        self.units = pattern.units(shape, in_axes, out_axes)
+        self._pattern = pattern
+        self._layout = tuple(shape), in_axes, out_axes
+
+    def choose(self, weight, importance, mask, kept):
+        """(mask, NaN importances, leaks, kept weights); the weights it is made from are dense, and none is a leak."""
+        shape, *axes = self._layout
+        pooled = self._pattern.pool(importance, *axes)
+        chosen = pooled if isinstance(self._pattern, TailedNM) else _at_threshold(pooled, kept)
+        new = self._pattern.expand(chosen, shape, *axes)
+        return new, count_true(ops.isnan(importance)), ops.zeros((), "int32"), count_true(new, expect_any=True)
+
+
+def _at_threshold(units, kept):
+    """True for whatever is at least the kept-th largest: all that are tied with it."""
+    highest = ops.cast(float("inf"), units.dtype)
+    threshold = ops.min(ops.where(largest(units, kept), units, highest))
+    return ops.greater_equal(units, threshold)
+
+
+# By the option `compat`.
+RULES: dict[str | None, Rules] = {None: Rules(), "tfmot": TfmotRules()}
+
+
+def rules_of(schedule: Schedule, options: PruningOptions) -> Rules:
+    """The rules that the options ask for.
+
+    Raises:
+        ValueError: They have no answer for the schedule or another option.
+    """
+    rules = RULES[options.compat]
+    rules.check(schedule, options)
+    return rules

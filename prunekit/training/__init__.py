@@ -1,1 +1,0 @@
-"""Everything that runs on the device inside or around a training step."""

@@ -1,0 +1,495 @@
+"""Models that have no weights before `fit`, and models that stay unbuilt for Keras, are pruned like any other."""
+
+import contextlib
+import functools
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from clusters import environment
+from fit_built_models import BACKEND, KINDS, TENSORFLOW, Autoencoder, Subclassed, Trainer, compiled, features, labels
+from keras import layers
+
+import prunekit as pk
+from prunekit.anatomy.layers import sublayers
+from prunekit.anatomy.targets import weights_in
+
+HERE = [name for name, kind in KINDS.items() if BACKEND in kind.on]
+WAITING = [name for name in HERE if KINDS[name].waits]
+every_kind = pytest.mark.parametrize("name", HERE)
+on_tensorflow = pytest.mark.skipif(BACKEND != TENSORFLOW, reason="elsewhere Keras builds before callbacks run")
+
+
+def schedule(**options):
+    return pk.PolynomialDecay(**{"final_sparsity": 0.75, "end_step": 9, "frequency": 2, **options})
+
+
+def fit(model, name, *callbacks, epochs=4, **arguments):
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0, "epochs": epochs, **KINDS[name].arguments()}
+    return model.fit(callbacks=list(callbacks), **{**options, **arguments})
+
+
+def values_of(model):
+    """{weight name: array}, read from the variables themselves."""
+    return {weight.name: np.array(keras.ops.convert_to_numpy(weight.variable.value)) for weight in weights_in(model)}
+
+
+def state_of(model):
+    """Batch statistics and random seeds."""
+    return [np.array(keras.ops.convert_to_numpy(one.value)) for one in model.non_trainable_variables]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model after two epochs without prunekit, and what it held then."""
+
+    model: keras.Model
+    values: dict
+    state: list
+
+
+@functools.cache
+def plain_training(name):
+    model = compiled(name)
+    fit(model, name, epochs=2)
+    return Trained(model, values_of(model), state_of(model))
+
+
+class Watch(keras.callbacks.Callback):
+    """After each batch: how many weights that were zero before are zero no more."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names, self.zeros, self.leaks, self.batches = names, {}, 0, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if BACKEND == "jax":
+            self.model.jax_state_sync()
+        self.batches += 1
+        for name, value in values_of(self.model).items():
+            if name in self.names:
+                now = value == 0
+                self.leaks += int((self.zeros.get(name, now) & ~now).sum())
+                self.zeros[name] = now
+
+
+def keys_of(path):
+    with h5py.File(path) as file:
+        found = []
+        file.visit(found.append)
+    return sorted(found)
+
+
+def saved_parts(model):
+    """The model, or where Keras does not save it because it is not built, the models inside."""
+    return [model] if model.built else [part for part in sublayers(model) if isinstance(part, keras.Model)]
+
+
+def saved_names(model):
+    parts = {id(variable) for part in saved_parts(model) for variable in part.weights}
+    return [weight.name for weight in weights_in(model) if id(weight.variable) in parts]
+
+
+@pytest.mark.every_backend
+@every_kind
+def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
+    model, pruned = compiled(name), KINDS[name].pruned
+    assert not model.built or not KINDS[name].waits or BACKEND != TENSORFLOW
+    pruning, watch = pk.PruningCallback(schedule()), Watch(pruned)
+    history = fit(model, name, pruning, watch)
+    values = values_of(model)
+    assert sorted(pruning.report.targets) == sorted(pruned)
+    assert {name: int((values[name] == 0).sum()) for name in pruned} == {
+        name: round(0.75 * values[name].size) for name in pruned
+    }
+    assert (watch.leaks, watch.batches) == (0, 12)
+    assert history.history["sparsity"][-1] == pytest.approx(0.75, abs=0.01)
+    # The file holds what a model that was never pruned saves, and such a model reads it.
+    plain = plain_training(name)
+    for part, same in zip(saved_parts(model), saved_parts(plain.model), strict=True):
+        part.save_weights(tmp_path / "pruned.weights.h5")
+        same.save_weights(tmp_path / "plain.weights.h5")
+        assert keys_of(tmp_path / "pruned.weights.h5") == keys_of(tmp_path / "plain.weights.h5")
+        same.load_weights(tmp_path / "pruned.weights.h5")
+    weights = values_of(plain.model)
+    assert all(np.array_equal(weights[key], values[key]) for key in saved_names(model))
+
+
+@pytest.mark.every_backend
+@every_kind
+def test_before_the_schedule_begins_training_is_that_of_keras_to_the_bit(name):
+    ours = compiled(name)
+    with pytest.warns(UserWarning, match="The schedule lands on sparsity 0.75 at step 99"):
+        fit(ours, name, pk.PruningCallback(schedule(begin_step=90, end_step=99)), epochs=2)
+    plain = plain_training(name)
+    assert all(np.array_equal(value, plain.values[key]) for key, value in values_of(ours).items())
+    assert all(map(np.array_equal, state_of(ours), plain.state))
+
+
+@on_tensorflow
+def test_a_model_that_fit_builds_is_pruned_like_one_that_was_called_before():
+    found = []
+    for called in (False, True):
+        model = compiled("subclassed")
+        if called:
+            model(features()[:1])
+        # From the first update on, so that masks are there before it.
+        fit(model, "subclassed", pk.PruningCallback(schedule(initial_sparsity=0.5)))
+        found.append(values_of(model))
+    assert all(np.array_equal(value, found[1][key]) for key, value in found[0].items())
+
+
+def batches():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((features(), labels())).batch(16)
+
+
+def generator():
+    while True:
+        for start in range(0, 48, 16):
+            yield features()[start : start + 16], labels()[start : start + 16]
+
+
+class Table(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return features()[16 * index : 16 * index + 16], labels()[16 * index : 16 * index + 16]
+
+
+FORMS = {
+    "tf.data": lambda: {"x": batches(), "y": None, "batch_size": None},
+    "generator": lambda: {"x": generator(), "y": None, "batch_size": None, "steps_per_epoch": 3},
+    "PyDataset": lambda: {"x": Table(), "y": None, "batch_size": None},
+    "sample weights": lambda: {"sample_weight": np.ones(48, "float32")},
+    "validation": lambda: {"validation_data": (features(3), labels())},
+}
+
+
+@on_tensorflow
+@pytest.mark.filterwarnings("ignore:.shuffle=")
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_builds_the_model(form):
+    model, pruning, watch = compiled("subclassed"), pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
+    fit(model, "subclassed", pruning, watch, shuffle=None if form == "generator" else False, **FORMS[form]())
+    assert (round(pruning.pruner.sparsity, 3), watch.leaks, watch.batches) == (0.75, 0, 12)
+
+
+@on_tensorflow
+@pytest.mark.parametrize("name", ["subclassed", "two optimizers"])
+@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 3}, {"jit_compile": True}], ids=str)
+def test_every_way_to_run_a_step_builds_the_model(name, options):
+    model, pruning, watch = compiled(name, **options), pk.PruningCallback(schedule()), Watch(KINDS[name].pruned)
+    fit(model, name, pruning, watch)
+    assert round(pruning.pruner.sparsity, 2) == 0.75
+    assert watch.leaks == 0
+    assert pruning.pruner.step_count == 12
+
+
+class ReadsValues(Subclassed):
+    """A step that cannot be traced: it reads numbers while it runs."""
+
+    seen: list
+
+    def train_step(self, data):
+        self.seen.append(float(np.asarray(data[0]).sum()))
+        return super().train_step(data)
+
+
+@on_tensorflow
+def test_an_eager_step_that_cannot_be_traced_trains_on_every_batch_once():
+    model = ReadsValues()
+    model.seen = []
+    model.compile("adam", KINDS["subclassed"].compile()["loss"], run_eagerly=True)
+    pruning = pk.PruningCallback(schedule())
+    fit(model, "subclassed", pruning)
+    sums = [float(features()[start : start + 16].sum()) for start in range(0, 48, 16)] * 4
+    # Once more for the first batch, which built the model without an update.
+    np.testing.assert_allclose(model.seen, [sums[0], *sums], rtol=1e-5)
+    assert (round(pruning.pruner.sparsity, 3), pruning.pruner.step_count) == (0.75, 12)
+
+
+def compiled_parts(branch):
+    """A model whose step is made of functions that it compiles itself, one of them with a branch on a value."""
+    import tensorflow as tf
+
+    class CompiledParts(Subclassed):
+        @tf.function
+        def loss_of(self, inputs, targets):
+            loss = self.compute_loss(y=targets, y_pred=self(inputs, training=True))
+            if branch and loss > 1e6:
+                loss = loss * 0.0
+            return loss
+
+        @tf.function
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(*data)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            return {"loss": loss}
+
+    return CompiledParts()
+
+
+@on_tensorflow
+@pytest.mark.parametrize("branch", [False, True], ids=["plain", "a branch on a value"])
+def test_functions_that_a_step_compiles_itself_are_enforced(branch):
+    model = compiled_parts(branch)
+    model.compile("adam", KINDS["subclassed"].compile()["loss"])
+    pruning, watch = pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
+    fit(model, "subclassed", pruning, watch)
+    assert (round(pruning.pruner.sparsity, 3), watch.leaks, pruning.pruner.step_count) == (0.75, 0, 12)
+    assert np.all(np.array(model.logits.bias.numpy()) != 0)
+
+
+@on_tensorflow
+def test_a_step_that_fails_before_the_weights_are_there_names_the_remedy():
+    class Fails(Subclassed):
+        def call(self, inputs, training=False):
+            raise ArithmeticError("no such thing")
+
+    model = Fails()
+    model.compile("adam", KINDS["subclassed"].compile()["loss"])
+    message = "could not be built from the first batch.*no such thing.*Call the model once on a batch"
+    with pytest.raises(RuntimeError, match=re.compile(message, re.DOTALL)):
+        fit(model, "subclassed", pk.PruningCallback(schedule()))
+
+
+@on_tensorflow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": ["hiden"]}, "matches no layer and no weight of the model.*Did you mean: 'hidden'"),
+        ({"pattern": "3:7"}, "multiple of 7"),
+        ({"criterion": lambda weight: weight[0]}, "one importance per weight"),
+    ],
+    ids=["name", "pattern", "criterion"],
+)
+def test_what_does_not_fit_the_weights_is_refused_before_the_first_update(options, message):
+    model = compiled("subclassed")
+    with pytest.raises(ValueError, match=message):
+        fit(model, "subclassed", pk.PruningCallback(schedule(initial_sparsity=0.5), **options))
+    assert int(model.optimizer.iterations) == 0
+    refused = values_of(model)
+    plain = compiled("subclassed")
+    plain(features()[:1])
+    assert all(np.array_equal(value, refused[key]) for key, value in values_of(plain).items())
+    # What is left is a plain model, which trains without a trace of the refusal.
+    fit(model, "subclassed", epochs=1)
+    fit(plain, "subclassed", epochs=1)
+    trained = values_of(model)
+    assert all(np.array_equal(value, trained[key]) for key, value in values_of(plain).items())
+
+
+@on_tensorflow
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_frozen_weights_that_fit_builds_are_refused_by_name():
+    model = Subclassed(trainable=False)
+    model.compile("sgd", KINDS["subclassed"].compile()["loss"])
+    with pytest.raises(ValueError, match="whose weights are all frozen"):
+        fit(model, "subclassed", pk.PruningCallback(schedule()))
+
+
+@on_tensorflow
+def test_two_callbacks_prune_each_its_own_weights_of_a_model_that_fit_builds():
+    model = compiled("subclassed")
+    low = pk.PruningCallback(schedule(final_sparsity=0.5), include=["hidden"])
+    high = pk.PruningCallback(schedule(), include=["logits"])
+    watch = Watch(KINDS["subclassed"].pruned)
+    fit(model, "subclassed", low, watch, high)
+    values = values_of(model)
+    assert [int((values[f"{name}/kernel"] == 0).sum()) for name in ("hidden", "logits")] == [64, 48]
+    assert watch.leaks == 0
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("name", ["subclassed", "trainer of a functional model"])
+def test_a_second_fit_goes_on_with_the_schedule(name):
+    model, pruning = compiled(name), pk.PruningCallback(schedule())
+    with pytest.warns(UserWarning, match="The schedule lands"):
+        fit(model, name, pruning, epochs=1)
+    first = pruning.pruner
+    fit(model, name, pruning, epochs=3)
+    assert pruning.pruner is first
+    assert (first.step_count, round(first.sparsity, 2)) == (12, 0.75)
+    # Another callback finds the weights there.
+    again = pk.PruningCallback(pk.ConstantSparsity(0.9, frequency=1))
+    fit(model, name, again, epochs=1)
+    assert round(again.pruner.sparsity, 2) == 0.9
+
+
+class Calibrated(Subclassed):
+    """Has a layer that only evaluation calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calibration = layers.Dense(4, name="calibration")
+
+    def call(self, inputs, training=False):
+        outputs = super().call(inputs, training=training)
+        return outputs if training else self.calibration(outputs)
+
+
+@on_tensorflow
+def test_layers_that_are_built_later_are_named_once():
+    model = Calibrated()
+    model.compile("adam", KINDS["subclassed"].compile()["loss"])
+    pruning = pk.PruningCallback(schedule())
+    with pytest.warns(UserWarning) as caught:
+        fit(model, "subclassed", pruning, validation_data=(features(3), labels()))
+    late = [str(one.message) for one in caught if "after pruning had begun" in str(one.message)]
+    assert len(late) == 1
+    assert late[0].startswith("calibration: built after pruning had begun, so calibration/kernel, calibration/bias")
+    assert late[0] in pruning.notes
+    reasons = {item.name: item.reason for item in pruning.report.skipped}
+    assert reasons["calibration/kernel"] == "its layer was built after pruning had begun"
+    assert "calibration" not in reasons
+    assert "calibration/kernel" not in pruning.report.targets
+
+
+@pytest.mark.every_backend
+@pytest.mark.skipif(BACKEND == "jax", reason="arrays of JAX are values, not variables")
+def test_variables_that_keras_does_not_know_are_named_in_the_reports():
+    model = compiled("raw variables")
+    fit(model, "raw variables", epochs=1)
+    expected = ["scale", "tables_shift", "module/gain"] if BACKEND == TENSORFLOW else ["scale"]
+    for report in (pk.inspect(model), pk.prune(model, 0.5)):
+        named = {item.name: item.reason for item in report.skipped if "Keras does not know" in item.reason}
+        assert list(named) == expected
+    assert "skipped: scale" in str(pk.inspect(model))
+
+
+def test_a_model_whose_layers_have_weights_needs_not_be_built():
+    model = Trainer()
+    model.built = False
+    assert pk.inspect(model).parameters == 8 * 16 + 16 + 16 * 4 + 4
+    report = pk.prune(model, 0.5)
+    assert report.targets == KINDS["trainer of a functional model"].pruned
+    assert report.target_sparsity == 0.5
+
+
+def test_cost_counts_a_model_that_is_not_built_on_the_inputs_given():
+    model = Subclassed()
+    for layer, shape in ((model.hidden, (None, 8)), (model.norm, (None, 16)), (model.logits, (None, 16))):
+        layer.build(shape)
+    assert not model.built
+    assert pk.cost(model, inputs=features()).macs == 8 * 16 + 16 * 4
+
+
+@on_tensorflow
+def test_cost_of_a_model_without_call_names_its_parts():
+    model = Autoencoder()
+    with pytest.raises(ValueError, match=r"'autoencoder.*' has no `call`.*Count its parts.*encoder.*decoder"):
+        pk.cost(model, inputs=features())
+    assert any("has no `call`" in note for note in pk.inspect(model).notes)
+
+
+@on_tensorflow
+def test_a_pruner_in_a_loop_takes_a_model_that_keras_calls_unbuilt():
+    model = compiled("trainer of a functional model")
+    with pk.Pruner(model, schedule()) as pruner:
+        for _ in range(10):
+            model.train_on_batch(features(), labels())
+            pruner.step()
+    assert not model.built
+    assert round(pruner.sparsity, 2) == 0.75
+
+
+@on_tensorflow
+def test_optimizers_in_lists_and_dictionaries_are_found():
+    class Parts(Trainer):
+        def compile(self, **optimizers):
+            super().compile()
+            self.of_parts = {"all": [optimizers["one"]]}
+
+        def train_step(self, data):
+            self.optimizer, former = self.of_parts["all"][0], self.optimizer
+            try:
+                return super().train_step(data)
+            finally:
+                self.optimizer = former
+
+    model = Parts()
+    model.compile(one=keras.optimizers.Adam(0.01))
+    pruning = pk.PruningCallback(schedule())
+    fit(model, "trainer of a functional model", pruning)
+    assert (pruning.pruner.step_count, round(pruning.pruner.sparsity, 2)) == (12, 0.75)
+
+
+@on_tensorflow
+def test_callbacks_driven_by_hand_build_the_model_in_train_on_batch():
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    calling = keras.callbacks.CallbackList([pruning], model=model, epochs=4, steps=3)
+    calling.on_train_begin()
+    calling.on_epoch_begin(0)
+    for batch in range(12):
+        calling.on_train_batch_begin(batch)
+        model.train_on_batch(features(), labels())
+        calling.on_train_batch_end(batch)
+    calling.on_epoch_end(0)
+    calling.on_train_end()
+    assert (pruning.pruner.step_count, round(pruning.pruner.sparsity, 3)) == (12, 0.75)
+
+
+@on_tensorflow
+def test_a_loop_that_goes_around_the_train_function_is_told_to_build_the_model():
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    calling = keras.callbacks.CallbackList([pruning], model=model)
+    calling.on_train_begin()
+    calling.on_train_batch_begin(0)
+    model(features()[:4])
+    with pytest.raises(RuntimeError, match="Call the model once on a batch of data before training"):
+        calling.on_train_batch_end(0)
+
+
+@on_tensorflow
+@pytest.mark.filterwarnings("ignore:.shuffle=", "ignore:Your input ran out of data", "ignore:The schedule lands")
+def test_data_without_a_batch_end_as_they_do_without_pruning():
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    with contextlib.suppress(ValueError):
+        fit(model, "subclassed", pruning, x=batches().take(0), y=None, batch_size=None)
+    assert all(np.all(np.isfinite(value)) for value in values_of(model).values())
+
+
+REPLICAS = """
+import sys
+import numpy as np
+from distributed_training import split_cpu
+split_cpu(2)
+import tensorflow as tf
+sys.path.insert(0, sys.argv.pop(1))
+from test_model_building import Watch, compiled, fit, schedule, values_of
+from fit_built_models import KINDS
+import prunekit as pk
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    for name in sys.argv[1:]:
+        model, pruning, watch = compiled(name), pk.PruningCallback(schedule()), Watch(KINDS[name].pruned)
+        fit(model, name, pruning, watch)
+        values = values_of(model)
+        exact = all((values[key] == 0).sum() == round(0.75 * values[key].size) for key in KINDS[name].pruned)
+        print(f"{name}: {exact} {watch.leaks} {watch.batches}")
+"""
+
+
+@on_tensorflow
+@pytest.mark.slow
+def test_on_several_replicas_models_are_built_and_pruned(tmp_path):
+    names = ["subclassed", "dictionary of inputs"]
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS, str(Path(__file__).parent), *names],
+        env=environment(),
+        cwd=Path(__file__).parent.parent / "support",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-2:] == [f"{name}: True 0 12" for name in names]

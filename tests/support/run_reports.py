@@ -1,0 +1,67 @@
+"""A report of a run that never was, with all that can go wrong in it: hostile names, missing and non-finite figures."""
+
+import math
+
+import numpy as np
+
+from prunekit.anatomy.inspection import Event, Report, WeightRow
+from prunekit.anatomy.targets import Skipped
+from prunekit.delivery.export import ExportRow, RuntimeAdvice
+from prunekit.delivery.plots import weight_histogram
+from prunekit.delivery.run_report import RunReport, compressed_sizes
+
+HOSTILE = "<script>alert(1)</script>/kernel"
+
+
+def make(weights=3):
+    rng = np.random.default_rng(0)
+    names = [HOSTILE, *(f"block_{i}/kernel" for i in range(weights - 1))]
+    before = {name: rng.normal(size=(20, 10)).astype("float32") for name in names}
+    after = {name: np.where(np.abs(array) > 1.6, array, 0) for name, array in before.items()}
+
+    def report(arrays, **more):
+        rows = tuple(
+            WeightRow(name, name.rsplit("/", 1)[0], "kernel", (20, 10), 200, int((a == 0).sum()), "unstructured",
+                      200, int((a != 0).sum()), 800)
+            for name, a in arrays.items()
+        )  # fmt: skip
+        return Report(model="net", weights=rows, **more)
+
+    events = tuple(Event(step, asked, asked - 0.001) for step, asked in ((0, 0.0), (10, 0.7), (20, 0.89)))
+    return RunReport(
+        title="A <b>run</b> & more",
+        recipe={"version": 1, "name": "x", "steps": [{"prune": {"sparsity": 0.5}}]},
+        versions={"prunekit": "0.1.0", "keras": "3"},
+        seed=7,
+        steps=(
+            {"kind": "train", "name": "2 epochs", "seconds": 1.5, "accuracy": 0.9, "history": {"loss": [1, math.nan]}},
+            {"kind": "export", "name": "keras", "seconds": None, "history": {}, "accuracy": None},
+        ),
+        before=report(before),
+        after=report(
+            after,
+            targets=tuple(names),
+            events=events,
+            skipped=(Skipped("a/bias", "a bias"), Skipped("b/bias", "a bias"), Skipped("norm/gamma", "normalisation")),
+        ),
+        metrics={"accuracy_before": 0.91, "accuracy_after": 0.9, "loss_after": math.inf},
+        schedule={"type": "PolynomialDecay", "initial_sparsity": 0.0, "final_sparsity": 0.9, "begin_step": 0,
+                  "end_step": 25, "power": 3, "frequency": 10},
+        events=events,
+        curve=((0, 0.91), (10, math.nan), (20, 0.9)),
+        exports=(
+            ExportRow("litert", "model.tflite", 2000, 900, "ok", "", 1e-6, 1.0, 0.9),
+            ExportRow("litert-sparse", None, None, None, "refused", "wrong on <ARM64>", None, None, None),
+        ),
+        expectations=(
+            {"what": "accuracy", "bound": {"min": 0.95}, "measured": 0.9, "met": False},
+            {"what": "sparsity", "bound": {"min": 0.8, "max": 1.0}, "measured": 0.88, "met": True},
+        ),
+        histograms={name: weight_histogram(before[name], after[name]) for name in names[:3]},
+        hashes={"weights": "abc123"},
+        notes=("mind the <gap>",),
+        advice=(RuntimeAdvice("LiteRT on x86", "nothing", "no sparse convolutions"),),
+        compressed=compressed_sizes(before, after),
+        changes={name: {"updates": 20, "change": 0.01, "last": 0.01, "largest": 0.02, "norm": 4.0, "relative": 0.0025}
+                 for name in names[:-1]},
+    )  # fmt: skip

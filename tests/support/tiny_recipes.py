@@ -1,0 +1,32 @@
+"""Recipes for the perceptron of conftest.py, of which an epoch has five updates."""
+
+import numpy as np
+from backends import sync_model_state
+
+from prunekit.recipe.models import weight_arrays
+
+SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
+COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}
+
+
+def recipe(*steps, **others):
+    return {"version": 1, "name": "tiny", "seed": 4, "compile": COMPILE, "steps": list(steps), **others}
+
+
+def prune(epochs=2, **others):
+    return {"prune": {"epochs": epochs, "schedule": {**SCHEDULE, **others.pop("schedule", {})}, **others}}
+
+
+ONE_SHOT = recipe({"prune": {"sparsity": 0.5}})
+WHOLE = recipe(
+    {"train": {"epochs": 1}},
+    prune(exclude=["logits"]),
+    {"finetune": {"epochs": 1, "learning_rate": 0.001}},
+    {"export": {"formats": ["keras"]}},
+    {"expect": {"accuracy": {"min": 0.0}, "sparsity": {"min": 0.8, "max": 0.8}, "bytes": {"keras": {"max": 100_000}}}},
+)
+
+
+def zeros(model, name):
+    sync_model_state(model)
+    return int(np.sum(weight_arrays(model)[name] == 0))

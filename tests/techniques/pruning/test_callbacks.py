@@ -1,0 +1,124 @@
+"""PruningCallback: the plain story; tests/techniques/pruning/test_enforcement.py attacks it."""
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, tensorflow_only, training_step
+
+from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruner import Pruner
+
+pytestmark = pytest.mark.every_backend
+
+
+@pytest.fixture
+def compiled(perceptron):
+    perceptron.compile(
+        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    return perceptron
+
+
+def test_fit_ends_exactly_at_the_final_sparsity_and_logs_it(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 13, frequency=5))
+    history = compiled.fit(*samples, batch_size=16, epochs=3, verbose=0, callbacks=[pruning])
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.9 * 128)
+    assert (compiled.layers[1].kernel.numpy() == 0).sum() == round(0.9 * 64)
+    assert history.history["sparsity"] == sorted(history.history["sparsity"])
+    assert history.history["sparsity"][-1] == pytest.approx((115 + 58) / 192)
+    assert [event.step for event in pruning.report.events] == [0, 5, 10, 13]
+    assert pruning.report.targets == ("hidden/kernel", "logits/kernel")
+    assert pruning.report.notes == ()
+
+
+def test_fit_and_a_loop_of_the_users_end_in_the_same_bytes(samples):
+    x, y = samples[0][:64], samples[1][:64]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    schedule = PolynomialDecay(0.0, 0.8, 1, 7, frequency=2)
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+        return model
+
+    fitted = build()
+    fitted.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[PruningCallback(schedule)])
+
+    looped = build()
+
+    step = training_step(looped, looped.optimizer, loss)
+    with Pruner(looped, schedule) as pruner:
+        for i in list(range(0, 64, 16)) * 2:
+            step(x[i : i + 16], y[i : i + 16])
+            pruner.step()
+    # XLA fuses the two compiled steps of JAX each in its own way.
+    rounding = 1e-6 if BACKEND == "jax" else 0
+    for one, other in zip(fitted.get_weights(), looped.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rounding)
+
+
+def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_figures(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 1000, frequency=5))
+    with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 1000, but training") as caught:
+        compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
+    texts = [str(one.message) for one in caught if one.category is UserWarning and "schedule" in str(one.message)]
+    assert ["has only 10 steps" in texts[0], "ended after 10 steps" in texts[1]] == [True, True]
+    assert pruning.report.notes == tuple(texts)
+
+
+def test_the_report_before_fit_says_so():
+    with pytest.raises(RuntimeError, match="no report before `fit` has run"):
+        _ = PruningCallback(ConstantSparsity(0.5)).report
+
+
+def test_a_second_fit_goes_on_with_the_schedule(compiled, samples):
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=1))
+    with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 10"):
+        compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
+    halfway = pruning.pruner.sparsity
+    assert 0.6 < halfway < 0.8
+    compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
+    assert [event.step for event in pruning.report.events] == [*range(0, 11)]
+
+
+@tensorflow_only
+def test_a_second_fit_traces_nothing_again_and_one_after_a_compile_does(compiled, samples):
+    traced = []
+
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            traced.append(1)
+            return x
+
+    model = keras.Sequential([*compiled.layers, Counts()])
+    model.build((None, 8))
+    traced.clear()
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 5, frequency=2))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    counts = []
+    for recompile in (True, False, True):
+        if recompile:
+            model.compile("adam", loss, jit_compile=False)
+        model.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
+        counts.append(len(traced))
+        assert sum(pruning.pruner.audit().values()) == 0
+    assert counts[0] > 0 and counts[1] == counts[0] and counts[2] > counts[1]
+    assert pruning.pruner.sparsity == pytest.approx(0.8, abs=0.02)
+
+
+def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compiled, samples):
+    compiled.fit(*samples, batch_size=16, epochs=4, verbose=0)
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=5))
+    compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
+    assert [(event.step, event.asked) for event in pruning.report.events][0] == (0, 0.0)
+    assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
+
+
+def test_bad_options_are_refused_at_construction():
+    with pytest.raises(TypeError, match="needs a schedule"):
+        PruningCallback(0.5)
+    with pytest.raises(TypeError, match="frequency"):
+        PruningCallback(ConstantSparsity(0.5), frequency=3)

@@ -1,0 +1,148 @@
+"""The leak matrix in the test suite: on each backend, a subset in which every pair of values occurs, or nearly."""
+
+import contextlib
+import re
+
+import keras
+import pytest
+from backends import BACKEND
+from leak_loops import OWN_LOOP
+from leak_matrix import (
+    ABSENT,
+    LOOPS,
+    OPTIMIZERS,
+    THIN,
+    VARIANTS,
+    Cell,
+    Outcome,
+    cover,
+    exists,
+    pairs,
+    product,
+    run_cell,
+    run_cells,
+)
+
+from prunekit.core import patching
+from prunekit.techniques.pruning import mask_calculator
+from prunekit.techniques.pruning.mask_store import MaskStore
+
+pytestmark = pytest.mark.every_backend
+
+CELLS = cover()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Cell, Outcome]:
+    return {outcome.cell: outcome for outcome in run_cells(CELLS, jobs=2)}
+
+
+@contextlib.contextmanager
+def _shadow_for_good(owner, name, value):
+    vars(owner)[name] = value
+    yield
+
+
+def subclasses(kind):
+    for one in kind.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def test_the_walk_finds_every_optimizer_that_keras_defines():
+    defined = {
+        one for one in subclasses(keras.optimizers.Optimizer) if one.__module__.startswith("keras.src.optimizers.")
+    }
+    assert set(OPTIMIZERS.values()) == defined
+    assert {"SGD", "Adam", "Muon", "LossScaleOptimizer", "MultiOptimizer"} <= set(OPTIMIZERS)
+
+
+def test_every_pair_of_values_occurs_in_the_subset():
+    wanted = set().union(*(pairs(cell) for cell in product()))
+    assert set().union(*(pairs(cell) for cell in CELLS)) == wanted
+    # Said once more without `pairs`, which the subset was made with.
+    for optimizer in OPTIMIZERS:
+        variants = {cell.variant for cell in CELLS if cell.optimizer == optimizer}
+        existing = {variant for variant in VARIANTS if exists(optimizer, variant)}
+        assert (variants < existing and len(variants) >= 3) if THIN else variants == existing
+        assert {cell.loop for cell in CELLS if cell.optimizer == optimizer} == set(LOOPS)
+    for variant in VARIANTS.keys() - ABSENT:
+        assert {cell.loop for cell in CELLS if cell.variant == variant} == set(LOOPS)
+
+
+def test_the_subset_is_the_same_each_time_and_no_cell_is_in_it_twice():
+    assert CELLS == cover()
+    assert len(CELLS) == len(set(CELLS))
+
+
+def test_only_momentum_is_missing_anywhere():
+    variants = VARIANTS.keys() - ABSENT
+    missing = {
+        (optimizer, variant) for optimizer in OPTIMIZERS for variant in variants if not exists(optimizer, variant)
+    }
+    assert {variant for _, variant in missing} == {"momentum"}
+    assert not {"SGD", "RMSprop", "Muon"} & {optimizer for optimizer, _ in missing}
+
+
+# What is taken out of prunekit, where that shows, and what the matrix says.
+SABOTAGES = {
+    "gradients are not masked": (
+        Cell("SGD", "momentum", "train_on_batch"),
+        (MaskStore, "mask_gradients", lambda self, gradients, variables: list(gradients)),
+        "momentum are not 0",
+    ),
+    "weights are not masked": (
+        Cell("Muon", "plain", OWN_LOOP),
+        (MaskStore, "after_update", lambda self, *_: self._updates.assign_add(1)),
+        "kernel are not 0",
+    ),
+    "slots are not cleared": (
+        Cell("Adam", "plain", "fit"),
+        (MaskStore, "_slots", lambda *_: []),
+        "pruned positions of adam/.* are not 0",
+    ),
+    "one weight too few is pruned": (
+        Cell("SGD", "plain", "custom train_step"),
+        (mask_calculator, "pruned_count", lambda sparsity, n: round(sparsity * n) - 1),
+        "are pruned; .* was asked for",
+    ),
+    "the optimizer keeps an attribute": (
+        Cell("SGD", "plain", "fit after fit"),
+        (patching, "shadowed", _shadow_for_good),
+        # On JAX an optimizer in a scope also saves and loads its variables otherwise.
+        "the optimizer has {.*'apply'.*} that it had not"
+        if BACKEND == "jax"
+        else "the optimizer has {'apply'} that it had not",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_the_matrix_notices_when(name, monkeypatch):
+    cell, sabotage, message = SABOTAGES[name]
+    monkeypatch.setattr(*sabotage)
+    outcome = run_cell(cell)
+    assert outcome.status == "failed"
+    assert re.search(message, outcome.reason), outcome.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_nothing_leaks(cell, outcomes):
+    outcome = outcomes[cell]
+    assert outcome.status in ("ok", "keras"), outcome.reason
+    if outcome.status == "ok":
+        assert outcome.positions > 1000
+
+
+@pytest.mark.slow
+def test_what_keras_refuses_without_prunekit_is_known(outcomes):
+    refused = {(o.cell.variant, o.cell.loop): o.reason for o in outcomes.values() if o.status == "keras"}
+    assert not refused
+
+
+@pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm", "weight_decay", "gradient_accumulation_steps"])
+def test_keras_refuses_options_on_a_loss_scale_optimizer_itself(argument):
+    with pytest.raises(ValueError, match=f"set `{argument}` on the `inner_optimizer`"):
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **{argument: 2})
