@@ -174,7 +174,7 @@ class Contestant(threading.Thread):
         return {"name": self.title, "seconds": self.seconds, "steps": self.steps}
 
 
-LIBRARIES = {"prunekit": Library, "tfmot": Tfmot}
+LIBRARY_CLASSES = {"prunekit": Library, "tfmot": Tfmot}
 
 
 def take_turns(
@@ -188,7 +188,7 @@ def take_turns(
         contestants: (library, title, frequency or None, steps) of each training.
         per_turn: Steps of a turn.
     """
-    libraries = {library: LIBRARIES[library](model, smoke) for library, *_ in contestants}
+    libraries = {library: LIBRARY_CLASSES[library](model, smoke) for library, *_ in contestants}
     running = [libraries[library].contestant(*row, per_turn) for library, *row in contestants]
     for contestant in running:
         contestant.start()
@@ -206,7 +206,7 @@ def take_turns(
 
 def memory(library: str, model: str, smoke: bool, contestant: Sequence[Any]) -> dict[str, float]:
     """Peak memory of one `fit` that has the process to itself, and the peak before it, in MiB."""
-    training = LIBRARIES[library](model, smoke).contestant(*contestant, per_turn=1)
+    training = LIBRARY_CLASSES[library](model, smoke).contestant(*contestant, per_turn=1)
     training.start()
     before, number = 0.0, 0
     while not training.finished:
