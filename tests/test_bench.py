@@ -97,6 +97,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
         "## Backward in parts",
         "## Scale",
         "## Backends",
+        "## Start: time before the first step",
         "## Start-up",
         "## How it is measured",
     ):
@@ -197,6 +198,36 @@ def test_memory_is_measured_in_copies_of_the_process():
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "A measurement of memory ended early.\n", done.stderr
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks.sections import start
+
+    return start
+
+
+def test_the_section_on_the_start_says_met_only_where_the_figures_do(start):
+    size = {"weights": 410_000, "kernels": 36}
+    one_shot = {name: [size | {"first": 1.0, "again": 0.4, "another": 0.9}] * 3 for name in start.ONE_SHOT}
+    # What belongs together was measured in one turn: each is 2 s longer than the one before.
+    fits = [
+        {"plain": size | {"seconds": [t + 5.0, t + 1.0]}, "pruned": size | {"seconds": [t + 10.0, t + 1.5]}}
+        for t in (0.0, 2.0, 4.0)
+    ]
+    found = {"one_shot": one_shot, "fits": {name: fits for name in start.FITS}}
+    found["updates"] = {"prunekit": [0.02, 0.03, 0.04], "tfmot": [0.04, 0.06, 0.08]}
+    lines = start.section(found).splitlines()
+    assert "| MobileNetV2: one-shot `pk.prune`, s | at most 0.5 | 1.00 | **not met**, 2.00 times that |" in lines
+    assert "| NASNetMobile: one-shot `pk.prune`, s | at most 2 | 1.00 | met |" in lines
+    assert "| MobileNetV2: the second callback adds, s | at most 1 | 0.50 | met |" in lines
+    first = "the first callback adds, ratio to tracing | at most 1.3 | 1.25 | met |"
+    assert f"| MobileNetV2: {first}" in lines and f"| ResNet-20: {first}" in lines
+    (line,) = (line for line in lines if line.startswith("| ResNet-20: mask update"))
+    assert line.endswith("| at least 1 | 2.00 | met |")
+    found["updates"]["prunekit"] = [0.08]
+    assert "| at least 1 | 0.75 | **not met** |" in start.section(found)
 
 
 @pytest.fixture

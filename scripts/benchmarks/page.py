@@ -16,6 +16,7 @@ from benchmarks.sections import (
     per_example,
     scale,
     selection,
+    start,
     training,
     weight_changes,
 )
@@ -32,6 +33,7 @@ SECTIONS: dict[str, ModuleType] = {
     "parts": backward_parts,
     "scale": scale,
     "backends": backends,
+    "start": start,
     "startup": command_line,
 }
 
