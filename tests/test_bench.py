@@ -1,5 +1,6 @@
 """scripts/bench: the page it writes has all its parts; never how fast anything is."""
 
+import ast
 import json
 import os
 import subprocess
@@ -9,6 +10,46 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "scripts" / "benchmarks"
+# What sections share, in order: a module imports only from modules before it. A new module is a new name here.
+SHARED = "figures tables machine workers models contestants trainings".split()
+TOP = ["page", "__main__"]
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def rank(parts):
+    """The place of a module in the order; all sections have the same, so that none imports another."""
+    if parts[0] == "sections":
+        return len(SHARED)
+    return SHARED.index(parts[0]) if parts[0] in SHARED else len(SHARED) + 1 + TOP.index(parts[0])
+
+
+def imports_of(path):
+    """The modules of the benchmark that a file imports, at its top or in a function, as (folder, module)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports name their module in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (name.split(".")[1:] for name in names if name.split(".")[0] == "benchmarks")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_of_the_benchmark_imports_only_from_below(path):
+    targets = list(imports_of(PACKAGE / path))
+    if path.stem == "__init__":
+        assert not targets, "packages re-export nothing"
+        return
+    for target in targets:
+        assert rank(target) < rank(path.with_suffix("").parts), f"{path} imports {'.'.join(target)}, which is above it"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name == "sections"], ids=str)
+def test_a_section_is_on_the_page(path):
+    page = {".".join(target) for target in imports_of(PACKAGE / "page.py")}
+    assert path.stem == "__init__" or f"sections.{path.stem}" in page
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +97,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
         "## Backward in parts",
         "## Scale",
         "## Backends",
+        "## Start: time before the first step",
         "## Start-up",
         "## How it is measured",
     ):
@@ -73,15 +115,17 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
 @pytest.mark.timeout(600)
 def test_a_section_measured_by_itself_takes_the_place_of_the_old_one(smoke, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import benchmark
+    from benchmarks import page as pages
 
     page, raw = tmp_path / "page.md", tmp_path / "raw.json"
     old = smoke[0].replace("## Backends", "## Something else")
     page.write_text(old, encoding="utf-8")
     command = [ROOT / "scripts" / "bench", "--smoke", "--only", "backends", "--output", page, "--json", raw]
-    subprocess.run(command, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, timeout=300)
+    # The smoke test of the whole page measures TensorFlow.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, check=True, env=environment, timeout=300)
     # Once more, into the page that has the section now.
-    new = benchmark.part(json.loads(raw.read_text(encoding="utf-8")), page.read_text(encoding="utf-8"))
+    new = pages.updated(page.read_text(encoding="utf-8"), json.loads(raw.read_text(encoding="utf-8")))
     headings = [[line for line in one.splitlines() if line.startswith("## ")] for one in (old, new)]
     place = headings[0].index("## Start-up of the command line")
     assert headings[1] == [*headings[0][:place], "## Backends", *headings[0][place:]]
@@ -113,11 +157,85 @@ def test_every_table_of_the_page_is_rectangular(smoke):
 
 
 @pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks import workers
+
+    return workers
+
+
+def test_shared_workers_are_one_process_for_each_environment(workers):
+    with workers.Workers(shared=True) as shared:
+        same = {shared.call(os.getpid, {}), *shared.map(os.getpid, [{}, {}], at_once=2)}
+        other = shared.call(os.getpid, {}, {"PRUNEKIT_BENCH": "1"})
+        assert len(same) == 1 and other not in same
+    with workers.Workers(shared=False) as apart:
+        assert len({*apart.map(os.getpid, [{}, {}], at_once=2)} - same) == 2
+
+
+def test_a_worker_gives_the_items_of_a_generator_one_by_one_and_does_the_next_task(workers, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with workers.Worker() as worker:
+        items = worker.items(os.walk, top=str(tmp_path))
+        assert next(items) == [str(tmp_path), ["folder"], []]
+        assert list(items) == [[str(tmp_path / "folder"), [], []]]
+        assert worker.call(json.loads, s="[1]") == [1]
+
+
+def test_a_worker_that_fails_is_reported_with_what_it_wrote(workers):
+    with workers.Worker() as worker, pytest.raises(SystemExit, match="a worker ended early(?s:.*)JSONDecodeError"):
+        worker.call(json.loads, s="not JSON")
+
+
+def test_memory_is_measured_in_copies_of_the_process():
+    # In a process without threads, as the worker that does it is.
+    code = (
+        "import os; from benchmarks.sections.backward_parts import in_a_process_of_its_own as own\n"
+        "assert len({os.getpid(), *[wait() for wait in [own(os.getpid), own(os.getpid)]]}) == 3\n"
+        "try: own(lambda: 1 / 0)()\n"
+        "except RuntimeError as error: print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "A measurement of memory ended early.\n", done.stderr
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks.sections import start
+
+    return start
+
+
+def test_the_section_on_the_start_says_met_only_where_the_figures_do(start):
+    size = {"weights": 410_000, "kernels": 36}
+    one_shot = {name: [size | {"first": 1.0, "again": 0.4, "another": 0.9}] * 3 for name in start.ONE_SHOT}
+    # What belongs together was measured in one turn: each is 2 s longer than the one before.
+    fits = [
+        {"plain": size | {"seconds": [t + 5.0, t + 1.0]}, "pruned": size | {"seconds": [t + 10.0, t + 1.5]}}
+        for t in (0.0, 2.0, 4.0)
+    ]
+    found = {"one_shot": one_shot, "fits": {name: fits for name in start.FITS}}
+    found["updates"] = {"prunekit": [0.02, 0.03, 0.04], "tfmot": [0.04, 0.06, 0.08]}
+    lines = start.section(found).splitlines()
+    assert "| MobileNetV2: one-shot `pk.prune`, s | at most 0.5 | 1.00 | **not met**, 2.00 times that |" in lines
+    assert "| NASNetMobile: one-shot `pk.prune`, s | at most 2 | 1.00 | met |" in lines
+    assert "| MobileNetV2: the second callback adds, s | at most 1 | 0.50 | met |" in lines
+    first = "the first callback adds, ratio to tracing | at most 1.3 | 1.25 | met |"
+    assert f"| MobileNetV2: {first}" in lines and f"| ResNet-20: {first}" in lines
+    (line,) = (line for line in lines if line.startswith("| ResNet-20: mask update"))
+    assert line.endswith("| at least 1 | 2.00 | met |")
+    found["updates"]["prunekit"] = [0.08]
+    assert "| at least 1 | 0.75 | **not met** |" in start.section(found)
+
+
+@pytest.fixture
 def scale(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import benchmark_scale
+    from benchmarks.sections import scale
 
-    return benchmark_scale
+    return scale
 
 
 def scale_row(operation, weights, layers, seconds, times, keeps=True):
@@ -163,7 +281,8 @@ def test_the_picture_of_scale_has_each_size_once(scale, tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_pruning_peaks_below_two_and_a_half_times_the_weights():
     # Memory and not time: three runs beside others on a busy machine took 2.21 to 2.35.
-    code = "import json, benchmark_scale as s; r = s.measure('prune', 60_000_000, 12); print('@', s.ratio(r), s.WANTED)"
+    code = "from benchmarks.sections import scale as s; r = s.measure('prune', 60_000_000, 12)"
+    code += "; print('@', s.ratio(r), s.WANTED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}", "CUDA_VISIBLE_DEVICES": "-1"},

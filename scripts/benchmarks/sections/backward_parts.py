@@ -1,10 +1,8 @@
-"""Peak memory and time of a training step in one go, in parts, with recomputed blocks, and both: one process per task.
+"""Peak memory and time of a training step in one go, in parts, with recomputed blocks, and both.
 
-Run with one argument, a JSON object, it answers with one line of JSON, as benchmark_worker.py does. `section` writes
-the page's part about it, and needs no TensorFlow.
+`section` needs no TensorFlow.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -12,8 +10,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmark_tools import in_turns
-from benchmark_worker import answer, peak_memory
+from benchmarks.figures import spread, turn_ratios
+from benchmarks.machine import in_turns, peak_memory, turns
+from benchmarks.tables import table
+from benchmarks.workers import Workers
 
 WAYS = ("in one go", "in parts", "blocks recomputed", "in parts, blocks recomputed")
 TITLES = {
@@ -134,46 +134,52 @@ def in_a_process_of_its_own(function: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def added_memory(setting: Setting, way: str) -> float:
+def added_memory(setting: Setting, step: Callable[[int], float]) -> float:
     """MiB of resident memory that a step on the whole batch has at its peak, above that of a step on two examples."""
-    step = setting.step(way)
     before = peak_memory()
     for _ in range(2):
         step(setting.batch)
     return peak_memory() - before
 
 
-def measure(network: str, smoke: bool, repeats: int) -> None:
-    """Answers with memory of each way, each time in a process of its own, and seconds of steps in turns."""
+def measure(network: str, smoke: bool, repeats: int, isolated: bool) -> dict[str, Any]:
+    """Peak memory of each way, and seconds of its steps in turns.
+
+    Args:
+        network: A name of TITLES.
+        smoke: Whether the network is tiny.
+        repeats: Twice the number of turns in which steps are measured.
+        isolated: Whether memory is measured in processes of their own: only before TensorFlow has done anything.
+    """
     import keras  # noqa: F401 - before the process is copied, which saves its copies seconds
 
-    import prunekit.gradients.partitioned_backward  # noqa: F401
+    import prunekit as pk
 
+    # Loads the modules, likewise before the process is copied.
+    _ = pk.gradients.in_parts, pk.gradients.recomputing
     setting, memory = Setting(network, smoke), {}
-    for way in WAYS:
+    for way in WAYS if isolated else ():
         # Two at a time.
-        pair = [in_a_process_of_its_own(lambda way=way: added_memory(setting, way)) for _ in range(2)]
+        pair = [in_a_process_of_its_own(lambda way=way: added_memory(setting, setting.step(way))) for _ in range(2)]
         memory[way] = [result() for result in pair]
     steps = {way: setting.step(way) for way in WAYS}
+    if not isolated:
+        memory = {way: [added_memory(setting, step)] for way, step in steps.items()}
     seconds = in_turns({way: lambda step=step: step(setting.batch) for way, step in steps.items()}, (repeats + 1) // 2)
-    answer(memory=memory, seconds=seconds, batch=setting.batch, **setting.sizes)
+    return {"memory": memory, "seconds": seconds, "batch": setting.batch, **setting.sizes}
 
 
-def main() -> None:
-    """Does what one argument, a JSON object, says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", type=json.loads)
-    measure(**parser.parse_args().task)
+def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
+    """Figures of a worker process for each network."""
+    options = {"smoke": smoke, "repeats": turns(smoke), "isolated": not workers.shared}
+    return {network: workers.call(measure, {"network": network, **options}) for network in TITLES}
 
 
 # The page -------------------------------------------------------------------------------------------------------------
 
 
 def section(raw: dict[str, Any]) -> str:
-    """The part of the page about it."""
-    # The page imports this module.
-    from benchmark_report import spread, table
-
+    """The section of the page."""
     parts = [
         "## Backward in parts",
         "A compiled training step with `in_parts` and under `recomputing` (`pk.gradients`), beside a plain tape. "
@@ -190,13 +196,9 @@ def section(raw: dict[str, Any]) -> str:
                 spread(memory[way], digits=0),
                 f"{median(memory[way]) / base:.2f}" if base else "-",
                 spread(seconds[way], 1e3, digits=0),
-                spread([a / b for a, b in zip(seconds[way], seconds[WAYS[0]], strict=True)], digits=2),
+                spread(turn_ratios(seconds[way], seconds[WAYS[0]]), digits=2),
             ]
             for way in WAYS
         ]
         parts.append(table([TITLES[network].format(**found), "peak, MiB", "ratio", "ms", "ratio of times"], rows))
     return "\n\n".join(parts)
-
-
-if __name__ == "__main__":
-    main()

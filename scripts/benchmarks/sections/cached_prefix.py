@@ -1,15 +1,17 @@
 """Fashion CNN with frozen convolutions: training and evaluation of its head from cached activations, and whole.
 
-Run with one argument, a JSON object, it measures and answers with one line of JSON, as benchmark_worker.py does.
-`section` writes what was measured, and needs no TensorFlow.
+All three ways run in one process, in turns. `section` needs no TensorFlow.
 """
 
-import argparse
-import json
 import tempfile
 import time
 from statistics import median
 from typing import Any
+
+from benchmarks.figures import spread
+from benchmarks.machine import numbered, turns
+from benchmarks.tables import table
+from benchmarks.workers import Workers
 
 WHOLE, MEMORY, FILES = "whole model", "kept in memory", "kept on disk"
 TITLES = {
@@ -79,7 +81,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     seconds: dict[str, dict[str, list[tuple[float, float]]]] = {"fill": {}, "epoch": {}, "evaluation": {}}
     with tempfile.TemporaryDirectory() as folder:
         contestants = {way: Contestant(way, start, folder, batch) for way in (WHOLE, MEMORY, FILES)}
-        for turn in range(min(repeats, 4) + 1):
+        for turn in numbered(min(repeats, 4)):
             for kind in seconds:
                 for way, contestant in contestants.items():
                     began, spent = time.perf_counter(), time.process_time()
@@ -146,10 +148,13 @@ def frozen_copy(weights: list[Any]) -> Any:
     return model
 
 
-def section(raw: dict[str, Any]) -> str:
-    """What was measured, as Markdown."""
-    from benchmark_report import table
+def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
+    """Figures of a worker process."""
+    return workers.call(measure, {"smoke": smoke, "repeats": turns(smoke)})
 
+
+def section(raw: dict[str, Any]) -> str:
+    """The section of the page."""
     seconds = raw["seconds"]
     whole, cached = (median(row[CPU] for row in seconds["epoch"][way]) for way in (WHOLE, MEMORY))
     ten = 10 * whole / (10 * cached + median(row[CPU] for row in seconds["fill"][MEMORY]))
@@ -179,8 +184,6 @@ def section(raw: dict[str, Any]) -> str:
 
 def rows_of(seconds: dict[str, Any]) -> list[list[str]]:
     """One row per thing that was done and way, beside the whole model, turn by turn."""
-    from benchmark_report import spread
-
     first = {
         way: [[a + b for a, b in zip(*both, strict=True)] for both in zip(seconds["fill"][way], rows, strict=True)]
         for way, rows in seconds["epoch"].items()
@@ -202,16 +205,3 @@ def rows_of(seconds: dict[str, Any]) -> list[list[str]]:
                 cells.append(spread(ratios) if WHOLE in ways and way != WHOLE else "")
             lines.append([f"{TITLES[kind]}: {way}", *cells])
     return lines
-
-
-def main() -> None:
-    """Does what one argument, a JSON object, says."""
-    from benchmark_worker import answer
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", type=json.loads)
-    answer(**measure(**parser.parse_args().task))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """A step and a mask update on each backend of Keras, on the device that it chooses, beside reading the weights once.
 
-Run with one argument, a JSON object {"backend", "weights", "steps", "repeats"}, it measures one backend in a process of
-its own and answers with one line of JSON: on a GPU too, and without TensorFlow. `section` writes what was measured.
+`python -m benchmarks.sections.backends` takes a JSON object {"backend", "weights", "steps", "repeats"}, measures one
+backend and prints one line of JSON: on a GPU too, and without TensorFlow.
 """
 
 import argparse
@@ -12,26 +12,32 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from benchmarks.figures import spread, turn_ratios
+from benchmarks.machine import in_turns
+from benchmarks.models import FINAL_SPARSITY
+from benchmarks.tables import table
+from benchmarks.workers import Workers
+
 BACKENDS = ("tensorflow", "jax", "torch")
-LAYERS, BATCH, FINAL_SPARSITY = 12, 64, 0.9
+LAYERS, BATCH = 12, 64
 
 
 # The worker -----------------------------------------------------------------------------------------------------------
 
 
-def network(weights: int) -> Any:
+def network(weights: int, layers: int) -> Any:
     """A compiled perceptron of equal square layers without biases, about so many weights, float32, trained by Adam."""
     import keras
 
-    width = round((weights / LAYERS) ** 0.5)
+    width = round((weights / layers) ** 0.5)
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(width, use_bias=False, activation="relu", name=f"map{i}") for i in range(LAYERS)]
-    model = keras.Sequential([keras.Input((width,)), *layers])
+    maps = [keras.layers.Dense(width, use_bias=False, activation="relu", name=f"map{i}") for i in range(layers)]
+    model = keras.Sequential([keras.Input((width,)), *maps])
     model.compile(keras.optimizers.Adam(1e-4), "mse")
     return model
 
 
-def settle(model: Any) -> None:
+def wait_for_weights(model: Any) -> None:
     """Waits until every weight has been computed."""
     import keras
 
@@ -46,14 +52,12 @@ def examples(model: Any, batches: int) -> Any:
     return np.random.default_rng(0).standard_normal((batches * BATCH, model.input_shape[-1]), "float32")
 
 
-def fits(weights: int, steps: int, repeats: int) -> dict[str, list[float]]:
+def fits(weights: int, layers: int, steps: int, repeats: int) -> dict[str, list[float]]:
     """Seconds per step of `fit`, not pruned, once more, and pruned between two updates; in turns."""
-    from benchmark_tools import in_turns
-
     import prunekit as pk
 
     def way(pruned: bool) -> Callable[[], Any]:
-        model = network(weights)
+        model = network(weights, layers)
         x = examples(model, steps)
         # All masks keep all: what they are makes no difference to the arithmetic of a step.
         schedule = pk.ConstantSparsity(FINAL_SPARSITY, begin_step=10**6, frequency=10**6)
@@ -61,7 +65,7 @@ def fits(weights: int, steps: int, repeats: int) -> dict[str, list[float]]:
 
         def run() -> None:
             model.fit(x, x, BATCH, epochs=1, verbose=0, shuffle=False, callbacks=callbacks)
-            settle(model)
+            wait_for_weights(model)
 
         return run
 
@@ -69,21 +73,21 @@ def fits(weights: int, steps: int, repeats: int) -> dict[str, list[float]]:
     return {name: [each / steps for each in found] for name, found in in_turns(ways, repeats).items()}
 
 
-def updates(weights: int, count: int) -> list[float]:
+def updates(weights: int, layers: int, count: int) -> list[float]:
     """Seconds of `pruner.step()` where it chooses new masks and imposes them, after two that nobody counts."""
     import prunekit as pk
 
-    model = network(weights)
+    model = network(weights, layers)
     x = examples(model, 1)
     found = []
     schedule = pk.PolynomialDecay(0.0, FINAL_SPARSITY, begin_step=1, end_step=count + 3, frequency=1)
     with pk.Pruner(model, schedule) as pruner:
         for _ in range(count + 2):
             model.train_on_batch(x, x)
-            settle(model)
+            wait_for_weights(model)
             began = time.perf_counter()
             changed = pruner.step()
-            settle(model)
+            wait_for_weights(model)
             if changed:
                 found.append(time.perf_counter() - began)
     return found[2:]
@@ -92,7 +96,6 @@ def updates(weights: int, count: int) -> list[float]:
 def reading(weights: int, repeats: int) -> list[float]:
     """Seconds of the faster of a sum and a maximum over so many float32 numbers on the device."""
     import keras
-    from benchmark_tools import in_turns
 
     numbers = keras.ops.ones((weights,), "float32")
     ways = {
@@ -121,13 +124,13 @@ def device() -> str:
     return tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])["device_name"]
 
 
-def measure(backend: str, weights: int, steps: int, repeats: int) -> dict[str, Any]:
+def measure(backend: str, weights: int, steps: int, repeats: int, layers: int = LAYERS) -> dict[str, Any]:
     """Everything about one backend."""
     os.environ["KERAS_BACKEND"] = backend
     return {
         "device": device(),
-        "fits": fits(weights, steps, repeats),
-        "updates": updates(weights, repeats),
+        "fits": fits(weights, layers, steps, repeats),
+        "updates": updates(weights, layers, repeats),
         "reading": reading(weights, 5 * repeats),
     }
 
@@ -136,7 +139,7 @@ def main() -> None:
     """Measures what the argument says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", type=json.loads)
-    print("@" + json.dumps(measure(**parser.parse_args().task)))
+    print(json.dumps(measure(**parser.parse_args().task)))
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -145,23 +148,28 @@ def main() -> None:
 def tasks(smoke: bool) -> list[dict[str, Any]]:
     """One task for each row of the table."""
     if smoke:
-        return [{"backend": "jax", "weights": 3_000, "steps": 2, "repeats": 2}]
+        # The backend of the shared worker process.
+        backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+        return [{"backend": backend, "weights": 3_000, "steps": 2, "repeats": 2, "layers": 2}]
     sizes = ({"weights": 25_000_000, "steps": 10, "repeats": 7}, {"weights": 100_000_000, "steps": 5, "repeats": 5})
     return [{"backend": backend, **size} for size in sizes for backend in BACKENDS]
 
 
+def collect(workers: Workers, smoke: bool) -> list[dict[str, Any]]:
+    """The tasks, each with the figures of a worker process."""
+    return [
+        {"task": task, "found": workers.call(measure, task, {"KERAS_BACKEND": task["backend"]})}
+        for task in tasks(smoke)
+    ]
+
+
 def section(rows: list[dict[str, Any]]) -> str:
     """The section of the page; `rows` are tasks with what was measured."""
-    from benchmark_report import spread, table
-
     body = []
     for row in rows:
         task, found = row["task"], row["found"]
         runs, read = found["fits"], median(found["reading"])
-        ratios = {
-            name: [ours / plain for ours, plain in zip(runs[name], runs["plain"], strict=True)]
-            for name in ("control", "pruned")
-        }
+        ratios = {name: turn_ratios(runs[name], runs["plain"]) for name in ("control", "pruned")}
         body.append(
             [
                 f"{task['weights'] / 1e6:,.0f} M, {task['backend']}, {found['device']}",

@@ -1,18 +1,17 @@
 """Peak memory and time of inspecting, pruning, saving and exporting models of a million weights and more.
 
-Run with one argument, a JSON object {"operation", "weights", "layers", "keeps"}, it measures one operation in a process
-of its own and answers with one line of JSON. `section` writes what was measured, and `picture` draws it, without
-TensorFlow.
+`measure` runs one operation in a process of its own. `section` and `picture` need no TensorFlow.
 """
 
-import argparse
-import json
-import os
 import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.figures import verdict
+from benchmarks.tables import table
+from benchmarks.workers import Workers
 
 SIZES = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000)
 LAYERS = 12
@@ -111,17 +110,6 @@ def _export(model: Any, path: Path, name: str) -> None:
     assert row.status == "ok", row
 
 
-def main() -> None:
-    """Measures what the argument says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task", type=json.loads)
-    task = parser.parse_args().task
-    if not task.pop("keeps"):
-        # Before TensorFlow is imported.
-        os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
-    print("@" + json.dumps(measure(**task)))
-
-
 # The page -------------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +129,16 @@ def tasks(smoke: bool) -> list[dict[str, Any]]:
     ]
 
 
+def collect(workers: Workers, smoke: bool) -> list[dict[str, Any]]:
+    """The tasks, each with the figures of a worker process."""
+    rows = []
+    for task in tasks(smoke):
+        arguments = {name: value for name, value in task.items() if name != "keeps"}
+        environment = {} if task["keeps"] else {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
+        rows.append({"task": task, "found": workers.call(measure, arguments, environment)})
+    return rows
+
+
 def ratio(row: dict[str, Any]) -> float:
     """Peak memory in multiples of the weights' bytes."""
     return row["peak"] / (4 * row["weights"])
@@ -148,8 +146,6 @@ def ratio(row: dict[str, Any]) -> float:
 
 def section(rows: list[dict[str, Any]], picture: str) -> str:
     """The section of the page; `rows` are tasks with what was measured."""
-    from benchmark_report import table
-
     everything = [{**row["task"], **row["found"]} for row in rows]
     lines = {}
     for row in everything:
@@ -178,10 +174,6 @@ def section(rows: list[dict[str, Any]], picture: str) -> str:
     )
 
 
-def _met(value: float, most: float) -> str:
-    return "met" if value < most else f"**not met**, {value / most:.2f} times that"
-
-
 def _peaks(rows: list[dict[str, Any]]) -> list[list[str]]:
     """For each operation the most memory in several layers and in one, each with a verdict."""
     body = []
@@ -190,7 +182,7 @@ def _peaks(rows: list[dict[str, Any]]) -> list[list[str]]:
         for several in (True, False):
             found = [row for row in rows if row["operation"] == one and (row["layers"] > 1) == several]
             most = max((ratio(row) for row in found if row["weights"] >= 0.9e7), default=None)
-            cells += ["", ""] if most is None else [f"{most:.2f}x", _met(most, WANTED)]
+            cells += ["", ""] if most is None else [f"{most:.2f}x", verdict(most, WANTED)]
         body.append(cells)
     return body
 
@@ -273,7 +265,3 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
     memory.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=120)
-
-
-if __name__ == "__main__":
-    main()

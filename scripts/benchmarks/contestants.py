@@ -1,67 +1,23 @@
-"""The TensorFlow side of scripts/bench: trains one kind of model with one library, a few steps at a time.
+"""Trainings of one model side by side, pruned and not, by prunekit and by tensorflow-model-optimization.
 
 Several `fit` calls run in one process, one thread each, but never two at once: a turn is handed from one to the next
-every few steps, so that whatever else the machine does hits all of them alike. The parent process hands rounds to this
-one through its standard input (and to the worker of the other library in between), and reads JSON lines back.
+every few steps, so that whatever else the machine does hits all of them alike. The parent hands rounds to the processes
+of both libraries alternately.
 """
 
-import argparse
-import json
 import os
-import resource
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from benchmarks.machine import peak_memory
+from benchmarks.models import FINAL_SPARSITY, MODELS
+
 STEPS_PER_EPOCH = 50
-FINAL_SPARSITY = 0.9
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
-
-
-def perceptron(keras, width: int = 2048):
-    """784-width-width-10, ReLU: 5.8 M weights at the full width; its step is bound by memory."""
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input((784,)),
-            layers.Dense(width, activation="relu", name="hidden_1"),
-            layers.Dense(width, activation="relu", name="hidden_2"),
-            layers.Dense(10, name="logits"),
-        ]
-    )
-
-
-def resnet20(keras, width: int = 16):
-    """ResNet-20 for 32x32x3 (He et al. 2015, section 4.2) with batch normalisation and 1x1 convolution shortcuts."""
-    layers = keras.layers
-
-    def convolution(x, filters, size, stride, name):
-        x = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False, name=name)(x)
-        return layers.BatchNormalization(name=f"{name}_norm")(x)
-
-    inputs = keras.Input((32, 32, 3))
-    x = layers.Activation("relu")(convolution(inputs, width, 3, 1, "stem"))
-    for stage in range(3):
-        for block in range(3):
-            filters, stride, name = width << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}"
-            y = layers.Activation("relu")(convolution(x, filters, 3, stride, f"{name}_a"))
-            y = convolution(y, filters, 3, 1, f"{name}_b")
-            if stride > 1:
-                x = convolution(x, filters, 1, stride, f"{name}_shortcut")
-            x = layers.Activation("relu")(layers.Add()([x, y]))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(10, name="logits")(x))
-
-
-# name -> (builder, batch size, shape of one input, optimizer as (class name, arguments), width for a smoke test)
-MODELS: dict[str, tuple[Callable, int, tuple[int, ...], tuple[str, dict], int]] = {
-    "perceptron": (perceptron, 64, (784,), ("Adam", {"learning_rate": 1e-4}), 32),
-    "resnet20": (resnet20, 32, (32, 32, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 2),
-}
 
 
 class Library:
@@ -85,10 +41,9 @@ class Library:
 
     def pruned(self, model, frequency: int, steps: int) -> tuple[Any, list[Any], Callable[[], int]]:
         """(model to fit, callbacks, function that counts mask updates so far)."""
-        from prunekit.sparsity.schedules import PolynomialDecay
-        from prunekit.techniques.pruning.callbacks import PruningCallback
+        import prunekit as pk
 
-        callback = PruningCallback(PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
+        callback = pk.PruningCallback(pk.PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
         return model, [callback], lambda: len(callback.pruner.events)
 
     def data(self, steps: int):
@@ -219,59 +174,43 @@ class Contestant(threading.Thread):
         return {"name": self.title, "seconds": self.seconds, "steps": self.steps}
 
 
-def answer(**fields: Any) -> None:
-    """One JSON line for the parent."""
-    print("@" + json.dumps(fields), flush=True)
+LIBRARY_CLASSES = {"prunekit": Library, "tfmot": Tfmot}
 
 
-def take_turns(contestants: list[Contestant]) -> None:
-    """One round for each line that the parent sends, until all are finished."""
-    for contestant in contestants:
+def take_turns(
+    model: str, smoke: bool, contestants: Sequence[Sequence[Any]], per_turn: int
+) -> Generator[int, None, list[Any]]:
+    """One round for each item: the contestants that are left after it; returns what all of them measured.
+
+    Args:
+        model: A name of MODELS.
+        smoke: Whether the model is tiny.
+        contestants: (library, title, frequency or None, steps) of each training.
+        per_turn: Steps of a turn.
+    """
+    libraries = {library: LIBRARY_CLASSES[library](model, smoke) for library, *_ in contestants}
+    running = [libraries[library].contestant(*row, per_turn) for library, *row in contestants]
+    for contestant in running:
         contestant.start()
-    answer(ready=True)
     number = 0
-    for _ in sys.stdin:
+    while not all(contestant.finished for contestant in running):
         # Another one goes first each time, so that none is always the one after the most expensive.
-        first = number % len(contestants)
-        for contestant in contestants[first:] + contestants[:first]:
+        first = number % len(running)
+        for contestant in running[first:] + running[:first]:
             contestant.turn(number)
         number += 1
-        answer(left=sum(not contestant.finished for contestant in contestants))
-        if all(contestant.finished for contestant in contestants):
-            break
-    answer(results=[contestant.result() for contestant in contestants])
+        yield sum(not contestant.finished for contestant in running)
+    names = [library for library, *_ in contestants]
+    return [{"library": name, **contestant.result()} for name, contestant in zip(names, running, strict=True)]
 
 
-# Other measurements ---------------------------------------------------------------------------------------------------
-
-
-def peak_memory() -> float:
-    """Most resident memory this process ever had, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def memory(contestant: Contestant) -> None:
-    """Peak memory of one `fit` that has the process to itself."""
-    contestant.start()
+def memory(library: str, model: str, smoke: bool, contestant: Sequence[Any]) -> dict[str, float]:
+    """Peak memory of one `fit` that has the process to itself, and the peak before it, in MiB."""
+    training = LIBRARY_CLASSES[library](model, smoke).contestant(*contestant, per_turn=1)
+    training.start()
     before, number = 0.0, 0
-    while not contestant.finished:
+    while not training.finished:
         before = before or peak_memory()
-        contestant.turn(number)
+        training.turn(number)
         number += 1
-    answer(before=before, peak=peak_memory())
-
-
-def main() -> None:
-    """Does what one argument, a JSON object, says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", type=json.loads)
-    task = parser.parse_args().task
-    library = {"prunekit": Library, "tfmot": Tfmot}[task["library"]](task["model"], task["smoke"])
-    contestants = [library.contestant(*row, task["per_turn"]) for row in task["contestants"]]
-    if task["kind"] == "memory":
-        return memory(*contestants)
-    return take_turns(contestants)
-
-
-if __name__ == "__main__":
-    main()
+    return {"before": before, "peak": peak_memory()}

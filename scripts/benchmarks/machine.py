@@ -1,0 +1,50 @@
+"""The machine that measures: its description, the memory of a process, and the clock over several ways in turns."""
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def machine() -> str:
+    """Processor, cores, memory and versions; nothing that names the machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    packages = ("tensorflow", "keras", "tf_keras", "tensorflow-model-optimization", "numpy", "prunekit")
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    return f"{name}, {cores} cores, {platform.system()}, Python {platform.python_version()}, {versions}"
+
+
+def peak_memory() -> float:
+    """Most resident memory this process ever had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def turns(smoke: bool) -> int:
+    """How often each way is measured: nine times, or once where the figures say nothing."""
+    return 1 if smoke else 9
+
+
+def numbered(repeats: int) -> range:
+    """The numbers of so many turns, from 1; turn 0, which nobody counts, comes first where there are several."""
+    return range(0 if repeats > 1 else 1, repeats + 1)
+
+
+def in_turns(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each run of each way, after one that nobody counts where there are several."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in numbered(repeats):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds

@@ -1,0 +1,47 @@
+"""The models that several sections train, and the sparsity that they are pruned to."""
+
+from collections.abc import Callable
+
+FINAL_SPARSITY = 0.9
+
+
+def perceptron(keras, width: int = 2048):
+    """784-width-width-10, ReLU: 5.8 M weights at the full width; its step is bound by memory."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((784,)),
+            layers.Dense(width, activation="relu", name="hidden_1"),
+            layers.Dense(width, activation="relu", name="hidden_2"),
+            layers.Dense(10, name="logits"),
+        ]
+    )
+
+
+def resnet20(keras, width: int = 16):
+    """ResNet-20 for 32x32x3 (He et al. 2015, section 4.2) with batch normalisation and 1x1 convolution shortcuts."""
+    layers = keras.layers
+
+    def convolution(x, filters, size, stride, name):
+        x = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False, name=name)(x)
+        return layers.BatchNormalization(name=f"{name}_norm")(x)
+
+    inputs = keras.Input((32, 32, 3))
+    x = layers.Activation("relu")(convolution(inputs, width, 3, 1, "stem"))
+    for stage in range(3):
+        for block in range(3):
+            filters, stride, name = width << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}"
+            y = layers.Activation("relu")(convolution(x, filters, 3, stride, f"{name}_a"))
+            y = convolution(y, filters, 3, 1, f"{name}_b")
+            if stride > 1:
+                x = convolution(x, filters, 1, stride, f"{name}_shortcut")
+            x = layers.Activation("relu")(layers.Add()([x, y]))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(10, name="logits")(x))
+
+
+# name -> (builder, batch size, shape of one input, optimizer as (class name, arguments), width for a smoke test)
+MODELS: dict[str, tuple[Callable, int, tuple[int, ...], tuple[str, dict], int]] = {
+    "perceptron": (perceptron, 64, (784,), ("Adam", {"learning_rate": 1e-4}), 32),
+    "resnet20": (resnet20, 32, (32, 32, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 2),
+}
