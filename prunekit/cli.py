@@ -298,7 +298,6 @@ def report(directory: str, as_json: bool) -> int:
     if as_json:
         _print_json(data)
         return 0
-    load_keras_quietly()
     from prunekit.delivery.report import RunReport, render_terminal
 
     terminal = console()

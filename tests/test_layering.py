@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "prunekit"
 ORDER = {
     "sparsity": ("arguments schedules adoption selection sums scores patterns detection tfmot allocation").split(),
     "anatomy": (
-        "counting layers targets fans watching tables flow tracing cost inspection archives model_files"
+        "tables reports counting layers targets fans watching flow tracing cost inspection archives model_files"
     ).split(),
     "training": (
         "core environment functional trainer distribution observation signals drawing lsuv initializers "
@@ -21,7 +21,7 @@ ORDER = {
         "diagnosis gradients least_squares activation_store cutting prefix loops"
     ).split(),
     "delivery": (
-        "wording probe xnnpack litert advice checking subject export record plots signal_plot markup page report "
+        "wording rows probe xnnpack litert advice checking subject export record plots signal_plot markup page report "
         "sweeps sweep_plot"
     ).split(),
     "interop": ["legacy", "layers", "config", "files", "wrappers", "graph", "training_state", "comparison", "tfmot"],

@@ -13,8 +13,19 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.layers import WeightSpec, cell_of, owns_kernels, refusal, sublayers, weights_of
+from prunekit.anatomy.layers import (
+    WeightSpec,
+    cell_of,
+    owns_kernels,
+    refusal,
+    sublayers,
+    weight_shape,
+    weight_values,
+    weights_of,
+)
+from prunekit.anatomy.reports import Skipped
 
+_FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 # Stands for "some weight of this layer": a pattern that matches it does not single out one weight.
 _ANY_WEIGHT = "qxzjq"
 _OUT_BY_DEFAULT = {
@@ -72,14 +83,6 @@ class Target(_OneVariable):
         return self.name
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A weight (or a layer) that is not pruned, and why."""
-
-    name: str
-    reason: str
-
-
 # ---------------------------------------------------------------- the model's weights and their names
 
 
@@ -113,6 +116,16 @@ class Weight(_OneVariable):
     spec: WeightSpec
     paths: tuple[str, ...]
     scopes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weights; that of the variable, unless it holds two of them to a byte (int4)."""
+        return weight_shape(self.layer, self.attribute, self.variable)
+
+    @property
+    def values(self) -> Any:
+        """The weights as a tensor of that shape."""
+        return weight_values(self.layer, self.attribute, self.variable)
 
 
 def _join(path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The report for people: on the terminal and, from `page`, as HTML."""
+"""The report for people, on the terminal; `page` has it as HTML, with pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from prunekit.delivery import wording
-from prunekit.delivery.page import render_html
 from prunekit.delivery.record import RunReport, bound_text, compressed_sizes
 from prunekit.delivery.wording import clean, count, number, short_count, size
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from prunekit.anatomy.inspection import Report, WeightRow
 
-__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_html", "render_terminal"]
+__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_terminal"]
 
 # Names of weights left alone for one reason, on a terminal; the page and a pipe get all.
 _MOST_NAMES = 6

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.delivery.report import RunReport, render_html
+from prunekit.delivery.page import render_html
+from prunekit.delivery.report import RunReport
 from prunekit.recipe.checkpoint import Checkpoints, note_start, start_differences
 from prunekit.recipe.directory import (
     EXPORTS,
