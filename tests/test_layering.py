@@ -26,7 +26,7 @@ ORDER = {
     ).split(),
     "interop": ["legacy", "layers", "config", "files", "wrappers", "graph", "training_state", "comparison", "tfmot"],
     "recipe": (
-        "fields sources timing schema text loader factories idx npy data models summary progress copies "
+        "fields sources timing schema text presence loader factories idx npy data models summary progress copies "
         "interruption replicas preparation plan directory recorded checkpoint expectations execution outcome runner "
         "grid point workers sweep"
     ).split(),

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -302,8 +303,7 @@ def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
         before: "recipe", locked, "model" and "data", and "versions" where they matter.
         now: The same.
     """
-    edits = _edits(before["recipe"], now["recipe"], "")
-    found = [f"the recipe was edited ({edits[0]})"] if edits else []
+    found = _recipe_differences(before["recipe"], now["recipe"])
     for name, verb in (("model", "is"), ("data", "are")):
         if before.get(name) != now.get(name):
             found.append(f"the {name} {verb} not what it started from")
@@ -316,6 +316,20 @@ def _edits(before: Any, now: Any, path: str) -> list[str]:
     """Where two documents differ, and how: "steps[1].prune.epochs: 2 before, 3 now"."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = list({**before, **now})
+def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    edits = _edits(before, now, "")
+    if not edits:
+        return []
+    old, new = before.get("variables") or {}, now.get("variables") or {}
+    if list(old) != list(new) or old == new:
+        return [f"the recipe was edited ({edits[0]})"]
+    # What else differs follows from them: they stand in the recipe as values.
+    others = [name for name in old if old[name] != new[name]]
+    values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
+    asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
+    return [f"variables of the recipe have other values ({values}), as without the first run's {asked}"]
+
+
         rows = [_edits(before.get(name), now.get(name), f"{path}.{name}" if path else name) for name in names]
         return [row for part in rows for row in part]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
