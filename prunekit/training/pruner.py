@@ -91,6 +91,7 @@ class Pruner:
         self._seen_updates: Any = 0
         self._last_update = -1
         # Masks that changed are looked at after the next update: a loop that goes around the optimizer shows there.
+        self._notes: list[str] = []
         self._unchecked = False
         self._finished = False
         self._kept = np.array([target.size for target in self.targets])
@@ -210,13 +211,17 @@ class Pruner:
         self._refuse_leaks(np.array(list(self.audit().values())))
 
     def finish(self) -> None:
-        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent."""
+        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent.
+
+        Warns where `step()` was never called although the loop trained and the schedule had masks to change.
+        """
         try:
             if not self._finished:
                 self._finished = True
-                for note in self.settle():
-                    if distribution.speaks_for(self.model):
-                        warnings.warn(note, stacklevel=2)
+                forgotten = self._step_was_forgotten()
+                notes = self._end()
+                notes += [self._never_stepped()] if forgotten else self.shortfall(self.step_count, ended=True)
+                self._warn(notes)
         finally:
             self._attached.close()
 
@@ -229,8 +234,28 @@ class Pruner:
     def land(self) -> list[str]:
         """Re-imposes the masks; a schedule that is one step short of its end lands on its final sparsity.
 
+    def _warn(self, notes: Sequence[str]) -> None:
+        self._notes += notes
+        for note in notes:
+            if distribution.speaks_for(self.model):
+                warnings.warn(note, stacklevel=3)
+
+    def _step_was_forgotten(self) -> bool:
+        # Without an optimizer the calls are the steps: that nothing trained and that they were forgotten look alike.
+        trained = self.step_count > 0 or not self.optimizers
+        return trained and not self._calls and self._last_update < self.schedule.landing_step
+
+    def _never_stepped(self) -> str:
+        return (
+            f"Pruner.step() was never called, so the schedule was not followed: the sparsity is {self.sparsity:.4f}, "
+            f"and the schedule lands on {self.schedule.final_sparsity:g}. Call pruner.step() {self.rules.stepped}."
+        )
+
         Returns what the user should be told.
         """
+        return self._end() + self.shortfall(self.step_count, ended=True)
+
+    def _end(self) -> list[str]:
         notes = []
         restored = sum(self.audit().values())
         self.enforce()
@@ -245,7 +270,7 @@ class Pruner:
             self._update_masks(self.step_count, self.schedule.final_sparsity)
             self._last_update = self.schedule.landing_step
         self._done, self._unseen = self.step_count, 0
-        return notes + self.shortfall(self.step_count, ended=True)
+        return notes
 
     def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:
         """What to tell the user where a training of `steps` updates ends before the schedule does; else nothing."""
@@ -313,7 +338,7 @@ class Pruner:
             weights=after.weights,
             skipped=tuple(self.skipped),
             events=tuple(self.events),
-            notes=tuple(notes),
+            notes=(*self._notes, *notes),
             before=before,
             targets=tuple(target.name for target in self.targets),
         )

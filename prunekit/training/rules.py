@@ -19,6 +19,10 @@ class Rules:
 
     # Updates before its landing step at which a training may end, and the schedule lands all the same.
     grace = 1
+    # When a loop calls `Pruner.step`.
+    stepped = "after each optimizer update"
+    # Whether weights that a training does not change are left out of it, unless `include` names them.
+    leaves_frozen = True
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
         """Refuses what these rules have no answer for."""

@@ -41,6 +41,8 @@ class TfmotRules(Rules):
     """The rules of tensorflow-model-optimization 0.8.1, as its compiled training step follows them."""
 
     grace = 0
+    stepped = "before each forward pass in training"
+    leaves_frozen = False
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
         """Refuses what it never had.
@@ -160,7 +162,7 @@ class TfmotRules(Rules):
     def settle(self, pruner: Any) -> list[str]:
         """strip_pruning leaves the weights as they are."""
         leaks = sum(pruner.audit().values())
-        notes = pruner.shortfall(pruner.step_count, ended=True)
+        notes = []
         if leaks:
             notes.append(
                 f'{leaks:,} weights that the masks prune are not zero: with compat="tfmot", as in {_NAME}, they are '
