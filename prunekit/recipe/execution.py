@@ -44,7 +44,7 @@ from prunekit.sparsity.schedules import OneShot
 from prunekit.training import core, distribution, functional
 from prunekit.training.callbacks import PruningCallback
 from prunekit.training.changes import WeightChanges
-from prunekit.training.pruner import Pruner
+from prunekit.training.pruner import Pruner, PruningOptions
 from prunekit.training.pruner_state import pruner_state
 from prunekit.training.randomness import random_state
 
@@ -249,8 +249,12 @@ class Execution:
             self._remember_before()
         start = self._updates - (self.record.pruning_since or 0)
         if settings.one_shot or settings.epochs is None:
-            with self._held(), Pruner(self.model, pruning.schedule, **pruning.options) as pruner:
-                history: dict[str, list[float]] = {}
+            options = PruningOptions(**pruning.options)
+            pruner = Pruner.detached(self.model, pruning.schedule, options, training=False)
+            with self._held(), self._noted():
+                pruner.begin()
+                pruner.finish()
+            history: dict[str, list[float]] = {}
         else:
             callback = PruningCallback(pruning.schedule, **pruning.options)
             callback.resumption.state = self._standing.pruner

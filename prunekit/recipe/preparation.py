@@ -360,6 +360,6 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
         "exclude": prune.exclude,
         "compat": prune.compat,
     }
-    pruner = Pruner.detached(model, schedule, PruningOptions(**options))
+    pruner = Pruner.detached(model, schedule, PruningOptions(**options), training=not prune.one_shot)
     fractions = tuple(pruner.fractions(pruner.schedule.final_sparsity))
     return Pruning(schedule, options, pruner.targets, tuple(pruner.skipped), fractions)

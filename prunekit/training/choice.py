@@ -45,7 +45,8 @@ class PruningOptions:
             function weight -> importance of the same shape, higher = keep.
         pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
         allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
-        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
+        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default. A
+            training with a Keras optimizer leaves frozen weights out, unless they or their layers are named here.
         exclude: The same, left out; stronger than `include`.
         keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
             nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was

@@ -55,14 +55,21 @@ class Pruner:
         self.store.owner = self
 
     @classmethod
-    def detached(cls, model, schedule: Schedule, options: PruningOptions) -> "Pruner":
-        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`."""
+    def detached(cls, model, schedule: Schedule, options: PruningOptions, *, training: bool = True) -> "Pruner":
+        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`.
+
+        Args:
+            model: As for `Pruner`.
+            schedule: The same.
+            options: How it prunes.
+            training: The owner trains the model; frozen weights that `include` does not name are left out then.
+        """
         pruner = cls.__new__(cls)
-        pruner._prepare(model, schedule, None, options)
+        pruner._prepare(model, schedule, None, options, training=training)
         pruner._attached = contextlib.ExitStack()
         return pruner
 
-    def _prepare(self, model, schedule, optimizer, options: PruningOptions) -> None:
+    def _prepare(self, model, schedule, optimizer, options: PruningOptions, training: bool | None = None) -> None:
         schedule = adopted(schedule)
         if not isinstance(schedule, Schedule):
             raise TypeError(
@@ -74,8 +81,10 @@ class Pruner:
         self.model = model
         self.schedule = self.rules.schedule(schedule, options)
         self.options = options
-        self.optimizers = self.rules.counted(core.optimizers_for(model, optimizer, _WITHOUT))
-        found, self.skipped = find_targets(model, options.include, options.exclude)
+        optimizers = core.optimizers_for(model, optimizer, _WITHOUT)
+        self.optimizers = self.rules.counted(optimizers)
+        training = self.rules.leaves_frozen and (bool(optimizers) if training is None else training)
+        found, self.skipped = find_targets(model, options.include, options.exclude, training=training)
         self.targets: tuple[Target, ...] = tuple(found)
         self.rules.check_targets(model, self.targets)
         self._chooser = self.rules.chooser(self.targets, options, self.schedule.final_sparsity)
@@ -481,7 +490,7 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
     if data is not None:
         raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
     before = inspect(model)
-    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings)
+    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False)
     pruner.begin()
     pruner.finish()
     return pruner.report(before=before)
