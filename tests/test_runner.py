@@ -165,7 +165,8 @@ def test_weights_pruned_to_the_last_one_stay_zero(pairs):
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(1, name="narrow"), keras.layers.Dense(4, name="out")]
     )
-    compress(recipe({"prune": {"sparsity": 0.95, "include": ["narrow"]}}, {"finetune": {"epochs": 1}}), model, pairs)
+    all_of_it = {"prune": {"sparsity": 0.95, "include": ["narrow"], "keep_one": False}}
+    compress(recipe(all_of_it, {"finetune": {"epochs": 1}}), model, pairs)
     assert zeros(model, "narrow/kernel") == 8
 
 

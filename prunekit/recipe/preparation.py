@@ -358,6 +358,7 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
         "allocation": prune.allocation,
         "include": prune.include,
         "exclude": prune.exclude,
+        "keep_one": prune.keep_one,
         "compat": prune.compat,
     }
     pruner = Pruner.detached(model, schedule, PruningOptions(**options), training=not prune.one_shot)

@@ -101,6 +101,7 @@ class Prune(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_kind()
+    keep_one: bool = True
         self._check_moments()
         self._check_pattern()
         self._check_compat()
@@ -170,6 +171,8 @@ class Prune(Settings):
 
     @property
     def one_shot(self) -> bool:
+        if not self.keep_one:
+            raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         """Whether the step prunes at once, without training."""
         return self.schedule is None
 

@@ -36,7 +36,7 @@ class PruningCallback(keras.callbacks.Callback):
         allocation: How the sparsity is shared between weights.
         include: Which layers and weights; empty means every weight pruned by default.
         exclude: Which are left out.
-        **options: `keep_zeros`, `origin`, `compat`.
+        **options: `keep_zeros`, `keep_one`, `origin`, `compat`.
 
     Raises:
         ValueError: In `fit`, before anything is trained: nothing to prune, a name that matches nothing.

@@ -14,7 +14,7 @@ from prunekit.anatomy.targets import Target
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.selection import Passes, count_true, keep_largest, passes, pruned_count
+from prunekit.sparsity.selection import Passes, count_true, keep_largest, passes, pruned_count, removed_count
 from prunekit.training import core
 from prunekit.training.masking import leaking
 
@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     include: Sequence[str]
     exclude: Sequence[str]
     keep_zeros: bool | None
+    keep_one: bool
     origin: int | None
     compat: str | None
 
@@ -51,6 +52,8 @@ class PruningOptions:
         keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
             nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
             interrupted goes on with the masks it had. None = yes, unless `compat` says otherwise.
+        keep_one: Of each weight at least one unit (a single entry, a block, a channel) is kept, where the sparsity
+            would remove all of it. False lets a weight become zero throughout.
         origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are forward passes, and `origin` is minus those made before. None =
@@ -63,6 +66,7 @@ class PruningOptions:
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     keep_zeros: bool | None = None
+    keep_one: bool = True
     origin: int | None = None
     compat: str | None = None
 
@@ -81,8 +85,9 @@ class PruningOptions:
                 raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
             patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
             object.__setattr__(self, name, patterns)
-        if not isinstance(self.keep_zeros, bool):
-            raise TypeError(f"`keep_zeros` is True or False. Received: {self.keep_zeros!r}.")
+        for name in ("keep_zeros", "keep_one"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` is a step of the optimizer, an int, or None. Received: {self.origin!r}.")
         if isinstance(pattern, NM) and allocation.joint:
@@ -138,6 +143,7 @@ class MaskChooser:
         self.targets = tuple(targets)
         self.criterion = get_criterion(options.criterion)
         self.allocation = get_allocation(options.allocation)
+        self.keep_one = options.keep_one
         pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
@@ -147,6 +153,10 @@ class MaskChooser:
         groups = [range(len(self.targets))] if self.allocation.joint else list(_groups(self.targets))
         choose = self._jointly if self.allocation.joint else self._one_by_one
         self._groups = [(group, core.compiled(functools.partial(choose, group))) for group in groups]
+        if self.allocation.joint:
+            # Compiled when it is first called, which few models ever need.
+            sparing = core.compiled(functools.partial(self._jointly, groups[0], spare=True))
+            self._sparing = [(groups[0], sparing)]
 
     @property
     def _maker(self) -> Callable[..., Any]:
@@ -172,12 +182,18 @@ class MaskChooser:
         """
         weights = [core.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
-        pruned, new, figures = self._counts(sparsity), [], []
-        for group, choose in self._groups:
+        arguments = weights, list(masks), self._counts(sparsity), statistics
+        choice = self._chosen(self._groups, *arguments)
+        if self.allocation.joint and self.keep_one and not choice.kept.all():
+            # Only here a look at the importances tells which weights would be emptied: so they are ranked once more.
+            choice = self._chosen(self._sparing, *arguments)
+        return choice
+
+    def _chosen(self, groups, weights, masks, pruned, statistics) -> Choice:
+        new, figures = [], []
+        for group, choose in groups:
             of = slice(group.start, group.stop)
-            chosen, counts = choose(
-                weights[of], list(masks[of]), pruned if pruned.ndim == 0 else pruned[of], statistics[of]
-            )
+            chosen, counts = choose(weights[of], masks[of], pruned if pruned.ndim == 0 else pruned[of], statistics[of])
             new += chosen
             figures.append(ops.convert_to_numpy(counts))
         return Choice(new, *np.concatenate(figures, axis=1))
@@ -186,8 +202,20 @@ class MaskChooser:
         """How many units go: of each target, or of all together where they compete."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
-            return np.array(pruned_count(sparsity, sum(units)), "int32")
-        return np.array([pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units, strict=True)], "int32")
+            count, total = pruned_count(sparsity, sum(units)), sum(units)
+            return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
+        counts = zip(self.fractions(sparsity), units, strict=True)
+        return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+
+    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+        """Which targets, of which so many weights are kept at a sparsity, have one unit left for `keep_one` alone."""
+        units = np.array([maker.units for maker in self._makers])
+        # A unit that is cut off at the edge is smaller than the others, by less than half of the mean.
+        one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
+        if self.keep_one and not self.allocation.joint:
+            asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
+            return one_left & (np.array(asked) >= units)
+        return one_left & self.keep_one
 
     # Both are compiled whole, around functions that are traced once per layout: the cost of starting an operation
     # from Python, fifty times for each weight, would be most of the time where weights are small.
@@ -198,11 +226,15 @@ class MaskChooser:
         ]
         return _columns(rows)
 
-    def _jointly(self, _, weights, masks, pruned, statistics):
-        """One selection over the units of all targets: what is removed is the least important anywhere."""
+    def _jointly(self, _, weights, masks, pruned, statistics, *, spare=False):
+        """One selection over the units of all targets: what is removed is the least important anywhere.
+
+        With `spare` the most important unit of each target comes before all others.
+        """
         importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
         pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
-        units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
+        units = [ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled]
+        units = ops.concatenate([_best_first(part) for part in units] if spare else units)
         chosen = largest(units, units.shape[0] - pruned)
         ends = np.cumsum([maker.units for maker in self._makers])[:-1].tolist()
         # TensorFlow and PyTorch refuse to split at no place at all.
@@ -253,6 +285,13 @@ class MaskMaker:
     def choose(self, weight, importance, mask, pruned):
         pooled = self.pool(importance, mask)
         return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
+
+
+def _best_first(units):
+    """The importances with +inf for the largest; -inf, which is pruned already, stays."""
+    best = ops.equal(ops.arange(units.shape[0], dtype="int32"), ops.cast(ops.argmax(units), "int32"))
+    infinity = ops.cast(float("inf"), units.dtype)
+    return ops.where(ops.logical_and(best, ops.greater(units, -infinity)), infinity, units)
 
 
 def _columns(rows):

@@ -37,8 +37,8 @@ class Pruner:
         optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
             compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
             pass gradients through `mask_gradients` before using them.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
-            `compat`, as `prunekit.training.choice.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
+            `origin`, `compat`, as `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
@@ -256,6 +256,35 @@ class Pruner:
 
     def _never_stepped(self) -> str:
         return (
+        notes = self.rules.settle(self)
+        functional.part_averages(self.optimizers)
+        return notes + self._bare()
+
+    def _bare(self) -> list[str]:
+        """What to tell the user about targets of which nothing is left, or one unit; else nothing."""
+        if not self.events:
+            return []
+        asked, notes = self.events[-1].asked, []
+        spared, emptied = self._chooser.spared(asked, self._kept), self._kept == 0
+        if spared.any():
+            notes.append(
+                f"Of these weights sparsity {asked:g} leaves no more than one unit, which is kept: "
+                f"{self._named(self._kept * spared)}. Leave them out with `exclude`, or ask for less sparsity; with "
+                "keep_one=False they may become zero throughout."
+            )
+        if emptied.any():
+            sizes = np.array([target.size for target in self.targets])
+            notes.append(
+                f"Of these weights nothing is left at sparsity {asked:g}: {self._named(sizes * emptied)}. Leave them "
+                "out with `exclude`, or leave keep_one=False out, so that one unit of each is kept."
+            )
+        return notes
+
+    def land(self) -> list[str]:
+        """Re-imposes the masks; a schedule that is one step short of its end lands on its final sparsity.
+
+        Returns what the user should be told.
+        """
             f"Pruner.step() was never called, so the schedule was not followed: the sparsity is {self.sparsity:.4f}, "
             f"and the schedule lands on {self.schedule.final_sparsity:g}. Call pruner.step() {self.rules.stepped}."
         )
@@ -474,8 +503,8 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         model: A built Keras model.
         sparsity: Fraction of the targets' weights to remove, in [0, 1).
         data: Reserved for criteria that need a pass over data; those that exist need none.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
-            `compat`, as `prunekit.training.choice.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
+            `origin`, `compat`, as `prunekit.training.choice.PruningOptions` describes them.
 
     Raises:
         ValueError: As `Pruner`, or data given to a criterion that uses none.

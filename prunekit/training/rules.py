@@ -6,7 +6,7 @@ from typing import Any
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.selection import pruned_count
+from prunekit.sparsity.selection import removed_count
 from prunekit.training.choice import MaskChooser, PruningOptions
 
 
@@ -38,9 +38,9 @@ class Rules:
         """What chooses the masks."""
         return MaskChooser(targets, options, final_sparsity)
 
-    def pruned(self, sparsity: float, units: int) -> int:
+    def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
         """How many of so many units a sparsity removes."""
-        return pruned_count(sparsity, units)
+        return removed_count(sparsity, units, keep_one=keep_one)
 
     def counted(self, optimizers: list[Any]) -> list[Any]:
         """Of the optimizers that a loop has, those whose updates are steps; calls of `step` are, where it is none."""

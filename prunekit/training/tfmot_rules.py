@@ -59,6 +59,11 @@ class TfmotRules(Rules):
                     f'{_NAME} knows the {name} {known} only. Received: {name}={value} with compat="tfmot". Leave one '
                     "of them out."
                 )
+        if not options.keep_one:
+            raise ValueError(
+                f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
+                "them out."
+            )
         if options.keep_zeros:
             raise ValueError(
                 f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
@@ -91,7 +96,7 @@ class TfmotRules(Rules):
         """By threshold."""
         return ThresholdChooser(targets, replace(options, pattern=_pattern(options)), final_sparsity)
 
-    def pruned(self, sparsity: float, units: int) -> int:
+    def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
         """All but the kept ones; fewer go where others are tied with these."""
         return units - kept_count(sparsity, units)
 
@@ -229,6 +234,10 @@ class ThresholdChooser(MaskChooser):
         pairs = zip(masks, choice.masks, strict=True)
         changed = any(bool(ops.any(ops.not_equal(former, new))) for former, new in pairs)
         return RenewedChoice(choice.masks, choice.nans, choice.leaks, choice.kept, changed)
+
+    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+        """None: what reaches the threshold is kept, and the largest always does."""
+        return np.zeros(len(kept), bool)
 
     def _counts(self, sparsity: float) -> np.ndarray:
         """How many units of each target set its threshold."""
