@@ -212,8 +212,8 @@ def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
 def test_a_run_on_a_gpu_does_not_promise_the_same_bytes(perceptron, pairs, monkeypatch):
     monkeypatch.setattr(environment, "devices", lambda: (environment.Device("GPU:0", "GPU"),))
     assert not compress(ONE_SHOT, perceptron).report.notes
-    (note,) = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
-    assert "GPU" in note
+    kept, note = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
+    assert "The model came with" in kept and "GPU" in note
 
 
 # ---- expectations ----------------------------------------------------------------------------------------------------

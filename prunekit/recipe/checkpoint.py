@@ -37,6 +37,7 @@ class Standing:
         record: What the steps noted, as JSON can say it.
         weights_before: Weights just before the first prune step, by name.
         masks: Of all finished prune steps, by name, True = kept.
+        found: Of the zeros that the model came with and that are still kept, by name, True = kept.
         changes: The figures of `WeightChanges`, None before the first training.
         random: State of the generators that layers may draw from, in the middle of a step.
     """
@@ -50,6 +51,7 @@ class Standing:
     record: dict[str, Any] = field(default_factory=dict)
     weights_before: dict[str, np.ndarray] = field(default_factory=dict)
     masks: dict[str, np.ndarray] = field(default_factory=dict)
+    found: dict[str, np.ndarray] = field(default_factory=dict)
     changes: np.ndarray | None = None
     random: dict[str, Any] | None = None
 
@@ -100,6 +102,7 @@ class Checkpoints:
         arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(_variables(model))}
         arrays |= {f"before/{name}": array for name, array in standing.weights_before.items()}
         arrays |= {f"mask/{name}": mask for name, mask in standing.masks.items()}
+        arrays |= {f"found/{name}": mask for name, mask in standing.found.items()}
         if standing.changes is not None:
             arrays["changes"] = standing.changes
         if standing.pruner is not None:
@@ -161,6 +164,7 @@ class Checkpoints:
             pruner=None if pruner is None else Snapshot(pruner, _named(found.arrays, "pruner/")),
             weights_before={name: np.array(array) for name, array in _named(found.arrays, "before/").items()},
             masks={name: np.array(array) for name, array in _named(found.arrays, "mask/").items()},
+            found={name: np.array(array) for name, array in _named(found.arrays, "found/").items()},
             changes=found.arrays.get("changes"),
         )
 
@@ -312,10 +316,6 @@ def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     return found + [f"{name} was {old.get(name)} and is {new.get(name)}" for name in differing]
 
 
-def _edits(before: Any, now: Any, path: str) -> list[str]:
-    """Where two documents differ, and how: "steps[1].prune.epochs: 2 before, 3 now"."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = list({**before, **now})
 def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     edits = _edits(before, now, "")
     if not edits:
@@ -330,6 +330,10 @@ def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return [f"variables of the recipe have other values ({values}), as without the first run's {asked}"]
 
 
+def _edits(before: Any, now: Any, path: str) -> list[str]:
+    """Where two documents differ, and how: "steps[1].prune.epochs: 2 before, 3 now"."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = list({**before, **now})
         rows = [_edits(before.get(name), now.get(name), f"{path}.{name}" if path else name) for name in names]
         return [row for part in rows for row in part]
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
