@@ -91,6 +91,7 @@ class Pruner:
         self.store = MaskStore(self.targets, model)
         self._movements = _movements(get_criterion(self.options.criterion), self.targets, model)
         self.events: list[Event] = []
+        self._notes: list[str] = []
         self._calls = 0
         # Updates since the last look at the optimizer, at most, and how many can pass before there is anything to do.
         self._unseen, self._quiet = 0, 0
@@ -100,7 +101,6 @@ class Pruner:
         self._seen_updates: Any = 0
         self._last_update = -1
         # Masks that changed are looked at after the next update: a loop that goes around the optimizer shows there.
-        self._notes: list[str] = []
         self._unchecked = False
         self._finished = False
         self._kept = np.array([target.size for target in self.targets])
@@ -234,15 +234,6 @@ class Pruner:
         finally:
             self._attached.close()
 
-    def settle(self) -> list[str]:
-        """Ends a training; returns what its owner should tell the user."""
-        notes = self.rules.settle(self)
-        functional.part_averages(self.optimizers)
-        return notes
-
-    def land(self) -> list[str]:
-        """Re-imposes the masks; a schedule that is one step short of its end lands on its final sparsity.
-
     def _warn(self, notes: Sequence[str]) -> None:
         self._notes += notes
         for note in notes:
@@ -256,6 +247,15 @@ class Pruner:
 
     def _never_stepped(self) -> str:
         return (
+            f"Pruner.step() was never called, so the schedule was not followed: the sparsity is {self.sparsity:.4f}, "
+            f"and the schedule lands on {self.schedule.final_sparsity:g}. Call pruner.step() {self.rules.stepped}."
+        )
+
+    def settle(self) -> list[str]:
+        """Ends a training; returns what its owner should tell the user."""
+        return self._end() + self.shortfall(self.step_count, ended=True)
+
+    def _end(self) -> list[str]:
         notes = self.rules.settle(self)
         functional.part_averages(self.optimizers)
         return notes + self._bare()
@@ -285,15 +285,6 @@ class Pruner:
 
         Returns what the user should be told.
         """
-            f"Pruner.step() was never called, so the schedule was not followed: the sparsity is {self.sparsity:.4f}, "
-            f"and the schedule lands on {self.schedule.final_sparsity:g}. Call pruner.step() {self.rules.stepped}."
-        )
-
-        Returns what the user should be told.
-        """
-        return self._end() + self.shortfall(self.step_count, ended=True)
-
-    def _end(self) -> list[str]:
         notes = []
         restored = sum(self.audit().values())
         self.enforce()
@@ -357,7 +348,7 @@ class Pruner:
     @property
     def sparsity(self) -> float:
         """Fraction of the targets' entries that are pruned now."""
-        return 1.0 - int(self._kept.sum()) / self._size
+        return overall_sparsity([self])
 
     def fractions(self, sparsity: float) -> list[float]:
         """The sparsity of each target, in their order, where all of them together have `sparsity`."""
@@ -481,6 +472,12 @@ class Pruner:
                 "Something in the loop writes weights without passing through the optimizer: assign weights "
                 "before the optimizer update, or call pruner.enforce() after writing them. The masks were re-imposed."
             )
+
+
+def overall_sparsity(pruners: Sequence[Pruner]) -> float:
+    """Fraction of the entries of all targets of the pruners that are pruned now."""
+    kept = sum(int(pruner._kept.sum()) for pruner in pruners)
+    return 1.0 - kept / sum(pruner._size for pruner in pruners)
 
 
 def _movements(criterion: Criterion, targets: Sequence[Target], model) -> Movements | None:
