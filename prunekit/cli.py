@@ -227,13 +227,18 @@ def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as
 def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
     """Say whether a recipe is right.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits. Nothing is run."""
+    RECIPE is a file, or the name of a built-in recipe such as digits. Files that it names must be there; nothing is
+    run."""
     from prunekit.recipe.loader import RecipeError, load_recipe
+    from prunekit.recipe.presence import check_named_files
 
     if not with_plan and (options["model"] or options["trust"]):
         raise click.UsageError("--model and --trust go with --plan: without it nothing is built.")
     try:
         loaded = load_recipe(recipe, options["overrides"])
+        if not with_plan:
+            # A plan reads them, and another model may be given for it.
+            check_named_files(loaded, recipe)
     except RecipeError as error:
         if as_json:
             place = {"source": error.source, "line": error.line, "column": error.column}
@@ -297,7 +302,6 @@ def report(directory: str, as_json: bool) -> int:
     if as_json:
         _print_json(data)
         return 0
-    load_keras_quietly()
     from prunekit.delivery.terminal_report import RunReport, render_terminal
 
     terminal = console()

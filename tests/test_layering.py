@@ -16,8 +16,8 @@ ORDER = (
     ("sparsity", "arguments schedules adoption selection sums scores patterns detection tfmot allocation"),
     (
         "anatomy",
-        "counting layers raw_variables targets layer_names fans watching tables flow tracing cost inspection archives "
-        "model_files",
+        "tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost inspection "
+        "archives model_files",
     ),
     (
         "core",
@@ -41,15 +41,15 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting probe xnnpack litert advice isolated_run export_reference export run_report plots signal_plot "
+        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plots signal_plot "
         "markup html_report terminal_report sweeps sweep_plot",
     ),
     ("interop", "legacy layers config files wrappers graph training_state comparison tfmot"),
     (
         "recipe",
-        "fields sources timing schema yaml_reader loader factories idx npy data models summary progress replica_state "
-        "interruption replicas preparation plan directory read_report checkpoint expectations execution build_report "
-        "runner grid sweep_process workers sweep",
+        "fields sources timing schema yaml_reader presence loader factories idx npy data models summary progress "
+        "replica_state interruption replicas preparation plan directory read_report checkpoint expectations execution "
+        "build_report runner grid sweep_process workers sweep",
     ),
     ("", "doctor options terminal cli __main__"),
 )

@@ -233,7 +233,7 @@ def _row(path: str, layers: list[Any], own: list[Weight], traces: _Traces) -> tu
     backward = sparse_backward = total(training.gradient_products)
     for weight in own:
         uses, gradient_uses = (counts.get(id(weight.variable), 0) for counts in (forward.uses, training.gradient_uses))
-        kept = int(np.count_nonzero(nonzero_mask(weight.variable))) if uses or gradient_uses else 0
+        kept = int(np.count_nonzero(nonzero_mask(weight.values))) if uses or gradient_uses else 0
         macs, sparse = macs + uses * weight.size, sparse + uses * kept
         backward, sparse_backward = backward + gradient_uses * weight.size, sparse_backward + gradient_uses * kept
     unknown, unsized = traces.unknown(layers, own), traces.unsized(layers)

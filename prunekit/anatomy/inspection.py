@@ -2,166 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import asdict, dataclass
+import math
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.cost import nonzero_mask
-from prunekit.anatomy.tables import plain, table
+from prunekit.anatomy.reports import Event, Report, WeightRow
 from prunekit.anatomy.targets import Skipped, Weight, check_built, raw_variables_in, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace, fixed_batch, item_bytes
 from prunekit.sparsity.detection import detect
 
-
-@dataclass(frozen=True)
-class WeightRow:
-    """One weight variable of a model.
-
-    Attributes:
-        name: Readable path, such as "block/conv_1/kernel"; unique in the model.
-        layer: Readable path of its layer; "" for a weight of the model itself.
-        role: "kernel", "recurrent_kernel", "embedding", "depthwise_kernel", "bias", "normalization", "other", or
-            "unknown" for a weight of a custom layer.
-        shape: Shape of the variable.
-        size: Number of weights.
-        zeros: How many of them are exactly zero.
-        pattern: What the zeros form: "dense", "unstructured", "2:4", "block 4x1", "channel" ...
-        macs: Multiply-accumulates of these weights for one example, forward; 0 where unknown, as the notes then say.
-        sparse_macs: The part of them whose weight is not zero.
-        bytes: Bytes in memory and in a file that stores zeros like other values.
-    """
-
-    name: str
-    layer: str
-    role: str
-    shape: tuple[int, ...]
-    size: int
-    zeros: int
-    pattern: str
-    macs: int
-    sparse_macs: int
-    bytes: int
-
-    @property
-    def sparsity(self) -> float:
-        """Fraction of zeros, in [0, 1]; 0.0 for a variable without weights."""
-        return self.zeros / self.size if self.size else 0.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """One mask update: the sparsity that was asked for and the one reached at a step."""
-
-    step: int
-    asked: float
-    reached: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """The weights of a model, and what an operation changed in them.
-
-    Attributes:
-        model: Name of the model.
-        weights: Every weight variable, each once, in the order of the model's layers.
-        skipped: Weights that the operation left alone, and why.
-        events: Its mask updates.
-        notes: What a reader should know about these figures.
-        before: The report from before the operation.
-        targets: Names of the weights that it pruned.
-    """
-
-    model: str
-    weights: tuple[WeightRow, ...]
-    skipped: tuple[Skipped, ...] = ()
-    events: tuple[Event, ...] = ()
-    notes: tuple[str, ...] = ()
-    before: Report | None = None
-    targets: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, those that are not trained included."""
-        return sum(row.size for row in self.weights)
-
-    @property
-    def zeros(self) -> int:
-        """Number of weights that are exactly zero."""
-        return sum(row.zeros for row in self.weights)
-
-    @property
-    def sparsity(self) -> float:
-        """Fraction of zeros over all weights of the model."""
-        return self.zeros / self.parameters if self.parameters else 0.0
-
-    @property
-    def target_sparsity(self) -> float:
-        """Fraction of zeros over the weights in `targets`; 0.0 without targets."""
-        rows = [row for row in self.weights if row.name in self.targets]
-        size = sum(row.size for row in rows)
-        return sum(row.zeros for row in rows) / size if size else 0.0
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of all weights for one example, forward; `pk.cost` adds those between activations."""
-        return sum(row.macs for row in self.weights)
-
-    @property
-    def sparse_macs(self) -> int:
-        """The part of `macs` whose weight is not zero."""
-        return sum(row.sparse_macs for row in self.weights)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all weights, zeros stored like other values."""
-        return sum(row.bytes for row in self.weights)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, properties included, as JSON can hold it."""
-        properties = ("parameters", "zeros", "sparsity", "target_sparsity", "macs", "sparse_macs", "bytes")
-        return {
-            "model": self.model,
-            **{name: getattr(self, name) for name in properties},
-            "weights": [{**asdict(row), "shape": list(row.shape), "sparsity": row.sparsity} for row in self.weights],
-            "skipped": [asdict(item) for item in self.skipped],
-            "events": [asdict(event) for event in self.events],
-            "notes": list(self.notes),
-            "targets": list(self.targets),
-            "before": self.before.to_dict() if self.before is not None else None,
-        }
-
-    def __str__(self) -> str:
-        """A table of the weights as plain text, with totals, what was skipped, and the notes."""
-        head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")
-        rows = [_cells(row, marked=row.name in self.targets) for row in self.weights]
-        total = ("total", "", self.zeros, self.parameters, self.sparsity, "", self.macs, self.sparse_macs, self.bytes)
-        lines = [f"Model {self.model!r}", *table(head, rows, tuple(map(plain, total)), left={0, 1, 5})]
-        if self.targets:
-            lines.append(f"* pruned: {len(self.targets)} weights, sparsity {self.target_sparsity:.4f} in them")
-        if self.before is not None:
-            lines.append(f"before: {self.before.zeros:,} zeros, sparsity {self.before.sparsity:.4f}")
-        lines += [f"skipped: {line}" for line in _by_reason(self.skipped)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def _cells(row: WeightRow, *, marked: bool) -> tuple[str, ...]:
-    shape = "x".join(map(str, row.shape)) or "scalar"
-    figures = (row.zeros, row.size, row.sparsity, row.pattern, row.macs, row.sparse_macs, row.bytes)
-    return (row.name + (" *" if marked else ""), shape, *map(plain, figures))
-
-
-def _by_reason(skipped: tuple[Skipped, ...]) -> list[str]:
-    """One line per reason: with many layers, forty biases are one fact."""
-    counts = Counter(item.reason for item in skipped)
-    lines = []
-    for reason, count in counts.items():
-        names = [item.name for item in skipped if item.reason == reason]
-        more = f" and {count - 3} more" if count > 3 else ""
-        lines.append(f"{', '.join(names[:3])}{more}: {reason}")
-    return lines
-
+__all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
 
 # ---------------------------------------------------------------- inspecting
 
@@ -198,7 +50,7 @@ def _what_is_not_counted(model: Any, found: Trace) -> list[str]:
 
 
 def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
-    kept = nonzero_mask(weight.variable)
+    kept = nonzero_mask(weight.values)
     nonzeros = int(np.count_nonzero(kept))
     uses = 0 if id(weight.layer) in found.unknown else found.uses.get(id(weight.variable), 0) // batch
     return WeightRow(
@@ -211,5 +63,5 @@ def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
         pattern=detect(kept, weight.spec.in_axes, weight.spec.out_axes),
         macs=uses * weight.size,
         sparse_macs=uses * nonzeros,
-        bytes=weight.size * item_bytes(weight.variable.dtype),
+        bytes=math.prod(weight.variable.shape) * item_bytes(weight.variable.dtype),
     )

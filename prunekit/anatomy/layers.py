@@ -288,7 +288,7 @@ def leaves_of(value: Any, kind: Any, suffix: str = "") -> Iterator[tuple[Any, st
 
 def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> WeightSpec:
     """The table's answer for one weight, axes counted from the start; role "unknown" where the table has none."""
-    shape = tuple(variable.shape)
+    shape = weight_shape(layer, attribute, variable)
     where = f"{label or attribute!r} of {type(layer).__name__} {layer.name!r}"
     for row in _rows(layer):
         spec = row.weights.get(attribute)
@@ -296,6 +296,44 @@ def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> Weigh
             return (spec if isinstance(spec, WeightSpec) else spec(layer)).at(shape, where)
     rank = len(shape)
     return WeightSpec("unknown", tuple(range(rank - 1)), tuple(range(rank))[-1:], prunable=False)
+
+
+# Of layers that Keras has quantized to int4: the axis along which a variable holds two weights to a byte.
+_PACKED_AXES = {"kernel": -1, "embeddings": -1, "reverse_embeddings": 0}
+
+
+def _is_packed(layer: Any, attribute: str) -> bool:
+    return getattr(layer, "quantization_mode", None) == "int4" and attribute in _PACKED_AXES
+
+
+def weight_shape(layer: Any, attribute: str, variable: Any) -> Shape:
+    """Shape of the weights that a variable holds: the variable's own, but for int4, which is packed."""
+    shape = tuple(variable.shape)
+    if not _is_packed(layer, attribute):
+        return shape
+    # EinsumDense packs its kernel as a matrix.
+    whole = getattr(layer, "original_kernel_shape", None)
+    if whole is not None:
+        return tuple(whole)
+    axis = _PACKED_AXES[attribute]
+    return (*shape[:-1], layer._orig_output_dim) if axis == -1 else (layer._orig_output_dim, *shape[1:])
+
+
+def weight_values(layer: Any, attribute: str, variable: Any) -> Any:
+    """The weights that a variable holds, each an entry of a tensor of `weight_shape`; whole numbers for int4."""
+    stored = keras.ops.convert_to_tensor(variable)
+    if not _is_packed(layer, attribute):
+        return stored
+    length = getattr(layer, "_int4_unpacked_column_size", None) or layer._orig_output_dim
+    values = keras.quantizers.unpack_int4(stored, length, axis=_PACKED_AXES[attribute])
+    zero = getattr(layer, f"{attribute}_zero", None)
+    if zero is not None:
+        # Quantized in groups, each of which stores another number for zero.
+        groups = keras.ops.cast(layer.g_idx, "int32")
+        values = keras.ops.cast(values, "int32") - keras.ops.cast(
+            keras.ops.take(zero, groups, axis=-1 if attribute == "embeddings" else 0), "int32"
+        )
+    return keras.ops.reshape(values, weight_shape(layer, attribute, variable))
 
 
 def weights_of(layer: Any) -> list[tuple[Any, str, WeightSpec]]:

@@ -13,9 +13,21 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.layers import WeightSpec, cell_of, makes_weights, owns_kernels, refusal, sublayers, weights_of
+from prunekit.anatomy.layers import (
+    WeightSpec,
+    cell_of,
+    makes_weights,
+    owns_kernels,
+    refusal,
+    sublayers,
+    weight_shape,
+    weight_values,
+    weights_of,
+)
 from prunekit.anatomy.raw_variables import raw_variables
+from prunekit.anatomy.reports import Skipped
 
+_FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 # Stands for "some weight of this layer": a pattern that matches it does not single out one weight.
 _ANY_WEIGHT = "qxzjq"
 _OUT_BY_DEFAULT = {
@@ -73,14 +85,6 @@ class Target(_OneVariable):
         return self.name
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A weight (or a layer) that is not pruned, and why."""
-
-    name: str
-    reason: str
-
-
 # ---------------------------------------------------------------- the model's weights and their names
 
 
@@ -114,6 +118,16 @@ class Weight(_OneVariable):
     spec: WeightSpec
     paths: tuple[str, ...]
     scopes: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weights; that of the variable, unless it holds two of them to a byte (int4)."""
+        return weight_shape(self.layer, self.attribute, self.variable)
+
+    @property
+    def values(self) -> Any:
+        """The weights as a tensor of that shape."""
+        return weight_values(self.layer, self.attribute, self.variable)
 
 
 def _join(path: str, name: str) -> str:
@@ -260,6 +274,10 @@ class _Selection:
         depthwise = weight.spec.role == "depthwise_kernel" and not owns_kernels(weight.layer)
         return self.kinds[weight.name] == "weight" or (named and depthwise)
 
+    def spells_out(self, weight: Weight) -> bool:
+        """Whether it asks for this very weight, or is the plain name of its layer or of a model that holds it."""
+        return self.kinds[weight.name] == "weight" or (self.matcher.literal and self.matches(weight))
+
     def _refuse(self, model: Any, weights: list[Weight]) -> None:
         """Raises unless the pattern matches a layer without weights, which an exclude may do."""
         layers = [place for place in places(model) if place.path]
@@ -297,7 +315,12 @@ def _selections(patterns: Sequence[str] | str, option: str, model: Any, weights:
 
 
 def find_targets(
-    model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = (), *, also: Sequence[str] = ()
+    model: Any,
+    include: Sequence[str] | str = (),
+    exclude: Sequence[str] | str = (),
+    *,
+    also: Sequence[str] = (),
+    training: bool = False,
 ) -> tuple[list[Target], list[Skipped]]:
     """The weights to prune, in the order of the model's layers, and every other weight with the reason.
 
@@ -313,6 +336,8 @@ def find_targets(
             (everything in it), or, where none of these match, of `variable.path` or its beginning.
         exclude: Patterns of the same kind that win over `include`.
         also: Roles that are taken like kernels, though pruning leaves them out.
+        training: The model is trained meanwhile: weights that are not among its trainable variables are taken only
+            where a pattern in `include` singles them out, or is the plain name of their layer.
 
     Raises:
         TypeError: `model` is no Keras 3 model.
@@ -324,8 +349,10 @@ def find_targets(
     included = _selections(include, "include", model, weights)
     targets: list[Target] = []
     skipped: list[Skipped] = []
+    trained = {id(variable) for variable in model.trainable_variables} if training else set()
     for weight in weights:
-        reason = _reason_to_skip(weight, included, excluded, also)
+        frozen = training and id(weight.variable) not in trained
+        reason = _reason_to_skip(weight, included, excluded, also, frozen)
         if reason:
             skipped.append(Skipped(weight.name, reason))
         else:
@@ -350,7 +377,9 @@ def _target(weight: Weight) -> Target:
     return Target(weight.variable, weight.layer, weight.name, role, *axes)
 
 
-def _reason_to_skip(weight: Weight, included: list[_Selection], excluded: list[_Selection], also: Sequence[str]) -> str:
+def _reason_to_skip(
+    weight: Weight, included: list[_Selection], excluded: list[_Selection], also: Sequence[str], frozen: bool
+) -> str:
     """Why the weight is not a target; "" if it is one. Raises where include asks for one that cannot be pruned."""
     for selection in excluded:
         if selection.matches(weight):
@@ -362,6 +391,8 @@ def _reason_to_skip(weight: Weight, included: list[_Selection], excluded: list[_
     obstacle = _obstacle(weight)
     if not naming and not weight.spec.prunable and weight.spec.role not in also:
         return obstacle or (_unknown(weight) if weight.spec.role == "unknown" else _OUT_BY_DEFAULT[weight.spec.role])
+    if frozen and not any(selection.spells_out(weight) for selection in asking):
+        return obstacle or _FROZEN
     if obstacle and included:
         pattern = (naming or asking)[0].matcher.pattern
         raise ValueError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from prunekit.delivery import formatting
 from prunekit.delivery.litert import ConversionError, convert, input_specs, trace
+from prunekit.delivery.rows import RuntimeAdvice
 from prunekit.delivery.xnnpack import Verdict, read_verdict
 
 if TYPE_CHECKING:
@@ -29,15 +29,6 @@ _POINTWISE_WASM = ((0.7, 1.8), (0.8, 2.5), (0.9, 4.1), (0.95, 5.8))
 _SMALL_KERNEL = 256
 
 _NOTHING = "nothing"
-
-
-@dataclass(frozen=True)
-class RuntimeAdvice:
-    """One line of the table: a runtime, what this model's zeros buy there, and why."""
-
-    runtime: str
-    what_it_buys: str
-    why: str
 
 
 def runtime_advice(report: Report, model: keras.Model | None) -> tuple[RuntimeAdvice, ...]:

@@ -15,49 +15,22 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from prunekit.delivery.advice import RuntimeAdvice, runtime_advice
+from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Subject
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
+from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 from prunekit.delivery.xnnpack import read_verdict
 
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
 _CHUNK = 64
-
-
-@dataclass(frozen=True)
-class ExportRow:
-    """What became of one format.
-
-    Attributes:
-        format: The format asked for.
-        file: Name of the file inside the folder, None if none was left there.
-        bytes: Size of the file.
-        gzip_bytes: Size after `gzip -9`.
-        status: "ok", "refused" (known to fail or to compute wrong numbers somewhere, so not written) or "failed".
-        note: The reason, or what is worth knowing about the file.
-        max_error: Largest absolute difference from the Keras model, as a fraction of the range of its outputs.
-        agreement: Fraction of samples with the same most likely class, None where the first output is no classifier.
-        accuracy: Fraction of samples whose most likely class is the label, None without labels.
-    """
-
-    format: str
-    file: str | None
-    bytes: int | None
-    gzip_bytes: int | None
-    status: str
-    note: str
-    max_error: float | None
-    agreement: float | None
-    accuracy: float | None
 
 
 FORMATS: dict[str, Format] = {

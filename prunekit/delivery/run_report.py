@@ -26,8 +26,8 @@ from prunekit.delivery.formatting import (
 )
 
 if TYPE_CHECKING:
-    from prunekit.anatomy.inspection import Event, Report, WeightRow
-    from prunekit.delivery.export import ExportRow, RuntimeAdvice
+    from prunekit.anatomy.reports import Event, Report, WeightRow
+    from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 
 REPORT_VERSION = 1
 
@@ -91,8 +91,8 @@ class RunReport:
         Raises:
             ValueError: It is not such a report, or one of a newer prunekit.
         """
-        from prunekit.anatomy.inspection import Event
-        from prunekit.delivery.export import ExportRow, RuntimeAdvice
+        from prunekit.anatomy.reports import Event
+        from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 
         if not isinstance(values, Mapping):
             raise ValueError(f"A report is a JSON object. Received: {type(values).__name__}.")
@@ -308,8 +308,7 @@ def _rebuilt(kind: Any, values: Any) -> Any:
 
 
 def _report_from(values: Any) -> Any:
-    from prunekit.anatomy.inspection import Event, Report, WeightRow
-    from prunekit.anatomy.targets import Skipped
+    from prunekit.anatomy.reports import Event, Report, Skipped, WeightRow
 
     if not isinstance(values, Mapping):
         raise ValueError(f"A Report is a JSON object. Received: {type(values).__name__}.")

@@ -1,4 +1,4 @@
-"""The report of a run for people: on the terminal and, by `html_report`, as an HTML page."""
+"""The report for people, on the terminal; `html_report` has it as HTML, with pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean, count, number, short_count, size
-from prunekit.delivery.html_report import render_html
 from prunekit.delivery.run_report import RunReport, bound_text, compressed_sizes
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from prunekit.anatomy.inspection import Report, WeightRow
 
-__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_html", "render_terminal"]
+__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_terminal"]
 
 # Names of weights left alone for one reason, on a terminal; the page and a pipe get all.
 _MOST_NAMES = 6

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,6 +37,7 @@ class CheckpointState:
         record: What the steps noted, as JSON can say it.
         weights_before: Weights just before the first prune step, by name.
         masks: Of all finished prune steps, by name, True = kept.
+        found: Of the zeros that the model came with and that are still kept, by name, True = kept.
         changes: The figures of `WeightChanges`, None before the first training.
         random: State of the generators that layers may draw from, in the middle of a step.
     """
@@ -49,6 +51,7 @@ class CheckpointState:
     record: dict[str, Any] = field(default_factory=dict)
     weights_before: dict[str, np.ndarray] = field(default_factory=dict)
     masks: dict[str, np.ndarray] = field(default_factory=dict)
+    found: dict[str, np.ndarray] = field(default_factory=dict)
     changes: np.ndarray | None = None
     random: dict[str, Any] | None = None
 
@@ -99,6 +102,7 @@ class Checkpoints:
         arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(_variables(model))}
         arrays |= {f"before/{name}": array for name, array in standing.weights_before.items()}
         arrays |= {f"mask/{name}": mask for name, mask in standing.masks.items()}
+        arrays |= {f"found/{name}": mask for name, mask in standing.found.items()}
         if standing.changes is not None:
             arrays["changes"] = standing.changes
         if standing.pruner is not None:
@@ -160,6 +164,7 @@ class Checkpoints:
             pruner=None if pruner is None else Snapshot(pruner, _named(found.arrays, "pruner/")),
             weights_before={name: np.array(array) for name, array in _named(found.arrays, "before/").items()},
             masks={name: np.array(array) for name, array in _named(found.arrays, "mask/").items()},
+            found={name: np.array(array) for name, array in _named(found.arrays, "found/").items()},
             changes=found.arrays.get("changes"),
         )
 
@@ -302,14 +307,27 @@ def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
         before: "recipe", locked, "model" and "data", and "versions" where they matter.
         now: The same.
     """
-    edits = _edits(before["recipe"], now["recipe"], "")
-    found = [f"the recipe was edited ({edits[0]})"] if edits else []
+    found = _recipe_differences(before["recipe"], now["recipe"])
     for name, verb in (("model", "is"), ("data", "are")):
         if before.get(name) != now.get(name):
             found.append(f"the {name} {verb} not what it started from")
     old, new = before.get("versions", {}), now.get("versions", {})
     differing = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return found + [f"{name} was {old.get(name)} and is {new.get(name)}" for name in differing]
+
+
+def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    edits = _edits(before, now, "")
+    if not edits:
+        return []
+    old, new = before.get("variables") or {}, now.get("variables") or {}
+    if list(old) != list(new) or old == new:
+        return [f"the recipe was edited ({edits[0]})"]
+    # What else differs follows from them: they stand in the recipe as values.
+    others = [name for name in old if old[name] != new[name]]
+    values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
+    asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
+    return [f"variables of the recipe have other values ({values}), as without the first run's {asked}"]
 
 
 def _edits(before: Any, now: Any, path: str) -> list[str]:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, inspect
-from prunekit.anatomy.targets import Skipped
+from prunekit.anatomy.targets import Skipped, weights_in
 from prunekit.core import backend, distribution, jax_state
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.random_state import random_state
@@ -40,10 +40,13 @@ from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner import Pruner, PruningOptions
 from prunekit.techniques.pruning.pruner_state import pruner_state
 
 _EVALUATION_BATCH = 256
+_CAME_WITH = "The model came with"
+# From this fraction of zeros on, a weight was pruned by somebody, and has them not by chance.
+_PRUNED_BEFORE = 0.01
 
 
 @dataclass
@@ -117,6 +120,8 @@ class Execution:
         # Masks of all prune steps so far, by the weight's name, True = kept. Not "what is zero now": a weight that is
         # zero throughout would not be told from one that has not learned yet.
         self._masks: dict[str, np.ndarray] = {}
+        # The same for zeros that the model came with, in weights that no prune step has taken since.
+        self._found: dict[str, np.ndarray] = {}
 
     def run(self) -> RunState:
         """Runs all steps, or those up to the first expectation that is not met.
@@ -236,6 +241,8 @@ class Execution:
             self.record.curve.append((start + epoch * (self.prepared.steps_per_epoch or 0), accuracy))
 
     def _train(self, settings: Train) -> dict[str, list[float]]:
+        if not settings.keep_zeros:
+            self._found = {}
         with self._held():
             return self._fit(settings.epochs, settings.learning_rate)
 
@@ -243,9 +250,16 @@ class Execution:
         if self.record.pruning_since is None:
             self._remember_before()
         start = self._updates - (self.record.pruning_since or 0)
+        # The step has its own rule for the zeros of its targets, and its masks hold from then on.
+        targets = {target.name for target in pruning.targets}
+        self._found = {name: mask for name, mask in self._found.items() if name not in targets}
         if settings.one_shot or settings.epochs is None:
-            with self._held(), Pruner(self.model, pruning.schedule, **pruning.options) as pruner:
-                history: dict[str, list[float]] = {}
+            options = PruningOptions(**pruning.options)
+            pruner = Pruner.detached(self.model, pruning.schedule, options, training=False)
+            with self._held(), self._noted():
+                pruner.begin()
+                pruner.finish()
+            history: dict[str, list[float]] = {}
         else:
             callback = PruningCallback(pruning.schedule, **pruning.options)
             callback.resumption.state = self._standing.pruner
@@ -274,15 +288,28 @@ class Execution:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Inside, every update keeps what earlier prune steps removed at zero, whatever else prunes there."""
-        if not self._masks:
+        """Inside, updates keep at zero what earlier prune steps removed and what the model came with as zero."""
+        masks = self._found | self._masks
+        if not masks:
             yield
             return
+        self._tell_of_found_zeros()
         # Regular expressions, because a name may hold characters that mean something in a glob.
-        include = [f"re:{re.escape(name)}" for name in self._masks]
+        include = [f"re:{re.escape(name)}" for name in masks]
         with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=include, keep_zeros=False) as pruner:
-            pruner.store.replace([self._masks[target.name] for target in pruner.targets], pruner.optimizers)
+            pruner.store.replace([masks[target.name] for target in pruner.targets], pruner.optimizers)
             yield
+
+    def _tell_of_found_zeros(self) -> None:
+        if any(note.startswith(_CAME_WITH) for note in self.record.notes):
+            return
+        # A weight of a dense model may hold a few zeros by chance, which nobody needs to hear of.
+        if any(1 - np.mean(mask) >= _PRUNED_BEFORE for mask in self._found.values()):
+            zeros = sum(mask.size - int(np.count_nonzero(mask)) for mask in self._found.values())
+            self.record.notes.append(
+                f"{_CAME_WITH} {zeros:,} zeros in {len(self._found)} of its weights, and training kept them at zero. "
+                "Write keep_zeros: false in the first train or finetune step to let them grow back."
+            )
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
@@ -328,20 +355,35 @@ class Execution:
         if self._checkpoints is None:
             return
         standing.record, standing.weights_before = plain_fields(self.record), self.record.weights_before
-        standing.updates, standing.masks = self._updates, self._masks
+        standing.updates, standing.masks, standing.found = self._updates, self._masks, self._found
         standing.changes = None if self._changes is None else self._changes.figures
         self._checkpoints.write(self.model, standing)
 
     def _resume(self) -> None:
         found = None if self._checkpoints is None else self._checkpoints.restore(self.model)
         if found is None:
+            self._found = self._zeros_it_came_with()
             return
         self._standing = found
         self.record = from_plain(RunState, found.record, weights_before=found.weights_before)
-        self._updates, self._masks = found.updates, found.masks
+        self._updates, self._masks, self._found = found.updates, found.masks, found.found
         if found.changes is not None:
             self._changes = WeightChanges(self.model)
             self._changes.restore(found.changes)
+
+    def _zeros_it_came_with(self) -> dict[str, np.ndarray]:
+        """The masks that `Pruner.adopt_zeros` takes up, of the weights in which there are zeros."""
+        prunable = {weight.name for weight in weights_in(self.model) if weight.spec.prunable}
+        trains = any(step.trains for step in self.prepared.recipe.steps)
+        if not trains or not any(row.zeros for row in self.record.before.weights if row.name in prunable):
+            return {}
+        try:
+            pruner = Pruner.detached(self.model, OneShot(sparsity=0.0), PruningOptions(), training=False)
+        except ValueError:
+            # None of them can be pruned, those of quantized layers for one.
+            return {}
+        pruner.adopt_zeros()
+        return {name: mask for name, mask in pruner.masks.items() if not mask.all()}
 
     # ---- exporting and expecting -------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
     for target, fraction in zip(pruning.targets, pruning.fractions, strict=True):
         units = pattern.units(target.shape, target.in_axes, target.out_axes)
         # Units may be blocks or channels; ragged ones at an edge are smaller than the others.
-        pruned = rules.pruned(fraction, target.size if even else units)
+        pruned = rules.pruned(fraction, target.size if even else units, keep_one=pruning.options["keep_one"])
         rows.append(
             PlannedTarget(
                 name=target.name,

@@ -359,8 +359,9 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
         "allocation": prune.allocation,
         "include": prune.include,
         "exclude": prune.exclude,
+        "keep_one": prune.keep_one,
         "compat": prune.compat,
     }
-    pruner = Pruner.detached(model, schedule, PruningOptions(**options))
+    pruner = Pruner.detached(model, schedule, PruningOptions(**options), training=not prune.one_shot)
     fractions = tuple(pruner.fractions(pruner.schedule.final_sparsity))
     return Pruning(schedule, options, pruner.targets, tuple(pruner.skipped), fractions)

@@ -34,11 +34,16 @@ ExportFormat: TypeAlias = Literal[
 
 
 class Train(Settings):
-    """Training for a number of epochs; zeros that earlier steps made hold in it."""
+    """Training for a number of epochs; zeros that earlier steps made hold in it.
+
+    Attributes:
+        keep_zeros: Zeros that the model came with, in weights that are pruned by default, hold as well.
+    """
 
     example: ClassVar[str] = "{epochs: 10}"
     epochs: Epochs
     learning_rate: Positive | None = None
+    keep_zeros: bool = True
 
 
 class ParsedPattern(NamedTuple):
@@ -96,6 +101,7 @@ class Prune(Settings):
     allocation: Literal["uniform", "global", "erk"] = "uniform"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
+    keep_one: bool = True
     compat: Literal["tfmot"] | None = None
 
     @model_validator(mode="after")
@@ -165,6 +171,8 @@ class Prune(Settings):
         for name, known in (("criterion", ("magnitude", "l1")), ("allocation", ("uniform",))):
             if getattr(self, name) not in known:
                 raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
+        if not self.keep_one:
+            raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":
             raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
 

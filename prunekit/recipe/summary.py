@@ -30,7 +30,8 @@ def step_text(step: Step) -> str:
 
 def _train_text(train: Train) -> str:
     rate = "" if train.learning_rate is None else f", learning rate {train.learning_rate:g}"
-    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}"
+    zeros = "" if train.keep_zeros else ", zeros that the model came with may grow back"
+    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}{zeros}"
 
 
 def _prune_text(prune: Prune) -> str:

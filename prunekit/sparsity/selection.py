@@ -28,6 +28,16 @@ def pruned_count(sparsity: float, n: int) -> int:
     return round(sparsity * n)
 
 
+def removed_count(sparsity: float, units: int, *, keep_one: bool) -> int:
+    """`pruned_count`, but one unit less where that would be all of them and `keep_one` is True.
+
+    Raises:
+        ValueError: The sparsity is outside [0, 1).
+    """
+    count = pruned_count(sparsity, units)
+    return min(count, max(units - 1, 0)) if keep_one else count
+
+
 def count_true(mask, *, expect_any: bool = False):
     """Number of True entries, as a scalar int32 tensor.
 

@@ -13,8 +13,9 @@ from run_reports import HOSTILE, make
 
 from prunekit.anatomy.inspection import Report
 from prunekit.anatomy.targets import Skipped
+from prunekit.delivery.html_report import render_html
 from prunekit.delivery.run_report import RunReport, bound_text
-from prunekit.delivery.terminal_report import inspect_table, render_html, render_terminal
+from prunekit.delivery.terminal_report import inspect_table, render_terminal
 
 
 def terminal(report, width=100, is_terminal=False):

@@ -165,7 +165,8 @@ def test_weights_pruned_to_the_last_one_stay_zero(pairs):
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(1, name="narrow"), keras.layers.Dense(4, name="out")]
     )
-    compress(recipe({"prune": {"sparsity": 0.95, "include": ["narrow"]}}, {"finetune": {"epochs": 1}}), model, pairs)
+    all_of_it = {"prune": {"sparsity": 0.95, "include": ["narrow"], "keep_one": False}}
+    compress(recipe(all_of_it, {"finetune": {"epochs": 1}}), model, pairs)
     assert zeros(model, "narrow/kernel") == 8
 
 
@@ -211,8 +212,8 @@ def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
 def test_a_run_on_a_gpu_does_not_promise_the_same_bytes(perceptron, pairs, monkeypatch):
     monkeypatch.setattr(environment, "devices", lambda: (environment.Device("GPU:0", "GPU"),))
     assert not compress(ONE_SHOT, perceptron).report.notes
-    (note,) = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
-    assert "GPU" in note
+    kept, note = compress(recipe({"train": {"epochs": 1}}), perceptron, pairs).report.notes
+    assert "The model came with" in kept and "GPU" in note
 
 
 # ---- expectations ----------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """PruningCallback: the events of `fit` -> Pruner, and nothing else."""
 
+import os
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 
@@ -17,7 +18,7 @@ from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
 from prunekit.techniques.pruning.tfmot_rules import rules_of
 
 
@@ -26,7 +27,8 @@ class PruningCallback(keras.callbacks.Callback):
 
     The model, its optimizer and its compiled functions are the user's own whenever no batch is running: what other
     callbacks save, evaluate or restore holds no trace of this one, and an exception leaves nothing behind. A second
-    `fit` with the same callback goes on with the schedule. Adds "sparsity" (of the pruned weights) to the epoch's logs.
+    `fit` with the same callback goes on with the schedule. Adds "sparsity" to the epoch's logs, where every callback of
+    the list sees it: of the weights that the pruning callbacks of this `fit` prune, together.
     Beside a `BackupAndRestore`, its state is saved and restored with the weights.
 
     A model that has no weights before `fit`, as a subclassed model that was never called, is built from the first
@@ -41,10 +43,11 @@ class PruningCallback(keras.callbacks.Callback):
         allocation: How the sparsity is shared between weights.
         include: Which layers and weights; empty means every weight pruned by default.
         exclude: Which are left out.
-        **options: `keep_zeros`, `origin`, `compat`.
+        **options: `keep_zeros`, `keep_one`, `origin`, `compat`.
 
     Raises:
-        ValueError: In `fit`, before the first update: nothing to prune, a name that matches nothing.
+        ValueError: In `fit`, before the first update: nothing to prune, a name that matches nothing; the callback is
+            listed twice, or another one of the same `fit` prunes a weight of this one.
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
 
@@ -71,6 +74,7 @@ class PruningCallback(keras.callbacks.Callback):
         self._function: Any = None
         self._begun = False
         self.resumption = Resumption()
+        self._companions: _Companions | None = None
 
     @property
     def pruner(self) -> Pruner:
@@ -90,6 +94,7 @@ class PruningCallback(keras.callbacks.Callback):
         super().set_model(model)
         found = train_function.callback_list_above()
         self._last = None if found is None else _Last.placed_after_all(found, self)
+        self._companions = None if found is None else _Companions.placed_before_all(found, self)
         self.resumption.look(self, found)
         if self._pruner is not None and self._pruner.model is model:
             self._pruner.resume_counting()
@@ -112,6 +117,8 @@ class PruningCallback(keras.callbacks.Callback):
             self._prepare_training()
 
     def _prepare_training(self) -> None:
+        if self._companions is not None:
+            self._companions.refuse_shared_targets()
         self._announce(self.pruner.shortfall(self._planned_steps()))
         if self._function is None or not self._function.fits(self.model):
             self._function = train_function.ScopedTrainFunction(self.model, self.pruner.enforcing)
@@ -139,8 +146,12 @@ class PruningCallback(keras.callbacks.Callback):
 
     def _build_and_begin(self, batches: Any) -> Any:
         """Does what had to wait for the model's weights, before the first update; returns the batches to train on."""
-        batches = build_from_batch(self.model, batches)
-        self._make_pruner()
+        if self._pruner is None:
+            batches = build_from_batch(self.model, batches)
+            # All of this `fit` at once, so that weights which two of them prune are refused before a mask is made.
+            for one in [self] if self._companions is None else self._companions.pruning:
+                if one._pruner is None:
+                    one._make_pruner()
         self._prepare_training()
         self._begin()
         self.begin_batch()
@@ -166,11 +177,16 @@ class PruningCallback(keras.callbacks.Callback):
         self.pruner.rules.after_epoch(self.pruner)
         self._announce(self.pruner.late_weights())
         if logs is not None:
-            logs["sparsity"] = self.pruner.sparsity
+            logs["sparsity"] = self.pruner.sparsity if self._companions is None else self._companions.sparsity
 
     def on_train_end(self, logs=None) -> None:
         if self._last is None:
             self.end()
+
+    def end_of_list(self) -> None:
+        """Called once every callback has ended the batch or the epoch."""
+        if self._companions is not None:
+            self._companions.note_saved()
 
     def end(self) -> None:
         """Enforces the masks after all other callbacks' `on_train_end`."""
@@ -179,6 +195,8 @@ class PruningCallback(keras.callbacks.Callback):
         # Where the backup is of the last epoch, no epoch begins.
         self.resumption.take_up(self.pruner)
         self._announce(self.pruner.end_training())
+        if self._companions is not None and self._companions.pruning[-1] is self:
+            self._announce(self._companions.saved_less_sparse())
 
     def _planned_steps(self) -> int | None:
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
@@ -214,9 +232,144 @@ class _Last(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         self._pruning.resumption.keep()
+        self._pruning.end_of_list()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
         self._pruning.resumption.keep()
+        self._pruning.end_of_list()
 
     def on_train_end(self, logs=None) -> None:
         self._pruning.end()
+
+
+class _Saved(NamedTuple):
+    """A file that a ModelCheckpoint wrote: where, when, and how sparse the pruned weights were then."""
+
+    path: str
+    epoch: int
+    sparsity: float
+
+
+class _Companions(keras.callbacks.Callback):
+    """The head of the list: gives every other callback the sparsity, and knows how sparse the files are they save.
+
+    One for all pruning callbacks of a list.
+    """
+
+    def __init__(self, found: keras.callbacks.CallbackList):
+        super().__init__()
+        self._list = found
+        self._epoch = 0
+        self._saved: dict[int, _Saved] = {}
+        # Of each ModelCheckpoint, as this batch or epoch ends: its file, what the disk says of it, what would be noted.
+        self._pending: list[tuple[Any, _Saved, Any]] = []
+
+    @classmethod
+    def placed_before_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Companions":
+        """The one at the head of the list that holds `pruning`; the first pruning callback there places it.
+
+        Raises:
+            ValueError: `pruning` is listed twice.
+        """
+        listed = [one for one in found.callbacks if isinstance(one, PruningCallback)]
+        if sum(one is pruning for one in listed) > 1:
+            raise ValueError(
+                "A PruningCallback stands in a list of callbacks once. Received: the same one twice. List it once, or "
+                "make a second one for other weights."
+            )
+        if listed[0] is pruning:
+            # Another list object: Keras is on its way through this one.
+            found.callbacks = [cls(found), *(one for one in found.callbacks if not isinstance(one, cls))]
+        return next(one for one in found.callbacks if isinstance(one, cls))
+
+    @property
+    def pruning(self) -> list[PruningCallback]:
+        """The pruning callbacks of the list."""
+        return [one for one in self._list.callbacks if isinstance(one, PruningCallback)]
+
+    @property
+    def _pruners(self) -> list[Pruner]:
+        return [one._pruner for one in self.pruning if one._pruner is not None]
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the weights that are pruned, over all targets of all pruning callbacks."""
+        return overall_sparsity(self._pruners)
+
+    def refuse_shared_targets(self) -> None:
+        """Raises where two of the callbacks prune one weight.
+
+        Raises:
+            ValueError: They do.
+        """
+        seen: set[int] = set()
+        shared = []
+        for pruner in self._pruners:
+            shared += [target.name for target in pruner.targets if id(target.variable) in seen]
+            seen.update(id(target.variable) for target in pruner.targets)
+        if shared:
+            more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+            raise ValueError(
+                "PruningCallbacks of one fit prune different weights. Received: more than one for "
+                f"{', '.join(shared[:3])}{more}. Tell them apart with `include` or `exclude`."
+            )
+
+    def on_train_begin(self, logs=None) -> None:
+        self._saved, self._pending = {}, []
+        found = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.ModelCheckpoint)]
+        self._at_batches = [one for one in found if one.save_freq != "epoch"]
+        self._at_epochs = [one for one in found if one.save_freq == "epoch"]
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        if self._at_batches:
+            self._expect(self._at_batches, {"batch": batch + 1, **(logs or {})})
+
+    def on_epoch_begin(self, epoch, logs=None) -> None:
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None) -> None:
+        if self._pruners and logs is not None:
+            logs["sparsity"] = self.sparsity
+        self._expect(self._at_epochs, logs or {})
+
+    def _expect(self, checkpoints: Sequence[Any], values: Mapping[str, Any]) -> None:
+        """Looks at the files that ModelCheckpoints may write now, before they do."""
+        self._pending = []
+        for one in checkpoints if self._pruners else ():
+            path = _formatted(one.filepath, {"epoch": self._epoch + 1, **values})
+            self._pending.append((one, _Saved(path, self._epoch + 1, self.sparsity), _stamp(path)))
+
+    def note_saved(self) -> None:
+        """Notes which of those files were written since; called once every callback has ended the batch or epoch."""
+        pending, self._pending = self._pending, []
+        for one, saved, before in pending:
+            if _stamp(saved.path) != before:
+                # One that is listed after a pruning callback saves what that has just pruned.
+                after = self._list.callbacks.index(one) > self._list.callbacks.index(self.pruning[0])
+                self._saved[id(one)] = saved._replace(sparsity=self.sparsity) if after else saved
+
+    def saved_less_sparse(self) -> list[str]:
+        """What to tell the user of files that hold fewer zeros than the model now has; else nothing."""
+        return [
+            f"{saved.path}, which ModelCheckpoint wrote last in epoch {saved.epoch}, has sparsity {saved.sparsity:.4f} "
+            f"in the pruned weights; the model now has {self.sparsity:.4f}. Save the model after fit, or use "
+            "ModelCheckpoint in a second fit with the same callback, once the schedule has landed."
+            for saved in self._saved.values()
+            if saved.sparsity < self.sparsity
+        ]
+
+
+def _formatted(path: str, values: Mapping[str, Any]) -> str:
+    try:
+        return path.format(**values)
+    except (KeyError, ValueError, IndexError):
+        # ModelCheckpoint itself says what is wrong with it.
+        return path
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -13,7 +13,7 @@ from prunekit.core import backend, compilation
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.scores import get_criterion
-from prunekit.sparsity.selection import ReadingPlan, count_true, keep_largest, pruned_count, reading_plan
+from prunekit.sparsity.selection import ReadingPlan, count_true, keep_largest, pruned_count, reading_plan, removed_count
 from prunekit.techniques.pruning.mask_store import leaking
 from prunekit.techniques.pruning.options import PruningOptions
 
@@ -52,6 +52,7 @@ class MaskCalculator:
         self.targets = tuple(targets)
         self.criterion = get_criterion(options.criterion)
         self.allocation = get_allocation(options.allocation)
+        self.keep_one = options.keep_one
         pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
@@ -61,6 +62,10 @@ class MaskCalculator:
         groups = [range(len(self.targets))] if self.allocation.joint else list(_groups(self.targets))
         choose = self._jointly if self.allocation.joint else self._one_by_one
         self._groups = [(group, compilation.compiled(functools.partial(choose, group))) for group in groups]
+        if self.allocation.joint:
+            # Compiled when it is first called, which few models ever need.
+            sparing = compilation.compiled(functools.partial(self._jointly, groups[0], spare=True))
+            self._sparing = [(groups[0], sparing)]
 
     @property
     def _maker(self) -> Callable[..., Any]:
@@ -86,12 +91,18 @@ class MaskCalculator:
         """
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
-        pruned, new, figures = self._counts(sparsity), [], []
-        for group, choose in self._groups:
+        arguments = weights, list(masks), self._counts(sparsity), statistics
+        choice = self._chosen(self._groups, *arguments)
+        if self.allocation.joint and self.keep_one and not choice.kept.all():
+            # Only here a look at the importances tells which weights would be emptied: so they are ranked once more.
+            choice = self._chosen(self._sparing, *arguments)
+        return choice
+
+    def _chosen(self, groups, weights, masks, pruned, statistics) -> MaskUpdate:
+        new, figures = [], []
+        for group, choose in groups:
             of = slice(group.start, group.stop)
-            chosen, counts = choose(
-                weights[of], list(masks[of]), pruned if pruned.ndim == 0 else pruned[of], statistics[of]
-            )
+            chosen, counts = choose(weights[of], masks[of], pruned if pruned.ndim == 0 else pruned[of], statistics[of])
             new += chosen
             figures.append(ops.convert_to_numpy(counts))
         return MaskUpdate(new, *np.concatenate(figures, axis=1))
@@ -100,8 +111,20 @@ class MaskCalculator:
         """How many units go: of each target, or of all together where they compete."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
-            return np.array(pruned_count(sparsity, sum(units)), "int32")
-        return np.array([pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units, strict=True)], "int32")
+            count, total = pruned_count(sparsity, sum(units)), sum(units)
+            return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
+        counts = zip(self.fractions(sparsity), units, strict=True)
+        return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+
+    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+        """Which targets, of which so many weights are kept at a sparsity, have one unit left for `keep_one` alone."""
+        units = np.array([maker.units for maker in self._makers])
+        # A unit that is cut off at the edge is smaller than the others, by less than half of the mean.
+        one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
+        if self.keep_one and not self.allocation.joint:
+            asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
+            return one_left & (np.array(asked) >= units)
+        return one_left & self.keep_one
 
     # Both are compiled whole, around functions that are traced once per layout: the cost of starting an operation
     # from Python, fifty times for each weight, would be most of the time where weights are small.
@@ -112,11 +135,15 @@ class MaskCalculator:
         ]
         return _columns(rows)
 
-    def _jointly(self, _, weights, masks, pruned, statistics):
-        """One selection over the units of all targets: what is removed is the least important anywhere."""
+    def _jointly(self, _, weights, masks, pruned, statistics, *, spare=False):
+        """One selection over the units of all targets: what is removed is the least important anywhere.
+
+        With `spare` the most important unit of each target comes before all others.
+        """
         importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
         pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
-        units = ops.concatenate([ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled])
+        units = [ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled]
+        units = ops.concatenate([_best_first(part) for part in units] if spare else units)
         chosen = largest(units, units.shape[0] - pruned)
         ends = np.cumsum([maker.units for maker in self._makers])[:-1].tolist()
         # TensorFlow and PyTorch refuse to split at no place at all.
@@ -172,6 +199,13 @@ class MaskMaker:
     def choose(self, weight, importance, mask, pruned):
         pooled = self.pool(importance, mask)
         return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
+
+
+def _best_first(units):
+    """The importances with +inf for the largest; -inf, which is pruned already, stays."""
+    best = ops.equal(ops.arange(units.shape[0], dtype="int32"), ops.cast(ops.argmax(units), "int32"))
+    infinity = ops.cast(float("inf"), units.dtype)
+    return ops.where(ops.logical_and(best, ops.greater(units, -infinity)), infinity, units)
 
 
 def _columns(rows):

@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     include: Sequence[str]
     exclude: Sequence[str]
     keep_zeros: bool | None
+    keep_one: bool
     origin: int | None
     compat: str | None
 
@@ -33,11 +34,14 @@ class PruningOptions:
             function weight -> importance of the same shape, higher = keep.
         pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
         allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
-        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
+        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default. A
+            training with a Keras optimizer leaves frozen weights out, unless they or their layers are named here.
         exclude: The same, left out; stronger than `include`.
         keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
             nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
             interrupted goes on with the masks it had. None = yes, unless `compat` says otherwise.
+        keep_one: Of each weight at least one unit (a single entry, a block, a channel) is kept, where the sparsity
+            would remove all of it. False lets a weight become zero throughout.
         origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are forward passes, and `origin` is minus those made before. None =
@@ -50,6 +54,7 @@ class PruningOptions:
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     keep_zeros: bool | None = None
+    keep_one: bool = True
     origin: int | None = None
     compat: str | None = None
 
@@ -68,8 +73,9 @@ class PruningOptions:
                 raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
             patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
             object.__setattr__(self, name, patterns)
-        if not isinstance(self.keep_zeros, bool):
-            raise TypeError(f"`keep_zeros` is True or False. Received: {self.keep_zeros!r}.")
+        for name in ("keep_zeros", "keep_one"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` is a step of the optimizer, an int, or None. Received: {self.origin!r}.")
         if isinstance(pattern, NM) and allocation.joint:

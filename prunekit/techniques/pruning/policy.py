@@ -6,7 +6,7 @@ from typing import Any
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.selection import pruned_count
+from prunekit.sparsity.selection import removed_count
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
 
@@ -20,6 +20,10 @@ class Rules:
 
     # Updates before its landing step at which a training may end, and the schedule lands all the same.
     grace = 1
+    # When a loop calls `Pruner.step`.
+    stepped = "after each optimizer update"
+    # Whether weights that a training does not change are left out of it, unless `include` names them.
+    leaves_frozen = True
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
         """Refuses what these rules have no answer for."""
@@ -35,9 +39,9 @@ class Rules:
         """What calculates the masks."""
         return MaskCalculator(targets, options, final_sparsity)
 
-    def pruned(self, sparsity: float, units: int) -> int:
+    def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
         """How many of so many units a sparsity removes."""
-        return pruned_count(sparsity, units)
+        return removed_count(sparsity, units, keep_one=keep_one)
 
     def counted(self, optimizers: list[Any]) -> list[Any]:
         """Of the optimizers that a loop has, those whose updates are steps; calls of `step` are, where it is none."""

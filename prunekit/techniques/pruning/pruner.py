@@ -38,8 +38,8 @@ class Pruner:
         optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
             compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
             pass gradients through `mask_gradients` before using them.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
-            `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
+            `origin`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
         ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
@@ -56,14 +56,21 @@ class Pruner:
         self.store.owner = self
 
     @classmethod
-    def detached(cls, model, schedule: Schedule, options: PruningOptions) -> "Pruner":
-        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`."""
+    def detached(cls, model, schedule: Schedule, options: PruningOptions, *, training: bool = True) -> "Pruner":
+        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`.
+
+        Args:
+            model: As for `Pruner`.
+            schedule: The same.
+            options: How it prunes.
+            training: The owner trains the model; frozen weights that `include` does not name are left out then.
+        """
         pruner = cls.__new__(cls)
-        pruner._prepare(model, schedule, None, options)
+        pruner._prepare(model, schedule, None, options, training=training)
         pruner._attached = contextlib.ExitStack()
         return pruner
 
-    def _prepare(self, model, schedule, optimizer, options: PruningOptions) -> None:
+    def _prepare(self, model, schedule, optimizer, options: PruningOptions, training: bool | None = None) -> None:
         schedule = adopted(schedule)
         if not isinstance(schedule, Schedule):
             raise TypeError(
@@ -75,8 +82,10 @@ class Pruner:
         self.model = model
         self.schedule = self.rules.schedule(schedule, options)
         self.options = options
-        self.optimizers = self.rules.counted(optimizers_for(model, optimizer, _WITHOUT))
-        found, self.skipped = find_targets(model, options.include, options.exclude)
+        optimizers = optimizers_for(model, optimizer, _WITHOUT)
+        self.optimizers = self.rules.counted(optimizers)
+        training = self.rules.leaves_frozen and (bool(optimizers) if training is None else training)
+        found, self.skipped = find_targets(model, options.include, options.exclude, training=training)
         self._weights_seen = {weight.name for weight in weights_in(model)}
         self.targets: tuple[Target, ...] = tuple(found)
         self.rules.check_targets(model, self.targets)
@@ -84,6 +93,7 @@ class Pruner:
         self.store = MaskStore(self.targets, model)
         self._movements = _movements(get_criterion(self.options.criterion), self.targets, model)
         self.events: list[Event] = []
+        self._notes: list[str] = []
         self._calls = 0
         # Updates since the last look at the optimizer, at most, and how many can pass before there is anything to do.
         self._unseen, self._quiet = 0, 0
@@ -215,21 +225,65 @@ class Pruner:
         self._refuse_leaks(np.array(list(self.audit().values())))
 
     def finish(self) -> None:
-        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent."""
+        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent.
+
+        Warns where `step()` was never called although the loop trained and the schedule had masks to change.
+        """
         try:
             if not self._finished:
                 self._finished = True
-                for note in self.end_training():
-                    if distribution.speaks_for(self.model):
-                        warnings.warn(note, stacklevel=2)
+                forgotten = self._step_was_forgotten()
+                notes = self._end()
+                notes += [self._never_stepped()] if forgotten else self.shortfall(self.step_count, ended=True)
+                self._warn(notes)
         finally:
             self._attached.close()
 
+    def _warn(self, notes: Sequence[str]) -> None:
+        self._notes += notes
+        for note in notes:
+            if distribution.speaks_for(self.model):
+                warnings.warn(note, stacklevel=3)
+
+    def _step_was_forgotten(self) -> bool:
+        # Without an optimizer the calls are the steps: that nothing trained and that they were forgotten look alike.
+        trained = self.step_count > 0 or not self.optimizers
+        return trained and not self._calls and self._last_update < self.schedule.landing_step
+
+    def _never_stepped(self) -> str:
+        return (
+            f"Pruner.step() was never called, so the schedule was not followed: the sparsity is {self.sparsity:.4f}, "
+            f"and the schedule lands on {self.schedule.final_sparsity:g}. Call pruner.step() {self.rules.stepped}."
+        )
+
     def end_training(self) -> list[str]:
-        """Ends a training by the rules in force; returns messages for the user."""
+        """Ends a training; returns what its owner should tell the user."""
+        return self._end() + self.shortfall(self.step_count, ended=True)
+
+    def _end(self) -> list[str]:
         notes = self.rules.end_training(self)
         jax_state.unshare_ema_arrays(self.optimizers)
-        return notes + self.late_weights()
+        return notes + self._bare() + self.late_weights()
+
+    def _bare(self) -> list[str]:
+        """What to tell the user about targets of which nothing is left, or one unit; else nothing."""
+        if not self.events:
+            return []
+        asked, notes = self.events[-1].asked, []
+        spared, emptied = self._calculator.spared(asked, self._kept), self._kept == 0
+        if spared.any():
+            notes.append(
+                f"Of these weights sparsity {asked:g} leaves no more than one unit, which is kept: "
+                f"{self._named(self._kept * spared)}. Leave them out with `exclude`, or ask for less sparsity; with "
+                "keep_one=False they may become zero throughout."
+            )
+        if emptied.any():
+            sizes = np.array([target.size for target in self.targets])
+            notes.append(
+                f"Of these weights nothing is left at sparsity {asked:g}: {self._named(sizes * emptied)}. Leave them "
+                "out with `exclude`, or leave keep_one=False out, so that one unit of each is kept."
+            )
+        return notes
 
     def late_weights(self) -> list[str]:
         """What to tell the user where layers got weights since pruning began; each weight is named once.
@@ -267,7 +321,7 @@ class Pruner:
             self._update_masks(self.step_count, self.schedule.final_sparsity)
             self._last_update = self.schedule.landing_step
         self._done, self._unseen = self.step_count, 0
-        return notes + self.shortfall(self.step_count, ended=True)
+        return notes
 
     def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:
         """What to tell the user where a training of `steps` updates ends before the schedule does; else nothing."""
@@ -316,7 +370,7 @@ class Pruner:
     @property
     def sparsity(self) -> float:
         """Fraction of the targets' entries that are pruned now."""
-        return 1.0 - int(self._kept.sum()) / self._size
+        return overall_sparsity([self])
 
     def fractions(self, sparsity: float) -> list[float]:
         """The sparsity of each target, in their order, where all of them together have `sparsity`."""
@@ -335,7 +389,7 @@ class Pruner:
             weights=after.weights,
             skipped=tuple(self.skipped),
             events=tuple(self.events),
-            notes=tuple(notes),
+            notes=(*self._notes, *notes),
             before=before,
             targets=tuple(target.name for target in self.targets),
         )
@@ -442,6 +496,12 @@ class Pruner:
             )
 
 
+def overall_sparsity(pruners: Sequence[Pruner]) -> float:
+    """Fraction of the entries of all targets of the pruners that are pruned now."""
+    kept = sum(int(pruner._kept.sum()) for pruner in pruners)
+    return 1.0 - kept / sum(pruner._size for pruner in pruners)
+
+
 def _movements(criterion: Criterion, targets: Sequence[Target], model) -> Movements | None:
     unknown = criterion.needs - {"movement"}
     if unknown:
@@ -462,8 +522,8 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         model: A built Keras model.
         sparsity: Fraction of the targets' weights to remove, in [0, 1).
         data: Reserved for criteria that need a pass over data; those that exist need none.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `origin`,
-            `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
+            `origin`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
         ValueError: As `Pruner`, or data given to a criterion that uses none.
@@ -478,7 +538,7 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
     if data is not None:
         raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
     before = inspect(model)
-    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings)
+    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False)
     pruner.begin()
     pruner.finish()
     return pruner.report(before=before)

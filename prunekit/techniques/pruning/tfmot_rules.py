@@ -42,6 +42,8 @@ class TfmotRules(Rules):
     """The rules of tensorflow-model-optimization 0.8.1, as its compiled training step follows them."""
 
     grace = 0
+    stepped = "before each forward pass in training"
+    leaves_frozen = False
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
         """Refuses what it never had.
@@ -58,6 +60,11 @@ class TfmotRules(Rules):
                     f'{_NAME} knows the {name} {known} only. Received: {name}={value} with compat="tfmot". Leave one '
                     "of them out."
                 )
+        if not options.keep_one:
+            raise ValueError(
+                f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
+                "them out."
+            )
         if options.keep_zeros:
             raise ValueError(
                 f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
@@ -90,7 +97,7 @@ class TfmotRules(Rules):
         """By threshold."""
         return ThresholdCalculator(targets, replace(options, pattern=_pattern(options)), final_sparsity)
 
-    def pruned(self, sparsity: float, units: int) -> int:
+    def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
         """All but the kept ones; fewer go where others are tied with these."""
         return units - kept_count(sparsity, units)
 
@@ -161,7 +168,7 @@ class TfmotRules(Rules):
     def end_training(self, pruner: Any) -> list[str]:
         """strip_pruning leaves the weights as they are."""
         leaks = sum(pruner.audit().values())
-        notes = pruner.shortfall(pruner.step_count, ended=True)
+        notes = []
         if leaks:
             notes.append(
                 f'{leaks:,} weights that the masks prune are not zero: with compat="tfmot", as in {_NAME}, they are '
@@ -228,6 +235,10 @@ class ThresholdCalculator(MaskCalculator):
         pairs = zip(masks, choice.masks, strict=True)
         changed = any(bool(ops.any(ops.not_equal(former, new))) for former, new in pairs)
         return RenewedMaskUpdate(choice.masks, choice.nans, choice.leaks, choice.kept, changed)
+
+    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+        """None: what reaches the threshold is kept, and the largest always does."""
+        return np.zeros(len(kept), bool)
 
     def _counts(self, sparsity: float) -> np.ndarray:
         """How many units of each target set its threshold."""

@@ -147,8 +147,8 @@ def test_the_callbacks_of_a_usual_training_work_in_any_order(compiled, batches, 
     assert zeros(compiled) == expected(compiled, 0.75)
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert len(lines) == 3
-    # A logger that is listed after us also has the sparsity.
-    assert ("sparsity" in lines[0]) == (order.index(1) > order.index(0))
+    # A logger has the sparsity wherever it is listed.
+    assert "sparsity" in lines[0].split(",")
     assert history.history["sparsity"][-1] == pytest.approx(sum(zeros(compiled)) / (8 * 16 + 16 * 4))
     assert list((tmp_path / "board").rglob("events*"))
     assert_pristine(compiled)

@@ -99,7 +99,9 @@ def test_weights_that_no_update_moved_are_named_and_not_pruned_by_position(why, 
     model.compile("sgd", [LOSS, None if why == "no gradient" else LOSS])
     x, y = samples
     labels = [y, None if why == "no gradient" else y]
-    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=1, frequency=1), criterion="movement")
+    # Named, since a frozen layer is left out by default.
+    named = {"criterion": "movement", "include": ["still", "logits"]}
+    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=1, frequency=1), **named)
     with pytest.raises(ValueError, match="none that moved in still/kernel. Frozen layers"):
         model.fit(x, labels, batch_size=16, verbose=0, callbacks=[callback])
     assert np.all(model.get_layer("logits").kernel.numpy() != 0), "the masks are as they were"
