@@ -366,7 +366,8 @@ def find_targets(
     skipped.extend(raw_variables_in(model))
     if not targets:
         listed = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:8]) or "it has no weights at all"
-        raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.")
+        remedy = " Call it once on a batch of data." if any(True for _ in unbuilt_layers(model)) else ""
+        raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.{remedy}")
     return targets, skipped
 
 
