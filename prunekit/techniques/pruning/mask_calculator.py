@@ -202,10 +202,14 @@ class MaskMaker:
 
 
 def _best_first(units):
-    """The importances with +inf for the largest; -inf, which is pruned already, stays."""
+    """The importances with the largest of them ranked before those of other weights; -inf, already pruned, stays."""
     best = ops.equal(ops.arange(units.shape[0], dtype="int32"), ops.cast(ops.argmax(units), "int32"))
-    infinity = ops.cast(float("inf"), units.dtype)
-    return ops.where(ops.logical_and(best, ops.greater(units, -infinity)), infinity, units)
+    infinity, largest_number = (
+        ops.cast(value, units.dtype) for value in (float("inf"), float(np.finfo("float32").max))
+    )
+    # Importances that are infinite themselves would tie with it.
+    others = ops.minimum(units, largest_number)
+    return ops.where(ops.logical_and(best, ops.greater(units, -infinity)), infinity, others)
 
 
 def _columns(rows):
