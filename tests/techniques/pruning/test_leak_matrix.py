@@ -103,7 +103,7 @@ SABOTAGES = {
     ),
     "one weight too few is pruned": (
         Cell("SGD", "plain", "custom train_step"),
-        (mask_calculator, "pruned_count", lambda sparsity, n: round(sparsity * n) - 1),
+        (mask_calculator, "removed_count", lambda sparsity, n, keep_one: round(sparsity * n) - 1),
         "are pruned; .* was asked for",
     ),
     "the optimizer keeps an attribute": (
