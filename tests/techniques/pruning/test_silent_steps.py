@@ -17,13 +17,18 @@ def trained(model, batches, times=1):
         model.train_on_batch(batches["x"], batches["y"])
 
 
+def told(caught):
+    """The texts of prunekit's warnings; those that Keras causes on other backends are of other kinds."""
+    return [str(one.message) for one in caught if one.category is UserWarning]
+
+
 @pytest.mark.parametrize("end_step", [4, 1000], ids=["the schedule would have landed", "training is too short"])
 def test_finish_says_that_step_was_never_called(compiled, batches, end_step):
     pruner = Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, end_step, frequency=1))
     trained(compiled, batches, 5)
     with pytest.warns(UserWarning, match=NEVER + "after each optimizer update") as caught:
         pruner.finish()
-    assert len(caught) == 1
+    assert len(told(caught)) == 1
     pruner.finish()
 
 
@@ -31,7 +36,7 @@ def test_leaving_the_with_block_says_so_and_without_an_optimizer_too(perceptron)
     with pytest.warns(UserWarning, match=NEVER + "after each optimizer update") as caught:
         with Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1)):
             pass
-    assert len(caught) == 1
+    assert len(told(caught)) == 1
 
 
 def test_the_remedy_of_compat_tfmot_is_its_own(perceptron):
@@ -43,7 +48,7 @@ def test_the_remedy_of_compat_tfmot_is_its_own(perceptron):
 @pytest.mark.parametrize("schedule", [ConstantSparsity(0.5), OneShot(0.5)], ids=["constant", "one shot"])
 def test_a_schedule_that_has_done_everything_at_its_start_needs_no_step(compiled, batches, schedule):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         with Pruner(compiled, schedule) as pruner:
             trained(compiled, batches)
     assert pruner.sparsity == 0.5
@@ -54,19 +59,19 @@ def test_a_loop_that_steps_once_is_not_accused(compiled, batches):
         with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1)) as pruner:
             trained(compiled, batches)
             pruner.step()
-    assert len(caught) == 1
+    assert len(told(caught)) == 1
 
 
 def test_a_pruner_beside_which_nothing_trained_tells_that_training_ended_after_no_step(compiled):
     with pytest.warns(UserWarning, match="training ended after 0 steps") as caught:
         with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1)):
             pass
-    assert len(caught) == 1
+    assert len(told(caught)) == 1
 
 
 def test_one_shot_pruning_and_an_exception_say_nothing(compiled, batches):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         pk.prune(compiled, 0.5)
         with pytest.raises(KeyError):
             with Pruner(compiled, PolynomialDecay(0.0, 0.9, 0, 4, frequency=1)):
