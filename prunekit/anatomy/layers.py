@@ -357,6 +357,18 @@ def makes_weights(layer: Any) -> bool:
     return owns_kernels(layer) or builder.__module__.split(".")[0] != "keras"
 
 
+def draws_random_numbers(layer: Any) -> bool:
+    """Whether `layer` itself draws random numbers in training: it has a generator, and no rate that turns it off.
+
+    Recurrent cells have a generator whether they drop anything or not; `Dropout(0)` has one too.
+    """
+    if not any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values()):
+        return False
+    rates = [getattr(layer, name, None) for name in ("rate", "stddev", "dropout", "recurrent_dropout")]
+    given = [rate for rate in rates if rate is not None]
+    return not given or any(given)
+
+
 def refusal(layer: Any) -> str:
     """Why no weight of `layer` may be pruned in the state it is in; empty where it may."""
     if getattr(layer, "lora_enabled", False):

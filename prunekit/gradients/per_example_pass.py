@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prunekit.anatomy.layers import is_repeater, own_variables
+from prunekit.anatomy.layers import draws_random_numbers, is_repeater, own_variables
 from prunekit.anatomy.targets import places
 from prunekit.anatomy.tracing import fixed_batch
 from prunekit.anatomy.watching import watching
@@ -333,18 +333,9 @@ def _check_repeatable(layer: Any, training: bool) -> None:
     """Raises where the layer would draw other random numbers when it is run again, one example at a time."""
     if not training:
         return
-    drawing = [place.layer for place in places(layer) if _draws(place.layer)]
+    drawing = [place.layer for place in places(layer) if draws_random_numbers(place.layer)]
     if drawing:
         raise ValueError(
             "Per-example gradients of this layer need it to run again, where it would draw other random numbers. "
             f"Received: training=True and the layer {drawing[0].name!r}. Leave `training` at False."
         )
-
-
-def _draws(layer: Any) -> bool:
-    """Whether a layer draws random numbers in training mode: it has a generator, and no rate that turns it off."""
-    if not any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values()):
-        return False
-    rates = [getattr(layer, name, None) for name in ("rate", "stddev", "dropout", "recurrent_dropout")]
-    given = [rate for rate in rates if rate is not None]
-    return not given or any(given)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.layer_names import Site, find_site
+from prunekit.anatomy.layers import draws_random_numbers
 from prunekit.anatomy.targets import check_built, places
 
 
@@ -130,12 +131,7 @@ def _in_training(layer: Any) -> str:
         return "normalises by the batch in training (freeze it)" if layer.trainable else ""
     if isinstance(layer, keras.layers.SpectralNormalization):
         return "scales its kernel anew in each training step"
-    if any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values()):
-        # Recurrent cells hold a generator whether they drop anything or not.
-        rates = [getattr(layer, name, None) for name in ("dropout", "recurrent_dropout")]
-        if rates == [None, None] or any(rates):
-            return "draws random numbers in training"
-    return ""
+    return "draws random numbers in training" if draws_random_numbers(layer) else ""
 
 
 # ---------------------------------------------------------------- the division

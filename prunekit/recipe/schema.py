@@ -3,8 +3,7 @@
 Everything that can be known from the text alone is refused here; `loader` says where in the file it stands.
 """
 
-import re
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
@@ -24,6 +23,8 @@ from prunekit.recipe.fields import (
 )
 from prunekit.recipe.sources import Compile, DataSource, ModelSource
 from prunekit.recipe.timing import Duration, ScheduleSettings
+from prunekit.sparsity import shorthands
+from prunekit.sparsity.shorthands import ParsedPattern
 
 VERSION: Literal[1] = 1
 # Of wrong ones: right ones hold more values than are read before there are so many.
@@ -46,37 +47,23 @@ class Train(Settings):
     keep_zeros: bool = True
 
 
-class ParsedPattern(NamedTuple):
-    """A pattern's kind (unstructured, channel, nm, block) and its numbers: (n, m) or (inputs, outputs)."""
-
-    kind: str
-    numbers: tuple[int, ...] = ()
-
-
-_PATTERNS = "unstructured, channel, N:M such as 2:4 (2 of every 4 kept), block:INPUTSxOUTPUTS such as block:4x1"
-_NUMBERED = re.compile(r"(?P<block>block:)?(?P<first>[0-9]{1,6})(?P<between>[:x])(?P<second>[0-9]{1,6})", re.ASCII)
-
-
 def parse_pattern(text: str) -> ParsedPattern:
-    """The parts of a pattern's shorthand.
+    """The parts of a pattern's name, their numbers checked.
 
     Raises:
-        ValueError: `text` is no pattern.
+        ValueError: `text` is not a pattern.
 
-    >>> parse_pattern("block:4x1")
-    ParsedPattern(kind='block', numbers=(4, 1))
+    >>> parse_pattern("block:4x1").numbers
+    (4, 1)
     """
-    if text in ("unstructured", "channel"):
-        return ParsedPattern(text)
-    match = _NUMBERED.fullmatch(text)
-    if match is None or (match["block"] is None) != (match["between"] == ":"):
-        raise ValueError(f"unknown pattern {shown(text)}. Valid here: {_PATTERNS}.")
-    numbers = (int(match["first"]), int(match["second"]))
-    if match["block"] is None and not 0 < numbers[0] < numbers[1]:
+    parsed = shorthands.parse_pattern(text)
+    if parsed is None:
+        raise ValueError(f"unknown pattern {shown(text)}. Valid here: {shorthands.PATTERNS}.")
+    if parsed.kind == "nm" and not 0 < parsed.numbers[0] < parsed.numbers[1]:
         raise ValueError(f"N:M keeps n of every m weights, so it needs 0 < n < m. Received: {shown(text)}.")
-    if min(numbers) < 1:
+    if parsed.numbers and min(parsed.numbers) < 1:
         raise ValueError(f"a block has at least one input and one output. Received: {shown(text)}.")
-    return ParsedPattern("nm" if match["block"] is None else "block", numbers)
+    return parsed
 
 
 def _pattern(value: str) -> str:
@@ -95,10 +82,10 @@ class Prune(Settings):
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
-    criterion: Literal["magnitude", "l1", "l2", "movement", "random"] = "magnitude"
+    criterion: shorthands.CriterionName = "magnitude"
     pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
-    allocation: Literal["uniform", "global", "erk"] = "uniform"
+    allocation: shorthands.AllocationName = "uniform"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
@@ -141,12 +128,18 @@ class Prune(Settings):
                 )
 
     def _check_pattern(self) -> None:
-        kind, numbers = parse_pattern(self.pattern)
-        if self.pooling is not None and kind != "block":
+        parsed = parse_pattern(self.pattern)
+        if self.pooling is not None and parsed.kind != "block":
             raise refusal(f"'pooling' goes with a block pattern. Received: pattern {self.pattern!r}.", "pooling")
-        if kind != "nm":
+        if self.pooling is not None and parsed.pooling not in (None, self.pooling):
+            raise refusal(
+                f"'pooling' says again what the pattern says. Received: pattern {self.pattern!r} and pooling "
+                f"{self.pooling!r}. Leave one of them out.",
+                "pooling",
+            )
+        if parsed.kind != "nm":
             return
-        n, m = numbers
+        n, m = parsed.numbers
         if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
             raise refusal(
                 f"{self.pattern} keeps {n} of every {m} weights, so its final sparsity is {1 - n / m:.6g}. "

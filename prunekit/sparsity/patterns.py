@@ -6,7 +6,6 @@ kernel of any rank is seen as matrices (inputs, outputs), one per remaining posi
 """
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.sparsity.selection import pruned_count
+from prunekit.sparsity.shorthands import PATTERNS, parse_pattern
 from prunekit.sparsity.sums import sum_in_order
 
 Axes = Sequence[int]
@@ -315,16 +315,13 @@ def get_pattern(pattern: str | Pattern) -> Pattern:
             f'A pattern is a name such as "2:4", or a Pattern such as NM(2, 4). Received: {pattern!r} of type '
             f"{type(pattern).__name__}."
         )
-    if pattern in ("unstructured", "channel"):
-        return Unstructured() if pattern == "unstructured" else Channel()
-    if numbers := re.fullmatch(r"(\d{1,9}):(\d{1,9})", pattern):
-        return NM(int(numbers[1]), int(numbers[2]))
-    if numbers := re.fullmatch(r"block:(\d{1,9})x(\d{1,9})(?::(average|max))?", pattern):
-        return Block(int(numbers[1]), int(numbers[2]), numbers[3] or "average")
-    raise ValueError(
-        f"Unknown pattern. Received: {pattern[:60]!r}. Valid are: unstructured, channel, n:m (such as 2:4), "
-        "block:INPUTSxOUTPUTS (such as block:4x1, or block:4x1:max for maximum pooling)."
-    )
+    parsed = parse_pattern(pattern)
+    if parsed is None:
+        raise ValueError(f"Unknown pattern. Received: {pattern[:60]!r}. Valid are: {PATTERNS}.")
+    if not parsed.numbers:
+        return Unstructured() if parsed.kind == "unstructured" else Channel()
+    first, second = parsed.numbers
+    return NM(first, second) if parsed.kind == "nm" else Block(first, second, parsed.pooling or "average")
 
 
 class Layout:

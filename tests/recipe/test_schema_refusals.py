@@ -63,6 +63,10 @@ REFUSED = {
     "2:4 by erk": (recipe(one_shot(pattern="2:4", allocation="erk")), "allocation: erk gives each weight its own"),
     "4:2": (recipe(one_shot(pattern="4:2")), "needs 0 < n < m"),
     "block 0": (recipe(one_shot(pattern="block:0x4")), "at least one input and one output"),
+    "pooling twice": (
+        recipe(one_shot(pattern="block:4x1:max", pooling="average")),
+        "'pooling' says again what the pattern says",
+    ),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
     "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' goes with a block pattern"),
     "compat with a schedule of ours": (
