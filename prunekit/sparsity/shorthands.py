@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 CriterionName: TypeAlias = Literal["magnitude", "l1", "l2", "movement", "random"]
 AllocationName: TypeAlias = Literal["uniform", "global", "erk"]
 PATTERNS = (
-    "unstructured, channel, N:M such as 2:4 (2 of every 4 kept), block:INPUTSxOUTPUTS such as block:4x1, or "
+    "unstructured, channel, n:m such as 2:4 (2 of every 4 kept), block:INPUTSxOUTPUTS such as block:4x1, or "
     "block:4x1:max for maximum pooling"
 )
 _NUMBERED = re.compile(
