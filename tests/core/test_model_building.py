@@ -364,6 +364,18 @@ def test_layers_that_are_built_later_are_named_once():
     assert "calibration/kernel" not in pruning.report.targets
 
 
+@on_tensorflow
+def test_a_pruner_names_layers_that_a_loop_builds_later():
+    model = compiled("trainer of a functional model")
+    model.later = layers.Dense(2, name="later")
+    with pytest.warns(UserWarning, match="later: built after pruning had begun, so later/kernel, later/bias is not"):
+        with pk.Pruner(model, pk.OneShot(sparsity=0.5)) as pruner:
+            model.train_on_batch(features(), labels())
+            pruner.step()
+            model.later(features())
+    assert {item.name for item in pruner.report().skipped} >= {"later/kernel", "later/bias"}
+
+
 @pytest.mark.every_backend
 @pytest.mark.skipif(BACKEND == "jax", reason="arrays of JAX are values, not variables")
 def test_variables_that_keras_does_not_know_are_named_in_the_reports():
