@@ -47,7 +47,7 @@ ORDER = (
     ("interop", "legacy layers config files wrappers graph training_state comparison tfmot"),
     (
         "recipe",
-        "fields sources timing schema yaml_reader presence loader factories idx npy data models summary progress "
+        "fields sources timing schema yaml_reader loader presence factories idx npy data models summary progress "
         "replica_state interruption replicas preparation plan directory read_report checkpoint expectations execution "
         "build_report runner grid sweep_process workers sweep",
     ),

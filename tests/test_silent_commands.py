@@ -29,7 +29,7 @@ def test_check_names_every_missing_file_and_fails(run, tmp_path):
     (tmp_path / "r.yaml").write_text(RECIPE)
     code, out, err = run("check", "r.yaml")
     assert (code, out) == (2, "")
-    assert err.startswith("error: r.yaml: expected the files that the recipe names. Received none at model.file: ")
+    assert err.startswith("error: r.yaml:4:15: expected the files that the recipe names. Received none at model.file: ")
     assert f"model.file: {tmp_path / 'in.keras'}; data.npz: {tmp_path / 'data' / 'd.npz'}. Put them there" in err
     code, out, _ = run("check", "r.yaml", "--json")
     assert code == 2 and json.loads(out)["ok"] is False and "data.npz" in json.loads(out)["error"]["message"]

@@ -1,8 +1,8 @@
-"""What one forward and one backward pass of a model cost: multiply-accumulates and the bytes of activations.
+"""The cost of one forward and one backward pass of a model: multiply-accumulates and bytes of activations.
 
-Counted are the multiply-accumulates of kernels and of the products inside attention and Dot layers. Not counted:
-biases, normalisation, activations, pooling, augmentation of images, and `keras.ops` called outside a layer. Padding
-counts as data.
+The counts cover the multiply-accumulates of kernels and of the products inside attention and Dot layers. They exclude
+biases, normalisation, activations, pooling, image augmentation, and `keras.ops` called outside a layer. Padding counts
+as data.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ class LayerCost:
     """The cost of one layer, over all calls of it in one pass.
 
     The backward pass is that of a training step with `training=True` whose loss depends on every output of the model.
-    It does what the gradients of the trained weights need and no more: the gradient of a weight if it is trained, that
-    of an activation if trained weights were used on the way to it. Each gradient takes as many multiply-accumulates as
-    the forward product that it belongs to. The steps of a recurrent layer count alike.
+    It consists only of the operations that the gradients of the trained weights need: the gradient of each trained
+    weight, and the gradient of each activation computed from trained weights. Each gradient takes as many
+    multiply-accumulates as its forward product. All time steps of a recurrent layer have the same cost.
 
     Attributes:
         layer: Readable path, such as "block/conv_1".
-        type: Name of its class.
-        parameters: Number of weights that are its own (for RNN layers, its cell's too); a shared one counts once.
-        macs: Multiply-accumulates of one forward pass; None where unknown.
-        sparse_macs: The part of them whose weight is not zero; products between activations count whole.
-        backward_macs: Multiply-accumulates of one backward pass; None where unknown.
-        sparse_backward_macs: The part of them whose weight is not zero: gradients of activations multiply with the
-            weights, and gradients of zero weights are left out, as for pruned weights, whose gradient is masked.
-        activation_bytes: Bytes of the tensors that the layer puts out in one forward pass (not of what it holds while
-            it computes), each in its own type, all steps of a recurrent layer; None where unknown. A tensor that
-            another layer put out before, such as the output of the last layer inside a block, counts for that one.
-        backward_activation_bytes: Bytes of the gradients of the tensors that the layer puts out in training; None
-            where unknown. Zero weights change neither: activations and their gradients are stored dense.
-        output_shape: Shape of the first output of the first call, batch included; None if it was not called.
+        type: Name of the layer's class.
+        parameters: Number of weights owned by the layer (for RNN layers including the cell's); shared weights count
+            once.
+        macs: Multiply-accumulates of one forward pass; None if unknown.
+        sparse_macs: `macs` without the multiply-accumulates of zero weights; products between activations count fully.
+        backward_macs: Multiply-accumulates of one backward pass; None if unknown.
+        sparse_backward_macs: `backward_macs` without the multiply-accumulates of zero weights, both in the gradients of
+            activations (which multiply with the weights) and in the gradients of the zero weights (assumed masked).
+        activation_bytes: Bytes of the layer's output tensors in one forward pass (without intermediate tensors), each
+            in its own dtype, over all steps of a recurrent layer; None if unknown. A tensor that an earlier layer
+            returned, such as the output of the last layer inside a block, counts only for the earlier layer.
+        backward_activation_bytes: Bytes of the gradients of the layer's output tensors in training; None if unknown.
+            Zero weights do not reduce either byte count: activations and their gradients are stored dense.
+        output_shape: Shape of the first output of the first call, batch included; None if the layer was not called.
     """
 
     layer: str
@@ -72,13 +73,13 @@ _TOTALS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs, per layer and in total; `prunekit.anatomy.cost.LayerCost` says what each figure counts.
+    """The cost of a model, per layer and in total; `prunekit.anatomy.cost.LayerCost` defines each figure.
 
     Attributes:
         model: Name of the model.
         batch_size: Number of examples in the pass.
-        layers: One row per layer that works or puts out a tensor of its own, in the model's order.
-        unknown: Layers of which a figure is not known, and why; the totals leave that figure out.
+        layers: One row per layer that computes or returns a new tensor, in the model's order.
+        unknown: Layers with an unknown figure, and the reason; the totals leave unknown figures out.
     """
 
     model: str
@@ -88,7 +89,7 @@ class Cost:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, each shared one once."""
+        """Number of weights; shared weights count once."""
         return sum(row.parameters for row in self.layers)
 
     @property
@@ -113,20 +114,20 @@ class Cost:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes that the layers put out in one forward pass; not the memory in use at one time."""
+        """Bytes of the layers' output tensors in one forward pass; not the peak memory."""
         return sum(row.activation_bytes or 0 for row in self.layers)
 
     @property
     def backward_activation_bytes(self) -> int:
-        """Bytes of the gradients of what the layers put out, in one backward pass."""
+        """Bytes of the gradients of the layers' output tensors in one backward pass."""
         return sum(row.backward_activation_bytes or 0 for row in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, totals included, as JSON can hold it."""
+        """All figures and totals as a dictionary that can be written as JSON."""
         return asdict(self) | {name: getattr(self, name) for name in _TOTALS}
 
     def __str__(self) -> str:
-        """A table of the layers as plain text, with totals, and what is not known."""
+        """A plain-text table of the layers, with totals and the unknown figures."""
         head = ("layer", "type", *_TOTALS.values())
         rows = [(row.layer, row.type, *(plain(getattr(row, name)) for name in _TOTALS)) for row in self.layers]
         total = ("total", "", *(plain(getattr(self, name)) for name in _TOTALS))
@@ -139,30 +140,29 @@ class Cost:
 
 
 def nonzero_mask(variable: Any) -> np.ndarray:
-    """Where a variable is not zero, compared on the device that holds it; -0.0 is a zero, NaN is none."""
+    """Boolean array, True where the variable is not zero, computed on its device; -0.0 is zero, NaN is not zero."""
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.not_equal(keras.ops.convert_to_tensor(variable), 0)))
 
 
 def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
-    """What one forward and one backward pass on a batch cost, per layer and in total.
+    """Computes the cost of one forward and one backward pass on a batch, per layer and in total.
 
-    `prunekit.anatomy.cost.LayerCost` says what each figure counts. On TensorFlow the figures of the backward pass are
-    exact; on other backends, where a branch of the model that trained weights do not reach may count as one that they
-    do, upper bounds.
+    `prunekit.anatomy.cost.LayerCost` defines each figure. On TensorFlow the figures of the backward pass are exact. On
+    other backends they are upper bounds: a branch of the model without trained weights may count as a trained branch.
 
     Args:
         model: A built Keras 3 model or layer.
-        batch_size: Number of examples in the pass; every count scales with it.
-        inputs: An example of the model's inputs: arrays or tensors, of which only types and the shape after the first
-            axis are read. Needed for models that do not declare their inputs, or declare sizes other than the batch as
-            None.
+        batch_size: Number of examples in the pass; every count except `parameters` scales with the batch size.
+        inputs: Example inputs of the model: arrays or tensors, of which only the dtypes and the shapes after the first
+            axis are used. Required for models without declared inputs, or with None in a declared shape other than the
+            batch axis.
 
     Returns:
         A `Cost`: multiply-accumulates, bytes and numbers of weights, all exact integers.
 
     Raises:
-        TypeError: It is no Keras 3 model; `inputs` are no arrays.
-        ValueError: It is not built; the sizes of its inputs are not known; it cannot be called on such inputs.
+        TypeError: `model` is not a Keras 3 model; `inputs` are not arrays or tensors.
+        ValueError: `model` is not built; its input shapes are unknown; `model` cannot be called on such inputs.
     """
     check_built(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -190,13 +190,13 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
 
 @dataclass(frozen=True)
 class _Traces:
-    """What a forward pass showed, and what a training step does."""
+    """The traces of a forward pass and of a training step."""
 
     forward: Trace
     training: Trace
 
     def works(self, layer: Any) -> bool:
-        """Whether a layer without weights has a row: it does something, and is no mere container of other layers."""
+        """Whether a layer without weights has a row: it computes, and is not only a container of other layers."""
         for found in (self.forward, self.training):
             called = id(layer) in found.outputs and not isinstance(layer, keras.layers.InputLayer)
             counts = (found.products, found.output_bytes)
@@ -206,7 +206,7 @@ class _Traces:
         return False
 
     def unknown(self, layers: list[Any], own: list[Weight]) -> str:
-        """Why the multiply-accumulates of these layers are not known; "" if they are."""
+        """The reason why the multiply-accumulates of these layers are unknown; "" if they are known."""
         for layer in layers:
             for found in (self.forward, self.training):
                 if id(layer) in found.unknown:
@@ -217,13 +217,13 @@ class _Traces:
         return ""
 
     def unsized(self, layers: list[Any]) -> str:
-        """Why the bytes that they put out are not known; "" if they are."""
+        """The reason why the output bytes of these layers are unknown; "" if they are known."""
         reasons = [found.unsized.get(id(layer), "") for found in (self.forward, self.training) for layer in layers]
         return next(filter(None, reasons), "")
 
 
 def _row(path: str, layers: list[Any], own: list[Weight], traces: _Traces) -> tuple[LayerCost, list[str]]:
-    """The row, and why figures in it are not known."""
+    """The layer's row, and the reasons why figures in the row are unknown."""
     forward, training = traces.forward, traces.training
 
     def total(counts: dict[int, int]) -> int:

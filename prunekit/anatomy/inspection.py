@@ -1,4 +1,4 @@
-"""The report on a model's weights: what is zero, in which pattern, and what that saves."""
+"""The report on a model's weights: number of zeros, pattern of the zeros, and the saved multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
 
 
 def inspect(model: Any) -> Report:
-    """The weights of a Keras 3 model as they are now, each variable once.
+    """Returns a report on the current weights of a Keras 3 model, with one row per variable.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.

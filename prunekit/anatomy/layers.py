@@ -1,7 +1,7 @@
-"""THE table of layer types: which weights each owns, their input and output axes, and how often a call uses them.
+"""The table of layer types: each type's weights, their input and output axes, and how often a call uses them.
 
-Looked up through the method resolution order, so a subclass of Dense is a Dense. Nothing else in prunekit may know a
-layer type: to teach it a new one, add a row here, or call `register_layer`.
+Lookup follows the method resolution order: a subclass of Dense has the row of Dense. No other module of prunekit may
+depend on a layer type; to support a new layer type, add a row here or call `register_layer`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _STATE = "it is state that the layer keeps, not a weight that it learns"
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """What one weight of a layer type is for.
+    """The role, the axes and the prunability of one weight of a layer type.
 
     Attributes:
-        role: One of `prunekit.anatomy.layers.ROLES`; "unknown" is what the table answers for a weight without a row.
-        in_axes: Axes summed over (the reduction or input axes); negative ones count from the end.
-        out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
-        prunable: Whether it is pruned unless the user says otherwise.
-        refused: Why it can never be pruned; empty where it can be asked for by name.
-        parallel_axes: Axes along which nothing is summed, because they number input and output units alike: the
-            channels of a depthwise kernel, the rows of an embedding. They may be among the other axes too.
-        groups: Into so many groups the output units fall, each with input units of its own.
+        role: One of `prunekit.anatomy.layers.ROLES`; "unknown" for a weight without a row in the table.
+        in_axes: Reduction (input) axes; negative axes count from the end.
+        out_axes: Axes that number the output units. All other axes are spatial or batch axes.
+        prunable: Whether the weight is pruned by default.
+        refused: The reason why the weight can never be pruned; "" if `include` can select the weight by name.
+        parallel_axes: Axes without a sum, because they number both input and output units: the channels of a depthwise
+            kernel, the rows of an embedding. An axis in `in_axes` or `out_axes` may also be a parallel axis.
+        groups: Number of groups of output units (grouped convolution); each group has separate input units.
     """
 
     role: str = "kernel"
@@ -68,7 +68,7 @@ class WeightSpec:
             raise ValueError(f"A weight that is refused cannot be prunable. Received: refused={self.refused!r}.")
 
     def at(self, shape: Shape, where: str) -> WeightSpec:
-        """The same with axes counted from the start of `shape`; `where` names the weight in errors."""
+        """A copy with axes counted from the start of `shape`; `where` names the weight in errors."""
         rank = len(shape)
         axes = (*self.in_axes, *self.out_axes, *self.parallel_axes)
         wrong = [axis for axis in axes if not -rank <= axis < rank]
@@ -102,11 +102,11 @@ class Row:
     """One row of the table.
 
     Attributes:
-        weights: Attribute name (without leading underscore) to its spec, or to a function of the layer that gives it.
-        uses: Function (layer, Call) -> how many multiply-accumulates one element of a kernel takes part in during that
-            call: one number for all kernels, or one per attribute. None: its weights multiply nothing that is counted.
+        weights: Attribute name (without leading underscore) -> `WeightSpec`, or function layer -> `WeightSpec`.
+        uses: Function (layer, Call) -> number of multiply-accumulates per kernel element in that call: one number for
+            all kernels, or a dict per attribute. None: the weights take part in no counted multiply-accumulate.
         products: Function (layer, Call) -> the products between activations (attention).
-        counted: False where the table cannot tell the MACs of this type.
+        counted: False if the MACs of this layer type are unknown.
     """
 
     weights: Weights
@@ -119,10 +119,10 @@ class Row:
 
 _KERNEL = WeightSpec("kernel", (-2,), (-1,))
 _TRANSPOSED = WeightSpec("kernel", (-1,), (-2,))
-# Every (channel, multiplier) pair is an output unit of its own and sums over space only: there is no input axis.
+# Each (channel, multiplier) pair is a separate output unit that sums over space only: there is no input axis.
 _DEPTHWISE = WeightSpec("depthwise_kernel", (), (-2, -1), prunable=False, parallel_axes=(-2,))
 _RECURRENT = WeightSpec("recurrent_kernel", (-2,), (-1,))
-# A lookup reads one row and sums over none.
+# A lookup reads one row and sums over no axis.
 _EMBEDDING = WeightSpec("embedding", (-2,), (-1,), parallel_axes=(-2,))
 _BIAS = WeightSpec("bias", (), (-1,), prunable=False)
 _NORM = WeightSpec("normalization", (), (), prunable=False)
@@ -152,7 +152,7 @@ _L = keras.layers
 
 
 def _types(*names: str) -> Iterator[type]:
-    """Those of the named public layers that this Keras has."""
+    """The layer classes among `names` that the installed Keras version exports."""
     return (getattr(_L, name) for name in names if hasattr(_L, name))
 
 
@@ -216,18 +216,18 @@ _TABLE: dict[type, Row] = _first_table()
 
 
 def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: WeightSpec) -> None:
-    """Teaches prunekit a layer type, as in `register_layer(MyDense, kernel=WeightSpec())`.
+    """Adds a layer type to prunekit's table, as in `register_layer(MyDense, kernel=WeightSpec())`.
 
     Args:
-        layer_type: A subclass of `keras.layers.Layer`; its subclasses inherit the description.
-        uses: Function (layer, Call) -> how many multiply-accumulates one element of its kernels takes part in during a
-            call, for `pk.cost`; one int, or a dict per attribute. Left out, an inherited one is used, or the layer's
-            MACs are reported as unknown. The first kernel is taken to multiply the inputs, a later one what those
-            before it made of them.
+        layer_type: A subclass of `keras.layers.Layer`; its subclasses inherit the table row.
+        uses: Function (layer, Call) -> number of multiply-accumulates per kernel element in that call, for `pk.cost`:
+            one int, or a dict {attribute: int}. None: an inherited function is used; without an inherited function the
+            layer's MACs are reported as unknown. `pk.cost` assumes that the first kernel multiplies the inputs, and
+            each later kernel the result of the kernels before it.
         **weights: Attribute name on the layer (without leading underscore) to its `WeightSpec`.
 
     Raises:
-        TypeError: `layer_type` is no layer type, or a weight's value no WeightSpec.
+        TypeError: `layer_type` is not a subclass of `keras.layers.Layer`, or a weight's value is not a `WeightSpec`.
     """
     if not (isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)):
         raise TypeError(f"register_layer describes a subclass of keras.layers.Layer. Received: {layer_type!r}.")
@@ -265,7 +265,7 @@ def own_variables(layer: Any) -> list[tuple[Any, str, str]]:
     if not owned:
         return []
     names: dict[int, tuple[str, str]] = {}
-    # Plain attributes first: Keras and TensorFlow keep lists and dicts of their own with the same variables in them.
+    # Plain attributes first: Keras and TensorFlow also store the same variables in internal lists and dicts.
     for attribute, value in sorted(vars(layer).items(), key=lambda item: not isinstance(item[1], keras.Variable)):
         if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
             continue
@@ -287,7 +287,7 @@ def leaves_of(value: Any, kind: Any, suffix: str = "") -> Iterator[tuple[Any, st
 
 
 def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> WeightSpec:
-    """The table's answer for one weight, axes counted from the start; role "unknown" where the table has none."""
+    """The `WeightSpec` of one weight, axes counted from the start; role "unknown" for a weight without a row."""
     shape = weight_shape(layer, attribute, variable)
     where = f"{label or attribute!r} of {type(layer).__name__} {layer.name!r}"
     for row in _rows(layer):
@@ -298,7 +298,7 @@ def spec_of(layer: Any, attribute: str, variable: Any, label: str = "") -> Weigh
     return WeightSpec("unknown", tuple(range(rank - 1)), tuple(range(rank))[-1:], prunable=False)
 
 
-# Of layers that Keras has quantized to int4: the axis along which a variable holds two weights to a byte.
+# For layers quantized to int4 by Keras: the axis along which a variable stores two weights per byte.
 _PACKED_AXES = {"kernel": -1, "embeddings": -1, "reverse_embeddings": 0}
 
 
@@ -307,7 +307,7 @@ def _is_packed(layer: Any, attribute: str) -> bool:
 
 
 def weight_shape(layer: Any, attribute: str, variable: Any) -> Shape:
-    """Shape of the weights that a variable holds: the variable's own, but for int4, which is packed."""
+    """Shape of the weights in a variable: the variable's shape, except for int4, which packs two weights per byte."""
     shape = tuple(variable.shape)
     if not _is_packed(layer, attribute):
         return shape
@@ -320,7 +320,7 @@ def weight_shape(layer: Any, attribute: str, variable: Any) -> Shape:
 
 
 def weight_values(layer: Any, attribute: str, variable: Any) -> Any:
-    """The weights that a variable holds, each an entry of a tensor of `weight_shape`; whole numbers for int4."""
+    """The weights in a variable as a tensor of shape `weight_shape`; integers for int4."""
     stored = keras.ops.convert_to_tensor(variable)
     if not _is_packed(layer, attribute):
         return stored
@@ -328,7 +328,7 @@ def weight_values(layer: Any, attribute: str, variable: Any) -> Any:
     values = keras.quantizers.unpack_int4(stored, length, axis=_PACKED_AXES[attribute])
     zero = getattr(layer, f"{attribute}_zero", None)
     if zero is not None:
-        # Quantized in groups, each of which stores another number for zero.
+        # Group-wise quantization: each group has its own zero point.
         groups = keras.ops.cast(layer.g_idx, "int32")
         values = keras.ops.cast(values, "int32") - keras.ops.cast(
             keras.ops.take(zero, groups, axis=-1 if attribute == "embeddings" else 0), "int32"
@@ -352,15 +352,15 @@ def owns_kernels(layer: Any) -> bool:
 
 
 def makes_weights(layer: Any) -> bool:
-    """Whether building `layer` creates weights of its own: the table says so, or its class defines `build`."""
+    """Whether building `layer` creates weights in it: its table row lists weights, or its class defines `build`."""
     builder = next(base for base in type(layer).__mro__ if "build" in vars(base))
     return owns_kernels(layer) or builder.__module__.split(".")[0] != "keras"
 
 
 def draws_random_numbers(layer: Any) -> bool:
-    """Whether `layer` itself draws random numbers in training: it has a generator, and no rate that turns it off.
+    """Whether `layer` itself draws random numbers in training: it has a seed generator and no rate of 0.
 
-    Recurrent cells have a generator whether they drop anything or not; `Dropout(0)` has one too.
+    A seed generator alone is no proof: recurrent cells without dropout and `Dropout(0)` also have a seed generator.
     """
     if not any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values()):
         return False
@@ -370,7 +370,7 @@ def draws_random_numbers(layer: Any) -> bool:
 
 
 def refusal(layer: Any) -> str:
-    """Why no weight of `layer` may be pruned in the state it is in; empty where it may."""
+    """The reason why no weight of `layer` may be pruned in its current state; "" if pruning is allowed."""
     if getattr(layer, "lora_enabled", False):
         return (
             "LoRA is enabled on the layer: the effective kernel is kernel + A B, whose zeros training fills again; "
@@ -383,7 +383,7 @@ def refusal(layer: Any) -> str:
 
 
 def cell_of(layer: Any) -> Any | None:
-    """The cell of an RNN layer, whose weights are the RNN's own in every reader's eyes; None for other layers."""
+    """The cell of an RNN layer, whose weights are reported as the RNN's weights; None for other layers."""
     return layer.cell if isinstance(layer, keras.layers.RNN) else None
 
 
@@ -391,10 +391,10 @@ def cell_of(layer: Any) -> Any | None:
 
 
 def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] | None:
-    """(uses per attribute, products) of one call of `layer` itself, without its sublayers; None where not known.
+    """(uses per attribute, products) of one call of `layer` itself, without its sublayers; None if unknown.
 
-    An attribute's MACs are its uses times its size; products are those between activations. Biases, normalisation,
-    activations and pooling count as none.
+    An attribute's MACs are its uses times its size; `products` are the products between activations. Biases,
+    normalisation, activations and pooling have zero MACs.
     """
     rows = list(_rows(layer))
     if not all(row.counted for row in rows):
@@ -416,9 +416,9 @@ def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] |
 
 
 def multiplied_by(layer: Any, uses: Mapping[str, int]) -> dict[str, Sources]:
-    """What the activations come from that each kernel in `uses` multiplies, in a call of `layer`.
+    """For each kernel in `uses`, the sources of the activations that the kernel multiplies in a call of `layer`.
 
-    The first kernel multiplies the inputs, a later one what those before it made of them; a recurrent kernel
+    The first kernel multiplies the inputs, a later kernel the result of the kernels before it; a recurrent kernel
     multiplies the state.
     """
     found: dict[str, Sources] = {}
@@ -435,7 +435,7 @@ def is_repeater(layer: Any) -> bool:
 
 
 def steps_of(layer: Any, call: Call) -> Steps | None:
-    """The steps of a layer that applies an inner one to every time step; None for other layers."""
+    """The time steps of a layer that applies an inner layer to every time step; None for other layers."""
     if not is_repeater(layer):
         return None
     batch, number, *features = call.inputs[0]

@@ -10,7 +10,7 @@ def examples_in(**arrays: Any) -> int:
     """The number of examples in arrays, or structures of them, that lie along their first axes; None counts nothing.
 
     Raises:
-        ValueError: There are none, or the lengths differ.
+        ValueError: There are no examples, or the lengths differ.
     """
     found = {
         name: sorted({len(leaf) for leaf in keras.tree.flatten(array) if leaf is not None})
@@ -27,7 +27,7 @@ def require_positive(**numbers: int | None) -> None:
     """Refuses counts that are not whole numbers above zero; None passes.
 
     Raises:
-        ValueError: One is not.
+        ValueError: A number is not a whole number above zero.
     """
     for name, value in numbers.items():
         whole = isinstance(value, Real) and not isinstance(value, bool) and value == value // 1

@@ -1,4 +1,4 @@
-"""Several replicas: which process speaks for them, and `fit` across all of them. Public as `pk.distribution`."""
+"""Training on several replicas: the chief process, and `fit` across replicas. Public as `pk.distribution`."""
 
 import contextlib
 import functools
@@ -13,11 +13,11 @@ __all__ = ["across_replicas", "is_chief"]
 
 
 def is_chief(strategy: Any = None) -> bool:
-    """Whether this process writes files and tells the user things for all replicas: one of them does.
+    """Returns True in the one process that writes files and emits warnings for all replicas.
 
     Args:
-        strategy: A `tf.distribute` strategy; None takes the one in scope. On the JAX backend processes are asked, on
-            PyTorch there is one.
+        strategy: A `tf.distribute` strategy; None uses the strategy in scope. Ignored on JAX, where process 0 is the
+            chief, and on PyTorch, where every process is.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -36,7 +36,7 @@ def is_chief(strategy: Any = None) -> bool:
 
 
 def speaks_for(model: Any) -> bool:
-    """Whether this process is the chief of those that train a model."""
+    """Returns True if this process is the chief of the processes that train the model."""
     return is_chief(getattr(model, "distribute_strategy", None))
 
 

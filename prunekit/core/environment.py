@@ -1,4 +1,4 @@
-"""What training stands on here: backend, devices, processor, precision, XLA, distribution, versions.
+"""Reports the training environment: backend, devices, processor, precision, XLA, distribution, versions.
 
 Keras is imported inside the functions: that it does not start is something to tell, not to fail at.
 """

@@ -176,10 +176,10 @@ class StateOfFit:
         return logs, (trainable, others, kept, metrics)
 
     def _put_back(self, taken: Sequence[Any]) -> None:
-        """After a batch that could not be read, say: the variables hold what `fit` took from them.
+        """Restores the values that `fit` took from the variables, for example after a batch that could not be read.
 
-        `fit` itself would go back to what its last step left, as if no callback had written anything since: to weights
-        from before the masks changed.
+        `fit` itself would restore the values after its last step, and lose later writes by callbacks: weights from
+        before the masks changed.
         """
         owners = self._model.trainable_variables, self._model.non_trainable_variables, self._optimizer.variables
         held = [*owners, self._model.metrics_variables]

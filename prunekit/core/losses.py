@@ -24,7 +24,7 @@ def as_loss(loss: Any) -> keras.losses.Loss:
     """A Keras loss, from itself, its name, or a function (y_true, y_pred) -> one loss per example.
 
     Raises:
-        ValueError: It is None, or no loss has that name.
+        ValueError: `loss` is None, or no Keras loss has that name.
     """
     found = keras.losses.get(loss)
     if found is None:

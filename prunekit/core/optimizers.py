@@ -23,7 +23,7 @@ def optimizers_for(model, optimizer: Any, remedy: str = "") -> list[keras.optimi
     """The optimizer given, or several, as a list; those of the model where it is None.
 
     Raises:
-        TypeError: It is none; the message ends in `remedy`.
+        TypeError: `optimizer` is not a Keras optimizer or a list of them; the message includes `remedy`.
     """
     if optimizer is None:
         return optimizers_of(model)

@@ -1,4 +1,4 @@
-"""Where the generators of random numbers stand that a training may draw from, as JSON can say it."""
+"""Saves and restores the random generators that a training may use, as JSON-compatible values."""
 
 import random
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def random_state(model: Any) -> dict[str, Any]:
 
 
 def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
-    """Puts the generators where they stood."""
+    """Restores the generators from the result of `random_state`."""
     if state["keras"] is not None:
         from keras.src.random.seed_generator import global_seed_generator
 

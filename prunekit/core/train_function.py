@@ -1,4 +1,4 @@
-"""How `fit` runs its train function: what stands in for it, for how long, and which list of callbacks is calling."""
+"""Temporary replacements for a model's train function, and lookup of the calling callback list."""
 
 import contextlib
 import sys
@@ -36,7 +36,7 @@ class ScopedTrainFunction:
         return model is self._model and model.train_function is self._original
 
     def arm(self) -> None:
-        """The next call of the model's train function is this one."""
+        """Makes the next call of the model's train function run the scoped function."""
         current = self._model.train_function
         if current is self._run_once:
             return

@@ -1,4 +1,4 @@
-"""Weights just before and just after each update of an optimizer, seen inside the compiled step."""
+"""Observes weights before and after each optimizer update, inside the compiled step."""
 
 import contextlib
 from abc import ABC, abstractmethod

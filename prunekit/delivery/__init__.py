@@ -1,1 +1,1 @@
-"""What leaves the program: exported files, reports, pictures."""
+"""Writes the results: exported files, reports, pictures."""

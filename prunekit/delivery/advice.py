@@ -1,4 +1,4 @@
-"""What a model's zeros buy, runtime by runtime, and what they do not."""
+"""Estimates where a model's sparsity pays off: size and speed per runtime, including runtimes without a gain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prunekit.delivery.xnnpack import Verdict, read_verdict
 if TYPE_CHECKING:
     from prunekit.anatomy.inspection import Report, WeightRow
 
-# Measured with TensorFlow 2.21, ai-edge-litert 2.3.0 and LiteRT.js 2.5.3, one thread: (sparsity, figure).
+# (sparsity, figure) pairs, measured with TensorFlow 2.21, ai-edge-litert 2.3.0 and LiteRT.js 2.5.3 on one thread.
 # Sizes of a MobileNetV1-like network of 4.2 M weights, as a fraction of the same file of the dense network.
 _GZIP = ((0.0, 1.0), (0.8, 0.308), (0.9, 0.199), (0.95, 0.139))
 _SPARSE_ENCODED = ((0.33, 1.0), (0.8, 0.309), (0.9, 0.163), (0.95, 0.089))
@@ -32,12 +32,12 @@ _NOTHING = "nothing"
 
 
 def runtime_advice(report: Report, model: keras.Model | None) -> tuple[RuntimeAdvice, ...]:
-    """What the zeros of one model buy on each runtime, as measured on comparable networks.
+    """Returns the expected benefit of a model's zeros on each runtime, from measurements on comparable networks.
 
     Args:
         report: The model's `prunekit.inspect` report.
-        model: The model itself: where it has sparse 1x1 convolutions it is converted once, to see whether XNNPACK would
-            run it sparse. None leaves that question open.
+        model: The model. A model with sparse 1x1 convolutions is converted once, to find out whether XNNPACK would
+            compute these convolutions sparsely. None skips this check.
     """
     rows = [row for row in report.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
     sparsity = sum(row.zeros for row in rows) / report.parameters if rows else 0.0
@@ -146,7 +146,7 @@ def _channels(rows: Sequence[WeightRow]) -> RuntimeAdvice:
 
 
 def _pointwise(model: Any, weights: Sequence[WeightRow]) -> Verdict | str:
-    """What XNNPACK would do with the model, sparse-encoded; a sentence where that cannot be said."""
+    """Returns XNNPACK's verdict on the sparse-encoded model, or a sentence with the reason if there is no verdict."""
     kernels = [row for row in weights if len(row.shape) == 4 and row.shape[:2] == (1, 1) and row.role == "kernel"]
     if not any(row.zeros for row in kernels):
         return "no sparse 1x1 convolution: those are the only layers that XNNPACK computes sparsely there"

@@ -1,9 +1,9 @@
-"""Writes a model in the formats that ship, and ships only what was seen to run and to agree with the Keras model.
+"""Exports a model; keeps only files that run and agree with the Keras model.
 
-Every file is written under a temporary name, opened again, run on real samples one by one and in batches, compared
-with the Keras model, and renamed into place last. LiteRT files run in a process of their own (`isolated_run`): a bad
-one can crash the process that opens it. Sparse-encoded files are also read for what XNNPACK does with them on ARM64 and
-in WebAssembly (`xnnpack`), where some compute wrong numbers that x86 never shows.
+Every file is written under a temporary name, reopened, run on real samples one by one and in batches, compared
+with the Keras model, and only then renamed. LiteRT files run in a separate process (`isolated_run`): a defective
+file can crash the process that opens it. Sparse-encoded files are also checked for XNNPACK's behaviour on ARM64 and
+in WebAssembly (`xnnpack`): some files compute wrong numbers there but not on x86.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMATS: dict[str, Format] = {
     "litert-float16-sparse": Format("-float16-sparse.tflite", "float16", True, max_error=1e-2, mean_error=1e-3),
     "litert-dynamic-int8": Format("-dynamic-int8.tflite", "int8", max_error=0.25, mean_error=0.02),
 }
-# Asked for under a good name, but known to be broken whatever the model.
+# Formats that are known to be broken for every model: format -> reason.
 _BROKEN = {
     "litert-dynamic-int8-sparse": (
         "LiteRT fails to load sparse-encoded dynamic int8, and computes nonsense where blocks are encoded; use "
@@ -61,28 +61,30 @@ def export(  # noqa: PLR0913
     batch_size: int | None = None,
     keep_going: bool = True,
 ) -> list[ExportRow]:
-    """One row per format, in the order asked for; only files that run and agree with `model` are left on disk.
+    """Exports `model` in each format; returns one row per format, in the requested order.
+
+    Only files that run and agree with `model` remain on disk.
 
     Args:
         model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
-        directory: Folder for the files; made if missing.
+        directory: Folder for the files; created if missing.
         formats: Names from `prunekit.delivery.export.FORMATS`, such as "keras" or "litert".
-        samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays as the model takes
-            them. All are run, so a few hundred will do.
+        samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays in the model's input
+            structure. Every sample is run, so a few hundred are enough.
         labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
         name: Stem of the file names.
         batch_size: Fixes the batch size of the LiteRT files; None leaves it open. LiteRT.js runs fixed ones only.
-        keep_going: A format that cannot be written for lack of space, say, is a row like others; else an `OSError`.
+        keep_going: True reports an `OSError` (for example, a full disk) as a "failed" row; False raises it.
 
     Raises:
-        ValueError: An unknown format, a model that is not built, samples or labels that do not fit.
+        ValueError: A format is unknown, the model is not built, or samples or labels do not fit the model.
     """
     chosen = _checked_formats(formats)
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
         subject = Subject(model, samples, labels, batch_size, scratch)
-        with contextlib.suppress(Unfit):  # samples that do not fit the model are the caller's error: before any work
+        with contextlib.suppress(Unfit):  # raise the caller's error before any work
             _ = subject.reference
         rows = _export_each(subject, chosen, Path(directory), name, keep_going)
     return [rows[key] for key in chosen]
@@ -92,7 +94,7 @@ def _export_each(
     subject: Subject, chosen: Sequence[str], directory: Path, name: str, keep_going: bool
 ) -> dict[str, ExportRow]:
     rows = {}
-    # The Keras file first: whatever a converter does, the model is on disk.
+    # Write the Keras file first, so that the model is on disk even if a converter crashes this process.
     for key in sorted(chosen, key=lambda key: key != "keras"):
         target = directory / (name + FORMATS[key].suffix if key in FORMATS else name)
         try:
@@ -139,7 +141,7 @@ def _export_keras(subject: Subject, target: Path) -> ExportRow:
                 model.save(path)
             except OSError:
                 raise
-            except Exception as error:  # whatever a user's own layer raises
+            except Exception as error:  # user-defined layers may raise any exception
                 raise Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
         try:
             loaded = keras.models.load_model(path, compile=False, safe_mode=True)
@@ -152,14 +154,14 @@ def _export_keras(subject: Subject, target: Path) -> ExportRow:
 
 
 def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> int:
-    """How many weights are zero.
+    """Returns the number of zero weights, which is equal in both models.
 
     Raises:
-        Unfit: The weights differ.
+        Unfit: The weights of the two models differ.
     """
     zeros, same = 0, len(model.weights) == len(loaded.weights)
     for pair in zip(model.weights, loaded.weights, strict=False):
-        # One weight at a time: a model may fill half of the memory.
+        # Convert one weight at a time: a model may fill half of the memory.
         left, right = map(keras.ops.convert_to_numpy, pair)
         same = same and _same(left, right)
         zeros += left.size - np.count_nonzero(left)
@@ -169,7 +171,7 @@ def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> i
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Equal bit for bit, so that a zero is a zero and a NaN equals itself."""
+    """Returns True if the arrays are bitwise equal: -0.0 differs from 0.0, and NaN equals the same NaN."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     left_bytes, right_bytes = (np.ascontiguousarray(one).reshape(-1).view("uint8") for one in (left, right))
@@ -195,10 +197,10 @@ def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
 
 
 def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
-    """What to know about a sparse-encoded file.
+    """Returns the notes on a sparse-encoded file.
 
     Raises:
-        Unfit: It is known to fail or to compute wrong numbers somewhere.
+        Unfit: The file is known to fail or to compute wrong numbers on some platform.
     """
     verdict = read_verdict(content)
     if verdict.wrong is not None:
@@ -220,7 +222,7 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
 
 
 def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> Comparison:
-    """The comparison over all samples in batches, after a few samples one by one have passed too."""
+    """Runs a few samples one by one, then all samples in batches; returns the comparison over all samples."""
     whole = subject.count // (traced.batch or 1) * (traced.batch or 1)
     if not whole:
         raise Unfit(
@@ -238,7 +240,7 @@ def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> 
 
 
 def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> ExportRow:
-    """Renames a checked file into place; its row."""
+    """Renames a checked file to its final name; returns its row."""
     if found.alike:
         note += "; " * bool(note) + "the model gives all samples the same answer, so agreeing with it proves little"
     size, compressed = path.stat().st_size, _gzip_size(path)
@@ -247,7 +249,7 @@ def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> E
 
 
 def _gzip_size(path: Path) -> int:
-    """Bytes that `gzip -9` makes of a file."""
+    """Returns the file's size in bytes after `gzip -9`."""
     compressor, size = zlib.compressobj(9, zlib.DEFLATED, 31), 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -257,7 +259,7 @@ def _gzip_size(path: Path) -> int:
 
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write to; whatever is left there afterwards is removed."""
+    """Yields a temporary path next to `target`; removes a file that remains there at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
     try:
@@ -268,7 +270,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _without_training_state(model: keras.Model) -> Iterator[None]:
-    """Hides the optimizer while the model is saved: its slots are no part of a delivery and triple the size."""
+    """Detaches the optimizer while the model is saved: an exported file needs no slots, which triple its size."""
     state = vars(model)
     hidden = {name: state[name] for name in ("optimizer", "compiled") if name in state}
     state.pop("optimizer", None)

@@ -1,4 +1,4 @@
-"""A model that is exported, with what it answers to samples: what every file is compared with."""
+"""Reference for export: the model, the samples, and the model's outputs, which every file must match."""
 
 import contextlib
 import tempfile
@@ -17,16 +17,16 @@ from prunekit.delivery.litert import ConversionError, InputSpec, Traced, input_s
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write a model, and how far it may be from the Keras model.
+    """Export format with its largest permitted errors against the Keras model.
 
-    The bounds are fractions of the range of each output over all samples. float32 has room for another order of
-    summation only; float16 rounds each weight by up to 2**-11; int8 rounds weights and activations to 8 bits, where a
-    confident softmax moves far on single samples near a boundary: there the bound on the mean is the sharp one. (Files
-    that compute wrong numbers are off by 0.26 and more.)
+    The bounds are fractions of the range of each output over all samples. float32 tolerates only a different order of
+    summation; float16 rounds each weight by up to 2**-11; int8 rounds weights and activations to 8 bits, where a
+    confident softmax changes much for single samples near a class boundary, so the mean bound decides. (Files
+    that compute wrong numbers have errors of 0.26 and more.)
 
     Attributes:
-        suffix: What the file name adds to the model's name.
-        weights: How LiteRT stores weights.
+        suffix: Suffix that the file name appends to the model's name.
+        weights: Storage type of the weights in LiteRT.
         sparse: True if constants with at least 30 % zeros are sparse-encoded.
         max_error: Bound on the largest absolute error.
         mean_error: Bound on the root of the mean squared error.
@@ -40,14 +40,14 @@ class Format:
 
 
 class Subject:
-    """The model with its samples, what it answers to them, and its conversion; each is made once, when needed.
+    """Model to export, with its samples, reference outputs and conversion; outputs and conversion are cached.
 
     Args:
-        model: Built.
-        samples: Inputs, samples along axis 0, as the model takes them.
-        labels: As `export` takes them.
-        batch_size: That of LiteRT files; None leaves it as the model has it.
-        scratch: Holds a folder until its end, if a conversion needs one.
+        model: Built Keras model.
+        samples: Inputs in the model's input structure, samples along axis 0.
+        labels: Labels, as for `export`.
+        batch_size: Batch size of LiteRT files; None keeps the model's batch size.
+        scratch: Exit stack that removes the conversion's temporary folder.
 
     Raises:
         ValueError: The model is not built; samples or labels do not fit.
@@ -85,7 +85,7 @@ class Subject:
         return labels.argmax(-1) if labels.ndim == 2 and labels.shape[1] > 1 else labels.reshape(self.count)
 
     def answers(self, model: keras.Model) -> list[np.ndarray]:
-        """Every output of a Keras model for all samples, as float arrays."""
+        """Returns all outputs of a Keras model for all samples, as float arrays."""
         batch = self.specs[0].shape[0] or 256
         parts: list[list[np.ndarray]] = []
         with warnings.catch_warnings():
@@ -100,10 +100,10 @@ class Subject:
 
     @cached_property
     def reference(self) -> list[np.ndarray]:
-        """What the model answers.
+        """The model's outputs for all samples.
 
         Raises:
-            Unfit: NaN or infinity.
+            Unfit: An output contains NaN or infinity.
         """
         answers = self.answers(self.model)
         if not all(np.isfinite(answer).all() for answer in answers):
@@ -114,7 +114,7 @@ class Subject:
         """The traced model and its plain float32 file.
 
         Raises:
-            Unfit: The converter gave up, or there is none on this backend.
+            Unfit: The conversion failed, or this backend has no converter.
         """
         if keras.backend.backend() != "tensorflow":
             raise Unfit(
@@ -133,10 +133,10 @@ class Subject:
         return self._converted
 
     def compare(self, bounds: Format, answers: list[np.ndarray], what: str) -> Comparison:
-        """How far `answers` to the first samples are from the reference.
+        """Compares `answers`, the outputs for the first samples, with the reference outputs.
 
         Raises:
-            Unfit: Further than the format's bounds.
+            Unfit: An error exceeds the format's bounds.
         """
         found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels)
         if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):

@@ -1,4 +1,4 @@
-"""How figures and names are written for people: one spelling for the page, the pictures and the terminal."""
+"""Formats figures and names in the same way for the HTML page, the pictures and the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def clean(value: object) -> str:
-    """The value as one line of printable text.
+    """Returns the value as one line of printable text.
 
     Layer names are user input. Control characters (terminal escapes, line breaks), lone surrogates (not encodable as
     UTF-8) and invisible formatting characters (right-to-left overrides) become U+FFFD.
@@ -25,12 +25,12 @@ def _is_unprintable(character: str) -> bool:
 
 
 def literal(value: object) -> str:
-    """A setting as a recipe would write it, without quotes: text as it is, 0.9, true, null."""
+    """Returns a setting in recipe notation without quotes: plain text, 0.9, true, null."""
     return clean(value if isinstance(value, str) else json.dumps(value))
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` characters; the middle is left out, since names differ at their ends."""
+    """Shortens `text` to `width` characters; omits the middle, because names differ at their ends."""
     if len(text) <= width:
         return text
     tail = (width - 1) * 3 // 5
@@ -38,7 +38,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number; None, nan, inf, booleans and text are not."""
+    """Returns True for finite numbers; False for None, nan, inf, booleans and text."""
     if value is None or isinstance(value, (bool, str)):
         return False
     try:
@@ -48,12 +48,12 @@ def is_number(value: Any) -> bool:
 
 
 def count(value: Any) -> str:
-    """A whole number with thousands separators: 34,560."""
+    """Formats a whole number with thousands separators: 34,560."""
     return f"{int(value):,}" if is_number(value) else MISSING
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A measured figure with `digits` significant digits; whole numbers are written out."""
+    """Formats a measured figure with `digits` significant digits; whole numbers keep all digits."""
     if not is_number(value):
         return MISSING
     if float(value).is_integer() and abs(value) < 1e15:
@@ -62,12 +62,12 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def accuracy(value: Any) -> str:
-    """An accuracy, a fraction with four decimals: 0.9722."""
+    """Formats an accuracy as a fraction with four decimals: 0.9722."""
     return f"{value:.4f}" if is_number(value) else MISSING
 
 
 def sparsity(value: Any) -> str:
-    """A fraction with three decimals, and more where three would claim that nothing or everything is zero."""
+    """Formats a sparsity with three decimals, or with more where three would round it to 0 or 1."""
     if not is_number(value):
         return MISSING
     for decimals in range(3, 9):
@@ -78,12 +78,12 @@ def sparsity(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes in units of 1000: 153.6 kB."""
+    """Formats bytes in units of 1000: 153.6 kB."""
     return f"{_scaled(value)}B" if is_number(value) else MISSING
 
 
 def short_count(value: Any) -> str:
-    """A large count with three digits: 1.18 M."""
+    """Formats a large count with three digits: 1.18 M."""
     return _scaled(value).rstrip() if is_number(value) else MISSING
 
 
@@ -97,7 +97,7 @@ def _scaled(value: float) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """Seconds as people say them: 0.42 s, 12.3 s, 4 min 05 s."""
+    """Formats a duration: 0.42 s, 12.3 s, 4 min 05 s."""
     if not is_number(seconds):
         return MISSING
     if seconds < 1:
@@ -110,12 +110,12 @@ def duration(seconds: Any) -> str:
 
 
 def shape(dimensions: Any) -> str:
-    """A weight's shape: 3×3×16×32; a scalar is written as "scalar"."""
+    """Formats a weight's shape: 3×3×16×32, or "scalar"."""
     return "×".join(str(dimension) for dimension in dimensions) or "scalar"
 
 
 def change(before: Any, after: Any) -> str:
-    """How far an accuracy moved, with its sign: +0.0012, −0.0028, ±0."""
+    """Formats the signed difference of two accuracies: +0.0012, −0.0028, ±0."""
     if not (is_number(before) and is_number(after)):
         return MISSING
     difference = round(after - before, 4)
@@ -123,7 +123,7 @@ def change(before: Any, after: Any) -> str:
 
 
 def times(large: Any, small: Any) -> str:
-    """How many times `small` goes into `large`: 6.4×; missing where it cannot be said."""
+    """Formats the ratio of `large` to `small`: 6.4×; the missing mark if there is no ratio."""
     if not (is_number(large) and is_number(small)) or small <= 0:
         return MISSING
     ratio = large / small

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: no script, nothing fetched, everything that a user named is escaped."""
+"""Renders a run report as one self-contained HTML page: no scripts, no network access, all user text escaped."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render_html(report: RunReport) -> str:
-    """The page, UTF-8 text: one file that works without a network, in light and dark, from a phone's width up."""
+    """Returns the HTML page of a run: works offline, in light and dark themes, from a phone's width up."""
     sections = [
         ("pictures", "Pictures", _pictures(report)),
         ("weights", "Weights", _weights(report)),
         ("steps", "Steps taken", _steps(report)),
         ("expectations", "Expectations", _expectations(report)),
         ("exports", "Exported files", _exports(report)),
-        ("runtimes", "What the zeros buy, and where", _advice(report)),
-        ("skipped", "What was left alone, and why", _skipped(report.skipped_reasons)),
-        ("recipe", "How to get this again", _recipe(report)),
+        ("runtimes", "Where sparsity pays off", _advice(report)),
+        ("skipped", "Skipped weights, with reasons", _skipped(report.skipped_reasons)),
+        ("recipe", "How to reproduce this run", _recipe(report)),
     ]
     links = markup.joined(Markup(f'<a href="#{key}">{markup.escaped(title)}</a>') for key, title, _ in sections)
     body = markup.joined(
@@ -145,7 +145,7 @@ def _schedule_picture(report: RunReport) -> Markup:
         )
         for css, width in (("wide", 560), ("narrow", 340))
     )
-    return _picture("The schedule, as asked and as reached", below, markup.joined(both))
+    return _picture("Sparsity schedule: requested and reached", below, markup.joined(both))
 
 
 def _histograms(report: RunReport) -> Markup:
@@ -257,8 +257,8 @@ def _steps(report: RunReport) -> Markup:
         return markup.paragraph("No step was recorded.")
     columns = (
         ("Step", "name"),
-        ("What", "text"),
-        ("Took", "number"),
+        ("Name", "text"),
+        ("Duration", "number"),
         ("Epochs", "number"),
         ("Accuracy after", "number"),
     )
@@ -284,8 +284,8 @@ def _course(values: Sequence[Any]) -> str:
 
 def _expectations(report: RunReport) -> Markup:
     if not report.expectations:
-        return markup.paragraph("The recipe expects nothing in particular.")
-    columns = (("What", "name"), ("Result", ""), ("Expected", "short"), ("Measured", "number"))
+        return markup.paragraph("The recipe states no expectations.")
+    columns = (("Quantity", "name"), ("Result", ""), ("Expected", "short"), ("Measured", "number"))
     rows = [
         (
             row.get("what", ""),
@@ -328,19 +328,19 @@ def _exports(report: RunReport) -> Markup:
 
 def _advice(report: RunReport) -> Markup:
     if not report.advice:
-        return markup.paragraph("No runtime was looked at.")
-    columns = (("Runtime", "name"), ("What it buys", "short"), ("Why", "text"))
+        return markup.paragraph("No runtime was assessed.")
+    columns = (("Runtime", "name"), ("Benefit", "short"), ("Why", "text"))
     return markup.table("Runtimes", columns, [(row.runtime, row.what_it_buys, row.why) for row in report.advice])
 
 
 def _skipped(reasons: dict[str, list[str]]) -> Markup:
     if not reasons:
-        return markup.paragraph("Nothing was left alone.")
+        return markup.paragraph("No weight was skipped.")
     rows = [(reason, count(len(names)), ", ".join(map(clean, names))) for reason, names in reasons.items()]
-    return markup.table("Weights left alone", (("Reason", "name"), ("Weights", "number"), ("Which", "text")), rows)
+    return markup.table("Skipped weights", (("Reason", "name"), ("Weights", "number"), ("Names", "text")), rows)
 
 
-# ---- how to get it again ---------------------------------------------------------------------------------------------
+# ---- reproducing the run ---------------------------------------------------------------------------------------------
 
 
 def _recipe(report: RunReport) -> Markup:
@@ -349,11 +349,11 @@ def _recipe(report: RunReport) -> Markup:
     hashes = [(name, Markup(f"<code>{markup.escaped(value)}</code>")) for name, value in report.hashes.items()]
     parts = [
         Markup("<h3>Versions and seed</h3>"),
-        markup.table("Versions and seed", (("What", "name"), ("Value", "text")), plain),
+        markup.table("Versions and seed", (("Name", "name"), ("Value", "text")), plain),
     ]
     if hashes:
-        parts += [Markup("<h3>SHA-256</h3>"), markup.table("Hashes", (("Of", "name"), ("SHA-256", "text")), hashes)]
-    # Line by line, since `clean` takes line breaks for what they are in a name: a way to forge a line.
+        parts += [Markup("<h3>SHA-256</h3>"), markup.table("Hashes", (("Part", "name"), ("SHA-256", "text")), hashes)]
+    # Line by line: `clean` replaces line breaks, because a name with a line break could forge a line.
     lines = "\n".join(markup.escaped(line) for line in _as_yaml(report.recipe).splitlines())
     parts.append(Markup(f'<details><summary>The locked recipe</summary><pre tabindex="0">{lines}</pre></details>'))
     return markup.joined(parts)

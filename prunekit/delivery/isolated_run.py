@@ -1,4 +1,4 @@
-"""Does an exported file answer as the Keras model does? Runs it apart from this process and compares."""
+"""Runs an exported file in a separate process and compares its outputs with the Keras model's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from prunekit.delivery import probe
 
-_SECONDS = 900  # for one file to run all samples
+_SECONDS = 900  # time limit of one file for all samples
 
 
 class Unfit(Exception):
-    """A file that must not be shipped: the row's status, the reason, and how far off it was if it ran."""
+    """Rejects an exported file: status of the row, reason, and the comparison if the file ran."""
 
     def __init__(self, status: str, reason: str, found: Comparison | None = None) -> None:
         super().__init__(reason)
@@ -27,14 +27,14 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a file's outputs are from the Keras model's.
+    """Errors of a file's outputs against the Keras model's outputs.
 
     Attributes:
         max_error: Largest absolute error of any output, as a fraction of that output's range over the samples.
-        mean_error: The same for the root of the mean squared error.
+        mean_error: Root of the mean squared error, as a fraction of the same range.
         agreement: Fraction of samples with the same most likely class; None where the first output is no classifier.
         accuracy: Fraction of samples whose most likely class is the label; None without labels.
-        alike: True if the Keras model gives all samples the same answer, so that the comparison proves little.
+        alike: True if the Keras model's outputs are equal for all samples, so that the comparison proves little.
     """
 
     max_error: float
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> Comparison:
-    """Compares outputs, each (samples, ...), with those of the Keras model.
+    """Compares `answers` with the Keras model's outputs `reference`; every output has shape (samples, ...).
 
     Raises:
         Unfit: The shapes differ.
@@ -55,7 +55,7 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
         raise Unfit("failed", f"its outputs have shapes {shapes[0]}, those of the Keras model {shapes[1]}")
     largest, mean = [], []
     for expected, measured in zip(reference, answers, strict=True):
-        # An output that hardly varies has no range but rounding: then its size is the scale, and 1 for all zeros.
+        # The range of an almost constant output is only rounding: scale by its largest magnitude, or by 1 if all zero.
         size = float(np.abs(expected).max(initial=0.0))
         scale = float(np.ptp(expected)) if np.ptp(expected) > 0.01 * size else size or 1.0
         error = np.abs(measured.astype(np.float64) - expected) / scale
@@ -72,7 +72,7 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
 
 
 def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
-    """A LiteRT file's outputs as "CHUNK/name" for each CHUNK: COUNT of `runs`, computed in a process of its own.
+    """Runs a LiteRT file in a separate process; returns outputs as "CHUNK/name" for each CHUNK: COUNT of `runs`.
 
     Raises:
         Unfit: The file does not load, does not run, crashes or hangs.
@@ -80,7 +80,7 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
         np.savez(source, allow_pickle=False, **inputs)
-        # By path and with -P, so that nothing of prunekit (and no TensorFlow) is imported there.
+        # Start the script by path and with -P, so that the process imports neither prunekit nor TensorFlow.
         command = [sys.executable, "-P", probe.__file__, str(path), str(source), str(target)]
         command += [f"{chunk}:{count}" for chunk, count in runs.items()]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""Keras model -> LiteRT bytes. The model is traced and written once; every format is converted from those files."""
+"""Converts Keras models to LiteRT. The model is traced and saved once; every format is converted from that trace."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import numpy as np
 
 
 class ConversionError(RuntimeError):
-    """The model cannot be converted; the message is the converter's own, shortened."""
+    """The model cannot be converted; the message is the converter's message, shortened."""
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A model as one TensorFlow function on disk, ready to be converted.
+    """A model saved as one TensorFlow function, ready for conversion.
 
     Attributes:
-        saved: Folder of the function and its weights, a SavedModel.
-        outputs: Names of the outputs, in the order of the flattened structure that the model returns.
-        batch: The fixed batch size, None where any batch size goes.
+        saved: SavedModel folder with the function and its weights.
+        outputs: Names of the outputs, in the order of the model's flattened output structure.
+        batch: The fixed batch size; None permits any batch size.
     """
 
     saved: Path
@@ -39,7 +39,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a model: its name in the file, its shape (batch first, None = any length) and dtype."""
+    """Input of a model: name in the file, shape (batch axis first, None = any length) and dtype."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -47,14 +47,16 @@ class InputSpec:
 
 
 def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
-    """Every input, in the order of `keras.tree.flatten(samples)`: the model's own description, else that of `samples`.
+    """Returns the specs of all inputs, in the order of `keras.tree.flatten(samples)`.
+
+    Names, shapes and dtypes come from the model where it declares its inputs, else from `samples`.
 
     Args:
         model: A built Keras model.
-        samples: Array, or list, tuple or dict of arrays, as the model takes them; samples along axis 0.
+        samples: Array, or list, tuple or dict of arrays in the model's input structure; samples along axis 0.
 
     Raises:
-        ValueError: `samples` has another number of arrays than the model has inputs.
+        ValueError: The number of arrays in `samples` differs from the number of the model's inputs.
     """
     arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
     keys = sorted(samples) if isinstance(samples, dict) else []
@@ -72,7 +74,7 @@ def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
         )
     by_name = {tensor.name: tensor for tensor in known}
     if keys and all(key in by_name for key in keys):
-        known = [by_name[key] for key in keys]  # a dict goes by names, whatever the order of the model's inputs
+        known = [by_name[key] for key in keys]  # match a dict by name, not by order
     names = _names([tensor.name for tensor in known], len(known), "input")
     return [
         InputSpec(name, tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
@@ -81,13 +83,13 @@ def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
 
 
 def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder: Path) -> Traced:
-    """The model as one TensorFlow function with named inputs and outputs.
+    """Traces the model as one TensorFlow function with named inputs and outputs.
 
     Args:
         model: A built Keras model on the TensorFlow backend.
-        structure: Anything nested as the model's inputs are.
+        structure: Any structure nested like the model's inputs.
         specs: The inputs, flattened, from `input_specs`.
-        folder: An existing folder to keep it in for as long as it is to be converted; it takes the model's size there.
+        folder: Existing folder for the SavedModel, needed until the last conversion; takes the model's size on disk.
 
     Raises:
         ConversionError: The model cannot be traced, or the folder is full.
@@ -111,8 +113,8 @@ def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder
             module.serve = tf.function(serve, autograph=False)
             function = module.serve.get_concrete_function(*tensors)
             module.weights = list(function.variables)
-            # By way of the disk: the converter then reads the weights itself. As constants of a graph they would be
-            # there thirty times over.
+            # Save to disk, so that the converter reads the weights itself. As graph constants, the weights would be
+            # in memory thirty times.
             tf.saved_model.save(module, str(saved), signatures=function)
     except (OSError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
         raise ConversionError(
@@ -125,15 +127,15 @@ def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder
 
 
 def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -> bytes:
-    """A LiteRT file's bytes.
+    """Converts a traced model; returns the bytes of the LiteRT file.
 
     Args:
-        traced: From `trace`.
+        traced: Result of `trace`.
         weights: "float32", "float16" or "int8" (stored as int8, computed with activations quantized on the fly).
         sparse: True encodes constants with at least 30 % zeros sparsely.
 
     Raises:
-        ConversionError: The converter gave up.
+        ConversionError: The converter failed.
     """
     import tensorflow as tf
 
@@ -152,12 +154,12 @@ def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -
 def trace_and_convert(
     model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder: Path
 ) -> tuple[Traced, bytes]:
-    """A traced model with its float32 file; the batch size is fixed at 1 where the converter cannot leave it open.
+    """Returns a traced model and its float32 file; fixes the batch size at 1 if an open batch size fails.
 
-    Recurrent layers are such a case: their tensor lists need a known batch size.
+    For example, the tensor lists of recurrent layers need a known batch size.
 
     Raises:
-        ConversionError: Neither way converts.
+        ConversionError: The conversion fails with an open batch size and with batch size 1.
     """
     traced = trace(model, structure, specs, folder)
     try:
@@ -171,14 +173,14 @@ def trace_and_convert(
 
 def _names(known: Sequence[str] | None, count: int, fallback: str) -> list[str]:
     names = [re.sub(r"\W", "_", name) for name in known or ()]
-    # Names that Keras made up carry a running number, so two exports of one model would differ.
+    # Automatic Keras names contain a running number, so two exports of one model would differ.
     if len(set(names)) == count and not any(name.startswith("keras_tensor") for name in names):
         return names
     return [fallback] if count == 1 else [f"{fallback}_{index}" for index in range(count)]
 
 
 def _shorten(message: str, limit: int = 300) -> str:
-    """The part of a converter's message that a person can use: its pages of source locations are dropped."""
+    """Returns a converter's message without its pages of source locations."""
     lines = [re.sub(r"\s+", " ", line).strip() for line in re.split(r"\n|\\n", message)]
     telling = [line for line in lines if re.search(r"error:|ops?:|not supported|failed", line, re.IGNORECASE)]
     text = re.sub(r"^.*?error: ", "", next(iter(telling or [line for line in lines if line]), "no message"))
@@ -189,10 +191,10 @@ def _shorten(message: str, limit: int = 300) -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keeps the converter's log lines off the terminal; what Python code raises is unaffected.
+    """Hides the converter's log lines on the terminal; Python exceptions pass through.
 
-    The C++ side writes straight to file descriptor 2, so that is what has to point elsewhere, for as long as one
-    conversion takes.
+    The C++ code writes directly to file descriptor 2, so the descriptor is redirected for the duration of one
+    conversion.
     """
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
     levels = [logger.level for logger in loggers]
@@ -201,7 +203,7 @@ def _silence() -> Iterator[None]:
         with contextlib.suppress(AttributeError, ValueError):
             sys.stderr.flush()
         saved = None
-        with contextlib.suppress(OSError):  # a program without a standard error stream
+        with contextlib.suppress(OSError):  # the program has no standard error stream
             saved = os.dup(2)
             os.dup2(sink.fileno(), 2)
         for logger in loggers:

@@ -1,4 +1,4 @@
-"""Pieces of HTML: everything that a user named is escaped, once, where it becomes HTML."""
+"""Builds pieces of HTML; user text is escaped exactly once, on its conversion to `Markup`."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from typing import Any
 
 from prunekit.delivery.formatting import MISSING, clean, count, is_number, size
 
-# Rows from which a table scrolls by itself.
+# Number of rows from which a table gets its own scroll bar.
 _TALL = 30
 
 
 class Markup(str):
-    """HTML that is ready; any other string is escaped."""
+    """Finished HTML, which is not escaped again; every other string is escaped."""
 
 
 def escaped(value: object) -> Markup:
-    """The value as HTML: escaped, unless it is `Markup`."""
+    """Returns the value as HTML; escapes every value that is not `Markup`."""
     return value if isinstance(value, Markup) else Markup(html.escape(clean(value)))
 
 
 def joined(parts: Iterable[str]) -> Markup:
-    """Parts below one another."""
+    """Joins parts with line breaks."""
     return Markup("\n".join(parts))
 
 
 def badge(kind: str, text: str) -> Markup:
-    """A small coloured label of a kind: "good" or "bad"."""
+    """Returns a small coloured label; `kind` is its CSS class, such as "good", "warn" or "bad"."""
     return Markup(f'<span class="badge {kind}">{escaped(text)}</span>')
 
 
 def small(main: object, below: object) -> Markup:
-    """A cell with a second, smaller line."""
+    """Returns a cell with a second, smaller line."""
     return Markup(f'{escaped(main)}<span class="sub">{escaped(below)}</span>')
 
 
 def breakable(name: str) -> Markup:
-    """A weight's name, which a narrow column breaks at its slashes."""
+    """Returns a weight's name with permitted line breaks after its slashes."""
     return Markup(escaped(name).replace("/", "/<wbr>"))
 
 
 def bytes_of(value: Any) -> Markup:
-    """Bytes in units, the exact number for the pointer."""
+    """Formats bytes with a unit; the tooltip shows the exact number."""
     return Markup(f'<span title="{count(value)} bytes">{size(value)}</span>') if is_number(value) else Markup(MISSING)
 
 
 def table(
     label: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]], foot: Sequence[object] = ()
 ) -> Markup:
-    """A table that scrolls by itself where it is too wide; the first cell of each row is its header.
+    """Returns a table with its own scroll bar if it is too wide; the first cell of a row is the row header.
 
     Args:
-        label: What the table holds, read out before it.
+        label: Accessible name of the table, for screen readers.
         columns: (heading, class); class "number" aligns to the right.
-        rows: Cells; what is not `Markup` is escaped.
-        foot: Cells of a last row of totals.
+        rows: Cells; all values except `Markup` are escaped.
+        foot: Cells of the last row, the totals.
     """
     head = "".join(f'<th scope="col" class="{css}">{escaped(heading)}</th>' for heading, css in columns)
     classes = [css for _, css in columns]
@@ -78,7 +78,7 @@ def scrolling_table(
     body = "\n".join(map(line, rows))
     total = f"<tfoot>{line(foot)}</tfoot>" if foot else ""
     tall = " tall" if len(rows) > _TALL else ""
-    # Focusable, so that a keyboard can scroll it.
+    # Focusable, so that the table scrolls by keyboard.
     return Markup(
         f'<div class="scroll{tall}" role="region" tabindex="0" aria-label="{escaped(label)}">\n<table class="{kind}">'
         f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>{total}</table></div>"
@@ -86,5 +86,5 @@ def scrolling_table(
 
 
 def paragraph(text: object, css: str = "hint") -> Markup:
-    """A paragraph of that class."""
+    """Returns a paragraph with the CSS class `css`."""
     return Markup(f'<p class="{css}">{escaped(text)}</p>')

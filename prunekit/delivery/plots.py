@@ -1,7 +1,7 @@
-"""Pictures of a run, as matplotlib figures, and those figures as inline SVG for a page or PNG for a README.
+"""Draws the pictures of a run as matplotlib figures, and writes figures as inline SVG or PNG.
 
-Figures are built through matplotlib's object interface: nothing here touches pyplot's global state or needs a display.
-One unit of a figure is one CSS pixel, so that text keeps the size it was drawn at.
+Uses matplotlib's object interface, so drawing neither changes pyplot's global state nor needs a display.
+One figure unit is one CSS pixel, so text appears on the page at its drawn size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from prunekit.anatomy.inspection import Event, WeightRow
 
-# Name -> the colour as drawn. `to_svg` writes the CSS variable of that name instead; page.css gives it in both themes.
+# Name -> drawn colour. `to_svg` writes the CSS variable of the same name; page.css defines it for both themes.
 COLOURS = {
     "ink": "#1b2733",
     "muted": "#56646f",
@@ -52,12 +52,12 @@ _SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "prunekit", "axes.unico
 
 
 def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> dict[str, Any]:
-    """Counts of a weight's values before and after pruning, on the same bins, exact zeros counted apart.
+    """Returns histograms of a weight before and after pruning on common bins; exact zeros are counted separately.
 
     Args:
         before: The weight before pruning, any shape.
         after: The weight after pruning, any shape.
-        bins: Number of bins, of equal width, over the finite non-zero values of both.
+        bins: Number of equal-width bins over the finite non-zero values of both arrays.
 
     Returns:
         `edges` (bins + 1 floats), `before` and `after` (counts of finite **non-zero** values per bin), `zeros_before`
@@ -80,16 +80,16 @@ def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> d
 def asked_line(
     schedule: Mapping[str, Any] | None, events: Sequence[Event], until: float = 0, points: int = 200
 ) -> list[tuple[float, float]]:
-    """The sparsity that the schedule asks for, as points of a line over the steps of `events`.
+    """Returns the requested sparsity as (step, sparsity) points over the steps of `events`.
 
-    The described schedule is drawn where it agrees with what the events say was asked; where it cannot be rebuilt, or
-    there were several, the line holds each event's value until the next one.
+    The points follow `schedule` if it matches the events' requested sparsities. If the schedule cannot be rebuilt, or
+    if the run had several schedules, the line keeps each event's value until the next event.
 
     Args:
-        schedule: Its type and its fields.
+        schedule: Type and fields of the schedule.
         events: The mask updates.
-        until: The line goes on to this step, where it is after the last event.
-        points: How many points a curve is drawn with.
+        until: Extends the line to this step if the step is after the last event.
+        points: Number of points on a schedule's curve.
     """
     if not events:
         return []
@@ -122,7 +122,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def largest(rows: Sequence[WeightRow], most: int = MOST_BARS) -> list[WeightRow]:
-    """The `most` largest rows, in the order in which they came."""
+    """Returns the `most` rows with the most parameters, in their original order."""
     chosen = sorted(range(len(rows)), key=lambda index: (-rows[index].size, index))[:most]
     return [rows[index] for index in sorted(chosen)]
 
@@ -131,11 +131,11 @@ def largest(rows: Sequence[WeightRow], most: int = MOST_BARS) -> list[WeightRow]
 
 
 def sparsity_figure(rows: Sequence[WeightRow], *, width: int = 560, overall: float | None = None) -> Figure:
-    """Horizontal bars: the sparsity of each weight, in model order, with a line at the sparsity over all of them.
+    """Returns a bar chart of the sparsity of each weight, in model order, with a line at the overall sparsity.
 
     Args:
         rows: The weights to show; choose them with `largest`.
-        width: In CSS pixels.
+        width: Width of the figure in CSS pixels.
         overall: Sparsity over all targets, drawn as a dashed line.
     """
     figure = new_figure(width, 58 + 22 * max(len(rows), 1))
@@ -153,7 +153,7 @@ def _draw_sparsity(axes: Axes, rows: Sequence[WeightRow], overall: float | None,
         axes.axvline(overall, color=COLOURS["zero"], linewidth=1.2, linestyle=(0, (4, 3)))
     for position, value in zip(positions, values, strict=True):
         axes.text(1.02, position, sparsity(value), va="center", ha="left", color=COLOURS["ink"], fontsize=_TEXT)
-    # Names are user input: a `$` in one must not start mathematics.
+    # Names are user input: matplotlib would read a `$` as the start of a formula.
     names = [shorten(clean(row.name), name_width) for row in rows]
     axes.set_yticks(positions, names, parse_math=False, color=COLOURS["ink"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -173,14 +173,14 @@ def schedule_figure(
     baseline: float | None = None,
     width: int = 560,
 ) -> Figure:
-    """Sparsity against step: asked as a line, reached as dots; validation accuracy on a second axis.
+    """Returns a chart of sparsity per step: requested as a line, reached as dots; accuracy on a second axis.
 
     Args:
         events: The mask updates.
-        asked: Points of the line, from `asked_line`.
+        asked: Points of the requested-sparsity line, from `asked_line`.
         curve: (step, validation accuracy); points that are not finite are left out.
         baseline: Accuracy before pruning, drawn as a dotted line on the accuracy axis.
-        width: In CSS pixels.
+        width: Width of the figure in CSS pixels.
     """
     figure = new_figure(width, 270 if width >= 500 else 250)
     handles = _draw_schedule(figure.add_subplot(), events, asked, curve, baseline)
@@ -200,13 +200,14 @@ def _draw_schedule(
     axes.set_axisbelow(True)
     handles = []
     if asked:
-        handles += axes.plot(*zip(*asked, strict=True), color=COLOURS["after"], linewidth=1.8, label="sparsity asked")
+        line = axes.plot(*zip(*asked, strict=True), color=COLOURS["after"], linewidth=1.8, label="requested sparsity")
+        handles += line
     reached = [(event.step, event.reached) for event in events if is_number(event.reached)]
     if reached:
-        # A run with an update in every step has thousands of dots; some hundred show the same line.
+        # A mask update in every step gives thousands of dots; about 120 show the same curve.
         reached = reached[:: max(1, len(reached) // 120)] + reached[-1:]
         style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4.5, "markeredgewidth": 0}
-        handles += axes.plot(*zip(*reached, strict=True), color=COLOURS["zero"], label="sparsity reached", **style)
+        handles += axes.plot(*zip(*reached, strict=True), color=COLOURS["zero"], label="reached sparsity", **style)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("training step (optimizer updates)", color=COLOURS["muted"], fontsize=_TEXT)
     axes.set_ylabel("sparsity", color=COLOURS["muted"], fontsize=_TEXT)
@@ -236,7 +237,7 @@ def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: f
             other.axhline(baseline, color=colour, linewidth=1, linestyle=":", label="accuracy before pruning")
         )
     low, high = min(values), max(values)
-    # At least 0.05 from bottom to top: a tenth of a percent must not look like a fall.
+    # The axis spans at least 0.05, so that a change of 0.1 % does not look like a large drop.
     margin = max((high - low) * 0.12, (0.05 - (high - low)) / 2)
     other.set_ylim(low - margin, high + margin)
     other.yaxis.set_major_locator(MaxNLocator(5))
@@ -246,11 +247,11 @@ def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: f
 
 
 def histogram_figure(histogram: Mapping[str, Any], *, width: int = 340) -> Figure:
-    """Values of one weight before and after: a bar for the exact zeros, beside the histogram of all other values.
+    """Returns a histogram of one weight before and after pruning, with a separate bar for the exact zeros.
 
     Args:
-        histogram: From `weight_histogram`.
-        width: In CSS pixels.
+        histogram: Result of `weight_histogram`.
+        width: Width of the figure in CSS pixels.
     """
     figure = new_figure(width, 190)
     _draw_histogram(figure, figure.add_gridspec(1, 1)[0], histogram)
@@ -308,7 +309,7 @@ def overview_figure(
     *,
     baseline: float | None = None,
 ) -> Figure:
-    """The pictures of a run side by side, 1200 pixels wide: sparsity per weight, schedule, and one histogram.
+    """Returns one figure, 1200 pixels wide, with the sparsity per weight, the schedule and one histogram.
 
     Args:
         rows: Weights to show, at most about ten; choose them with `largest`.
@@ -320,7 +321,7 @@ def overview_figure(
     """
     figure = new_figure(1200, 330)
     panels: Any = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
-    titles = ["Exact zeros per weight", "The schedule, asked and reached", ""]
+    titles = ["Exact zeros per weight", "Sparsity schedule", ""]
     if histogram is not None:
         titles[2] = f"{shorten(clean(histogram[0]), 24)}, before and after"
         _draw_histogram(panels[2], panels[2].add_gridspec(1, 1)[0], histogram[1])
@@ -334,12 +335,12 @@ def overview_figure(
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many CSS pixels, on no ground of its own."""
+    """Returns an empty figure of `width` x `height` CSS pixels with a transparent background."""
     return Figure(figsize=(width / _UNITS_PER_INCH, height / _UNITS_PER_INCH), layout="constrained", facecolor="none")
 
 
 def plain_axes(axes: Axes) -> None:
-    """Takes frame and ground away; ticks in the muted colour."""
+    """Removes the frame and background of `axes`, and draws ticks in the muted colour."""
     axes.set_facecolor("none")
     axes.tick_params(labelsize=_TEXT, labelcolor=COLOURS["muted"], color=COLOURS["grid"])
     for side, spine in axes.spines.items():
@@ -351,7 +352,7 @@ def plain_axes(axes: Axes) -> None:
 
 
 def to_png(figure: Figure, scale: float = 2.0) -> bytes:
-    """The figure as a PNG on white, `scale` pixels for each CSS pixel."""
+    """Returns the figure as PNG bytes on a white background, with `scale` pixels per CSS pixel."""
     with _drawing():
         figure.set_dpi(_UNITS_PER_INCH * scale)
         stream = io.BytesIO()
@@ -363,23 +364,23 @@ def to_png(figure: Figure, scale: float = 2.0) -> bytes:
 
 
 def to_svg(figure: Figure, label: str, *, prefix: str, css_class: str = "") -> str:
-    """The figure as an inline `<svg>` element for an HTML page.
+    """Returns the figure as an inline `<svg>` element for an HTML page.
 
-    Text stays text and takes the page's font. Colours are CSS variables, so that the picture follows the page's theme;
-    the colours as drawn are the fallback. The same figure gives the same text.
+    Text remains text in the page's font. Colours are CSS variables, so the picture follows the page's theme;
+    the drawn colours are the fallback. Equal figures give equal SVG text.
 
     Args:
         figure: A figure of this module.
-        label: What the picture shows, for those who do not see it (`aria-label`).
-        prefix: Put before every id; different for every picture of a page.
-        css_class: Class of the element.
+        label: Text alternative for screen readers (`aria-label`).
+        prefix: Prefix of every id; must differ between the pictures of a page.
+        css_class: CSS class of the `<svg>` element.
     """
     stream = io.StringIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _drawing():
         FigureCanvasSVG(figure).print_svg(stream, metadata=metadata)
     text = stream.getvalue()
-    # Comments first: matplotlib writes each text into one as well. `<` in text is escaped, so this finds comments only.
+    # Remove comments first: matplotlib repeats each text in a comment. Text has `<` escaped, so only comments match.
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     root = re.search(r"<svg [^>]*>", text)
     if root is None:
@@ -404,7 +405,7 @@ def _themed(style: re.Match[str]) -> str:
 
 
 def _with_ids(body: str, prefix: str) -> str:
-    """Prefixes the ids that are referred to, and drops the others."""
+    """Prefixes the referenced ids in `body`, and removes all other ids."""
     used = set(re.findall(r"url\(#([^)]+)\)", body)) | set(re.findall(r'href="#([^"]+)"', body))
     body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", body)
@@ -413,8 +414,8 @@ def _with_ids(body: str, prefix: str) -> str:
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """Settings for drawing, given back afterwards. A letter that matplotlib's font lacks is no reason to warn: the
-    page's own font has it."""
+    """Applies the drawing settings temporarily. Hides warnings about letters missing in matplotlib's font: the
+    page's font has them."""
     with matplotlib.rc_context(_SVG_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
         yield

@@ -1,4 +1,4 @@
-"""Runs one LiteRT file on given inputs in a process of its own, so that a file that crashes takes only that along.
+"""Runs one LiteRT file on given inputs in a separate process, so that a crash ends only that process.
 
 Run as a script: `python probe.py FILE INPUTS.npz OUTPUTS.npz CHUNK...`. It imports nothing but NumPy and
 ai-edge-litert, and nothing of prunekit, so it starts in about 0.2 s.
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def run(path: str, inputs: dict[str, np.ndarray], chunk: int, count: int) -> dict[str, np.ndarray]:
-    """The file's outputs for the first `count` samples, fed `chunk` at a time.
+    """Returns the file's outputs for the first `count` samples, run in batches of `chunk` samples.
 
     Args:
         path: A `.tflite` file with a signature.

@@ -1,4 +1,4 @@
-"""Rows of a run's report on exports and runtimes, as plain data. Imports no Keras: reports are also read without it."""
+"""Rows of a run's report on exports and runtimes, as plain data. Does not import Keras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RuntimeAdvice:
-    """One line of the table: a runtime, what this model's zeros buy there, and why."""
+    """Benefit of a model's zeros on one runtime, with the reason."""
 
     runtime: str
     what_it_buys: str
@@ -16,17 +16,17 @@ class RuntimeAdvice:
 
 @dataclass(frozen=True)
 class ExportRow:
-    """What became of one format.
+    """Result of the export in one format.
 
     Attributes:
-        format: The format asked for.
-        file: Name of the file inside the folder, None if none was left there.
+        format: The requested format.
+        file: Name of the file inside the folder; None if no file was kept.
         bytes: Size of the file.
         gzip_bytes: Size after `gzip -9`.
         status: "ok", "refused" (known to fail or to compute wrong numbers somewhere, so not written) or "failed".
-        note: The reason, or what is worth knowing about the file.
+        note: The reason for the status, or a remark on the file.
         max_error: Largest absolute difference from the Keras model, as a fraction of the range of its outputs.
-        agreement: Fraction of samples with the same most likely class, None where the first output is no classifier.
+        agreement: Fraction of samples with the same most likely class; None if the first output is not a classifier.
         accuracy: Fraction of samples whose most likely class is the label, None without labels.
     """
 

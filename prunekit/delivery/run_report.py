@@ -1,4 +1,4 @@
-"""The record of one run: frozen, strict JSON there and back, and what it says in one sentence."""
+"""Report of one run: a frozen record that converts to and from strict JSON, with a one-sentence verdict."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ REPORT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything that one run of a recipe did and measured.
+    """Actions and measurements of one run of a recipe.
 
     Attributes:
         title: Name of the run.
-        recipe: The locked recipe, every default written out.
-        versions: Version by program or package, and what else the result depends on.
+        recipe: The locked recipe, with all defaults written out.
+        versions: Program or package -> version, and other facts of the environment that the result depends on.
         seed: The seed of the run.
-        steps: One mapping for each step taken: kind, name, seconds, history (metric -> value per epoch), accuracy.
-        before: The model before the first pruning.
-        after: The model at the end, with its targets and what was skipped.
+        steps: One mapping per executed step: kind, name, seconds, history (metric -> value per epoch), accuracy.
+        before: `inspect` report of the model before the first pruning.
+        after: `inspect` report of the final model, with its targets and skipped weights.
         metrics: Figures of the whole run, as pairs such as accuracy_before and accuracy_after.
-        schedule: The schedule of the first prune step: its type and its fields, in optimizer updates.
+        schedule: Type and fields of the first prune step's schedule, in optimizer updates.
         events: Every mask update.
         curve: (step, validation accuracy).
-        exports: What became of each format.
-        expectations: What was expected, bound ({"min": x} or {"max": x}), measured, met.
+        exports: Export result of each format.
+        expectations: Mappings with what (the quantity), bound ({"min": x} or {"max": x}), measured, met.
         histograms: `plots.weight_histogram` of the largest targets, by name.
         hashes: SHA-256 of recipe, data and weights.
-        notes: What a reader should know about these figures.
-        advice: What the zeros buy, runtime by runtime.
+        notes: Remarks on the figures.
+        advice: Benefit of the zeros on each runtime.
         compressed: `compressed_sizes` of the weights; empty if not measured.
-        changes: What optimizer updates did to each weight, by name, over the whole run; "relative" is the L2 norm of
-            an update's change over that of the weight, averaged. Empty if not measured.
+        changes: Change of each weight by optimizer updates, by name, over the whole run; "relative" is the L2 norm of
+            an update's change divided by the weight's L2 norm, averaged. Empty if not measured.
     """
 
     title: str
@@ -80,16 +80,16 @@ class RunReport:
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as strict JSON can hold it: nan and infinities are None."""
+        """Returns the whole report as strict JSON values: nan and infinities become None."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return json_ready({"report_version": REPORT_VERSION, **values})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunReport:
-        """The report that `to_dict` wrote. Keys that are not its own are left out.
+        """Returns the report from the result of `to_dict`. Unknown keys are ignored.
 
         Raises:
-            ValueError: It is not such a report, or one of a newer prunekit.
+            ValueError: `values` is not a run report, or a newer prunekit wrote it.
         """
         from prunekit.anatomy.reports import Event
         from prunekit.delivery.rows import ExportRow, RuntimeAdvice
@@ -113,11 +113,11 @@ class RunReport:
         made["curve"] = tuple((step, value) for step, value in _rows(values, "curve"))
         return _rebuilt(cls, made)
 
-    # ---- what the page and the terminal both say ---------------------------------------------------------------------
+    # ---- texts shared by the page and the terminal -------------------------------------------------------------------
 
     @property
     def pruned(self) -> list[WeightRow]:
-        """The rows of the targets; where none are named, of all weights with zeros in a pattern of their own."""
+        """Rows of the pruned weights; if the report names no targets, of all weights with a pattern of zeros."""
         names = set(self.after.targets)
         if names:
             return [row for row in self.after.weights if row.name in names]
@@ -125,22 +125,22 @@ class RunReport:
 
     @property
     def pruned_sparsity(self) -> float:
-        """Fraction of zeros over `pruned`; 0.0 where nothing was pruned."""
+        """Fraction of zeros over all `pruned` weights; 0.0 if no weight was pruned."""
         total = sum(row.size for row in self.pruned)
         return sum(row.zeros for row in self.pruned) / total if total else 0.0
 
     def relative_change(self, name: str) -> float | None:
-        """How far an update moved a weight, relative to its norm; None if not measured."""
+        """Mean change of a weight per update, relative to its L2 norm; None if not measured."""
         return self.changes.get(name, {}).get("relative")
 
     @property
     def all_notes(self) -> list[str]:
-        """Every note once."""
+        """All notes without duplicates."""
         return list(dict.fromkeys([*self.notes, *self.after.notes, *self.before.notes]))
 
     @property
     def skipped_reasons(self) -> dict[str, list[str]]:
-        """Reason -> names of the weights that were left alone for it: forty biases are one fact."""
+        """Skipped weights by reason: reason -> names."""
         reasons: dict[str, list[str]] = {}
         for item in self.after.skipped:
             reasons.setdefault(item.reason, []).append(item.name)
@@ -153,17 +153,17 @@ class RunReport:
 
     @property
     def smallest(self) -> ExportRow | None:
-        """The smallest file that was checked and left on disk, the Keras file apart: it is for training on."""
+        """Smallest exported file that passed its check; the Keras file only if no other passed; None without files."""
         good = [row for row in self.exports if row.status == "ok" and is_number(row.bytes)]
         return min([row for row in good if row.format != "keras"] or good, key=lambda row: row.bytes or 0, default=None)
 
     def gzip_total(self, when: str) -> int | None:
-        """Bytes of all weights, each compressed by itself, "before" or "after"; None if not measured."""
+        """Sum of the gzip sizes of all weights, `when` = "before" or "after" pruning; None if not measured."""
         sizes = [row.get(when) for row in self.compressed.values()]
         return sum(one for one in sizes if one is not None) if any(one is not None for one in sizes) else None
 
     def verdict(self) -> str:
-        """What was achieved, in one sentence with figures."""
+        """Returns the result of the run in one sentence with figures."""
         rows = self.pruned
         if not rows:
             return "No weight was pruned." + self._accuracy_clause(" The accuracy is ", ".")
@@ -189,7 +189,7 @@ class RunReport:
         return f"{start}{accuracy(after)}{was}{end}"
 
     def cards(self) -> list[tuple[str, str, str]]:
-        """(label, figure, what it compares with) for the top of the page."""
+        """Returns (label, figure, comparison) for each summary card at the top of the page."""
         found = self._metric_cards()
         rows = self.pruned
         found.append(
@@ -228,7 +228,7 @@ class RunReport:
 
 
 def bound_text(bound: Any) -> str:
-    """A bound in words: "at least 0.96", "between 0.5 and 0.9"."""
+    """Returns a bound as text: "at least 0.96", "between 0.5 and 0.9"."""
     if isinstance(bound, Mapping):
         low, high = bound.get("min"), bound.get("max")
         if low is not None and high is not None:
@@ -239,7 +239,7 @@ def bound_text(bound: Any) -> str:
 
 
 def compressed_sizes(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Bytes of each weight after gzip, level 9, each by itself: {name: {"before": bytes, "after": bytes}}.
+    """Returns each weight's size after separate gzip, level 9: {name: {"before": bytes, "after": bytes}}.
 
     Args:
         before: Weights before pruning, by name.
@@ -259,10 +259,10 @@ def _gzip_size(array: np.ndarray) -> int:
 
 
 def json_ready(value: Any) -> Any:
-    """The value as strict JSON can hold it: NumPy numbers as Python's, nan and infinities as None, tuples as lists.
+    """Converts the value to strict JSON: NumPy numbers to Python numbers, nan and infinities to None, tuples to lists.
 
     Raises:
-        TypeError: JSON has no way to say it.
+        TypeError: JSON cannot represent the value.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -292,7 +292,7 @@ def _rows(values: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _rebuilt(kind: Any, values: Any) -> Any:
-    """A dataclass from a mapping that may hold more, such as its properties."""
+    """Builds a dataclass from a mapping; ignores other keys, such as properties."""
     if not isinstance(values, Mapping):
         raise ValueError(f"A {kind.__name__} is a JSON object. Received: {type(values).__name__}.")
     known = {item.name: values[item.name] for item in fields(kind) if item.name in values}

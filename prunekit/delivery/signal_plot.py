@@ -1,4 +1,4 @@
-"""The picture of a signal report: how far outputs and gradients spread at each layer, on logarithmic axes."""
+"""Draws a signal report: output standard deviation and gradient norm per layer, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prunekit.initialization.signal_report import FAR, LayerSignal, SignalReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Verdict -> colour and shape: told apart without colours too.
+# Verdict -> colour and marker shape; shapes differ for readers who cannot tell the colours apart.
 _MARKS = {
     "healthy": (COLOURS["after"], "o"),
     "vanishing": (COLOURS["accuracy"], "v"),
@@ -32,14 +32,14 @@ _FORMATS = (".png", ".svg")
 
 
 def signal_picture(report: SignalReport, path: str | Path) -> Path:
-    """Writes the report as a picture, PNG or SVG by the path's suffix; returns the path.
+    """Writes the report as a PNG or SVG picture, chosen by the path's suffix; returns the path.
 
-    Layers run from top to bottom as they were called: on the left the standard deviation of their outputs, on the right
-    the norm of the gradients at them. Bands show where a layer counts as exploding or vanishing.
+    Layers run from top to bottom in call order. The left panel shows the standard deviation of the outputs, the right
+    panel the norm of the gradients. Shaded bands mark exploding and vanishing signals.
 
     Args:
-        report: From `pk.initializers.signal_report`.
-        path: Where to write; its folder must exist.
+        report: Result of `pk.initializers.signal_report`.
+        path: Path of the picture; the parent folder must exist.
 
     Raises:
         ValueError: The suffix is neither .png nor .svg.
@@ -50,7 +50,7 @@ def signal_picture(report: SignalReport, path: str | Path) -> Path:
     figure = _figure(report)
     kind = target.suffix.lower()[1:]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "prunekit"}):
-        # Without a date and a version the same report gives the same bytes.
+        # Omit the date and the version, so that equal reports give equal bytes.
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(target, format=kind, dpi=144, metadata=metadata)
     return target
@@ -66,7 +66,7 @@ def _figure(report: SignalReport) -> Figure:
     _panel(right, rows, [row.gradient_norm for row in rows], last)
     left.set_xlabel("standard deviation of the outputs", color=COLOURS["muted"], fontsize=_TEXT)
     right.set_xlabel("norm of the gradient per example", color=COLOURS["muted"], fontsize=_TEXT)
-    # Names are the user's: a `$` in one must not start mathematics.
+    # Names are user input: matplotlib would read a `$` as the start of a formula.
     names = [shorten(clean(row.layer), 34) for row in rows]
     left.set_yticks(range(len(rows)), names, parse_math=False, color=COLOURS["ink"], fontsize=_TEXT)
     left.set_ylim(len(rows) - 0.4, -0.6)
@@ -106,7 +106,7 @@ def _panel(axes: Axes, rows: Sequence[LayerSignal], values: Sequence[float | Non
         if value is not None and _drawable(value):
             axes.plot([value], [index], marker=marker, markersize=8, color=colour, markeredgecolor="white", zorder=3)
         else:
-            # Logarithmic axes have no place for zero and infinity: they stand at the edge, in words.
+            # Logarithmic axes cannot show zero and infinity: write these values as text at the edge.
             text = "no gradient" if value is None else ("0" if value == 0 else str(value))
             right = value is not None and value > 0
             axes.annotate(
@@ -122,7 +122,7 @@ def _panel(axes: Axes, rows: Sequence[LayerSignal], values: Sequence[float | Non
 
 
 def _limits(values: Sequence[float | None], reference: float | None) -> tuple[float, float]:
-    """At least three powers of ten, the reference among them, with room at both ends."""
+    """Returns axis limits that span at least three powers of ten, include the reference, and leave a margin."""
     known = [value for value in (*values, reference) if value is not None and _drawable(value)] or [1.0]
     low, high = min(known) / 4, max(known) * 4
     middle = math.sqrt(low) * math.sqrt(high)
@@ -136,7 +136,7 @@ def _legend(figure: Figure, rows: Sequence[LayerSignal]) -> None:
         for verdict in seen
     ]
     reference: dict[str, Any] = {"color": COLOURS["before"], "linewidth": 1.2, "linestyle": (0, (4, 3))}
-    handles.append(Line2D([], [], label="what ratios are taken to: first layer, last layer", **reference))
+    handles.append(Line2D([], [], label="reference for ratios: first and last layer", **reference))
     handles.append(Patch(color=COLOURS["grid"], alpha=0.55, linewidth=0, label=f"more than {FAR:g} times away"))
     figure.legend(
         handles=handles,

@@ -1,4 +1,4 @@
-"""The picture of a sweep: accuracy against size, with the line of the points that no other beats."""
+"""Draws a sweep: accuracy against size, with the Pareto front as a line."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 _TEXT = 11.0
 _LONGEST_LABEL = 34
-# Sizes further apart than this are drawn on a logarithmic axis.
+# Ratio of the largest to the smallest size above which the size axis is logarithmic.
 _FAR = 12.0
 _ABOVE_THE_STAIRS = (135, 180, 90, -45, 45, 0, -90, -135)
 _BELOW_THE_STAIRS = (-45, 0, 45, -90, -135)
 
 
 def sweep_figure(report: SweepReport, *, width: int = 760, height: int = 460) -> Figure:
-    """Accuracy against size: the front as a line of filled dots, the other points as rings, labelled with their values.
+    """Returns a chart of accuracy against size: Pareto front as filled dots on a line, other points as rings.
 
-    Points of the front get their label first; a label that would cover another, or a point, is left out.
+    Points on the front are labelled first; a label that would overlap a label or a point is left out.
 
     Args:
-        report: With at least one point that has an accuracy and a size.
-        width: In CSS pixels.
-        height: In CSS pixels.
+        report: Sweep with at least one point that has an accuracy and a size.
+        width: Width of the figure in CSS pixels.
+        height: Height of the figure in CSS pixels.
 
     Raises:
-        ValueError: No point has both.
+        ValueError: No point has both an accuracy and a size.
     """
     front = report.pareto
     if not front:
@@ -81,7 +81,7 @@ def _axes(axes: Axes, points: Sequence[SweptPoint], below: str) -> None:
         margin = (max(sizes) / min(sizes)) ** 0.12
         axes.set_xlim(min(sizes) / margin, max(sizes) * margin)
     else:
-        # At least a tenth from left to right, for the same reason as below.
+        # The axis spans at least a tenth of the size, so that a small difference does not look large.
         spread = max(sizes) - min(sizes)
         margin = max(spread * 0.12, (0.1 * max(sizes) - spread) / 2) or 1.0
         axes.set_xlim(min(sizes) - margin, max(sizes) + margin)
@@ -89,7 +89,7 @@ def _axes(axes: Axes, points: Sequence[SweptPoint], below: str) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
     accuracies = [point.accuracy or 0.0 for point in points]
     low, high = min(accuracies), max(accuracies)
-    # At least 0.02 from bottom to top: a tenth of a percent must not look like a fall.
+    # The axis spans at least 0.02, so that a change of 0.1 % does not look like a large drop.
     margin = max((high - low) * 0.14, (0.02 - (high - low)) / 2)
     axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -98,14 +98,14 @@ def _axes(axes: Axes, points: Sequence[SweptPoint], below: str) -> None:
 
 
 def _marks(axes: Axes, front: Sequence[SweptPoint], others: Sequence[SweptPoint]) -> None:
-    # A step: between two points of the front, a limit on bytes buys the accuracy of the smaller one.
+    # Steps, not slopes: a byte limit between two points of the front only allows the smaller point's accuracy.
     axes.plot(*_places(front), color=COLOURS["after"], linewidth=1.4, drawstyle="steps-post", zorder=2)
     ring: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 7, "zorder": 3}
     dot = {**ring, "markersize": 8, "zorder": 4, "markeredgewidth": 0}
-    axes.plot(*_places(front), color=COLOURS["after"], label="no other point beats it", **dot)
+    axes.plot(*_places(front), color=COLOURS["after"], label="Pareto-optimal", **dot)
     if others:
         style = {**ring, "markerfacecolor": "white", "markeredgecolor": COLOURS["muted"], "markeredgewidth": 1.4}
-        axes.plot(*_places(others), label="beaten by another point", **style)
+        axes.plot(*_places(others), label="dominated by another point", **style)
     unmet = [point for point in (*front, *others) if point.outcome == "not met"]
     if unmet:
         cross: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 12, "markeredgewidth": 1.8, "zorder": 5}
@@ -121,7 +121,7 @@ def _places(points: Sequence[SweptPoint]) -> tuple[list[float], list[float]]:
 
 def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[SweptPoint]) -> None:
     canvas = FigureCanvasAgg(figure)
-    # The axes have their place only once the figure was laid out.
+    # The position of the axes is known only after the layout.
     figure.draw_without_rendering()
     renderer = canvas.get_renderer()
     front, inside = report.pareto, axes.get_window_extent(renderer)
@@ -135,7 +135,7 @@ def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[Swe
                 shorten(label, _LONGEST_LABEL), (float(point.size or 0), point.accuracy or 0.0),
                 textcoords="offset points", fontsize=_TEXT - 1, color=colour, parse_math=False, zorder=6, **place,
             )  # fmt: skip
-            # Labels take no part in the layout, which would move the axes again.
+            # Exclude labels from the layout: they would move the axes again.
             text.set_in_layout(False)
             box = text.get_window_extent(renderer)
             if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
@@ -145,7 +145,7 @@ def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[Swe
 
 
 def _stairs(axes: Axes, front: Sequence[SweptPoint]) -> Iterator[Bbox]:
-    """The lines of the front, as boxes around them."""
+    """Yields the bounding boxes of the front's line segments."""
     corners = [axes.transData.transform((float(point.size or 0), point.accuracy or 0.0)) for point in front]
     for (x0, y0), (x1, y1) in pairwise(corners):
         yield Bbox.from_extents(x0, y0 - 1, x1, y0 + 1)
@@ -158,7 +158,7 @@ def _around(axes: Axes, point: SweptPoint) -> Bbox:
 
 
 def _candidates(directions: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Places beside a point, in degrees from its right, nearest first."""
+    """Yields label positions around a point, nearest first; directions are degrees, 0 at the right."""
     for away in (7.0, 14.0):
         for degrees in directions:
             x, y = (round(f(math.radians(degrees)), 3) for f in (math.cos, math.sin))

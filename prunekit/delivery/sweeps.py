@@ -1,4 +1,4 @@
-"""What a parameter grid gave: the points with their figures, which of them no other beats, and the table of all."""
+"""Results of a sweep: the points with their figures, the Pareto front, and the table."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Outcome: TypeAlias = Literal["done", "not met", "failed", "waiting"]
 
 @dataclass(frozen=True)
 class SweptPoint:
-    """One combination of values, and what became of it.
+    """One combination of values, with the result of its run.
 
     Attributes:
-        name: Of its run directory.
-        values: By variable.
-        outcome: "done", "not met" (the run is whole, an expectation of the recipe is not met), "failed" (there is no
+        name: Name of the run directory.
+        values: Variable -> value.
+        outcome: "done", "not met" (the run is complete, but an expectation is not met), "failed" (there is no
             run directory) or "waiting".
-        reason: Why it is not "done", in one line.
-        metrics: Of its run, such as accuracy_before and accuracy_after.
+        reason: Reason why the outcome is not "done", in one line.
+        metrics: Metrics of the run, such as accuracy_before and accuracy_after.
         sparsity: Fraction of zeros in the pruned weights.
         sizes: Bytes by format; "FORMAT-gzip" is the file after `gzip -9`, "weights-gzip" all weights after gzip.
-        size: The bytes that the sweep compares.
-        size_of: The format that these are of.
-        seconds: That its steps took.
+        size: The size that the sweep compares, in bytes.
+        size_of: The format that `size` belongs to.
+        seconds: Duration of the run's steps.
     """
 
     name: str
@@ -54,19 +54,19 @@ class SweptPoint:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the model at the end of its run, on the whole test part; None where it was not measured."""
+        """Accuracy of the final model on the whole test part; None if not measured."""
         value = self.metrics.get("accuracy_after")
         return value if is_number(value) else None
 
     @property
     def label(self) -> str:
-        """Its values as people read them: "final 0.8, width 16"."""
+        """The values as readable text: "final 0.8, width 16"."""
         return ", ".join(f"{name} {formatting.literal(value)}" for name, value in self.values.items())
 
 
 @dataclass(frozen=True)
 class Swept:
-    """Told as a sweep goes on: the point that has just ended, or was found finished, and how many of all have."""
+    """Progress event of a sweep: the point that just ended or was found finished, with the counts of points."""
 
     point: SweptPoint
     ended: int
@@ -75,14 +75,14 @@ class Swept:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """A sweep: its points in the order of the grid.
+    """Results of a sweep, with the points in grid order.
 
     Attributes:
         title: Name of the recipe.
-        directory: Where the run directories are.
-        over: The values of each variable.
-        size: What `SweptPoint.size` counts: "smallest", "weights-gzip" or a format.
-        points: All of them, those that wait or failed too.
+        directory: Folder of the run directories.
+        over: Variable -> its values.
+        size: Meaning of `SweptPoint.size`: "smallest", "weights-gzip" or a format.
+        points: All points, including waiting and failed points.
     """
 
     title: str
@@ -93,15 +93,15 @@ class SweepReport:
 
     @property
     def pareto(self) -> tuple[SweptPoint, ...]:
-        """The points that no other beats: none is at least as accurate and as small, and better in one of the two.
+        """Pareto front: no other point is at least as accurate and as small, and better in one of the two.
 
-        Smallest first. Points without an accuracy or a size do not take part.
+        Sorted by size, smallest first. Points without an accuracy or a size are excluded.
         """
         measured = [point for point in self.points if point.accuracy is not None and point.size is not None]
         ordered = sorted(measured, key=lambda point: (point.size or 0, -(point.accuracy or 0.0)))
         front: list[SweptPoint] = []
         for point in ordered:
-            # By size, so that only a gain in accuracy earns a place; two points alike in both share one.
+            # Sorted by size: a point is on the front only if its accuracy is higher, or if both figures are equal.
             best = front[-1] if front else None
             if best is None or (point.accuracy or 0.0) > (best.accuracy or 0.0) or _alike(point, best):
                 front.append(point)
@@ -109,11 +109,11 @@ class SweepReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every point ran to its end and met what its recipe expects."""
+        """True if every point ran to the end and met all expectations of its recipe."""
         return all(point.outcome == "done" for point in self.points)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as strict JSON can hold it; the front as names of points."""
+        """Returns the whole report as strict JSON values; the Pareto front as names of points."""
         points = [{**asdict(point), "directory": str(self.directory / point.name)} for point in self.points]
         return json_ready(
             {
@@ -133,15 +133,15 @@ def _alike(point: SweptPoint, other: SweptPoint) -> bool:
 
 
 def swept_point(name: str, values: Mapping[str, Any], report: RunReport, size: str) -> SweptPoint:
-    """The point of a finished run.
+    """Returns the point of a finished run.
 
     Args:
-        name: Of its run directory.
-        values: By variable.
-        report: Of the run.
-        size: What its size is, as in `SweepReport`.
+        name: Name of the run directory.
+        values: Variable -> value.
+        report: Report of the run.
+        size: Meaning of the size, as in `SweepReport`.
     """
-    # A format that several steps export counts as it was exported last, which is nearest to the measured model.
+    # Of several exports in one format the last counts: it is closest to the measured model.
     last = replace(report, exports=tuple({row.format: row for row in report.exports}.values()))
     sizes: dict[str, int] = {}
     for row in last.exports:
@@ -171,7 +171,7 @@ def swept_point(name: str, values: Mapping[str, Any], report: RunReport, size: s
 
 
 def sweep_table(report: SweepReport) -> FittedTable:
-    """One row for each point in the order of the grid; a star marks those that no other beats."""
+    """Returns a table with one row per point, in grid order; a star marks the points on the Pareto front."""
     front = {point.name for point in report.pareto}
     columns = (
         *(Column(name, right=all(map(is_number, values))) for name, values in report.over.items()),
@@ -202,7 +202,7 @@ def sweep_table(report: SweepReport) -> FittedTable:
 
 
 def show_sweep(report: SweepReport, console: Console) -> None:
-    """Prints the table; in a pipe its lines are as long as they are."""
+    """Prints the table; in a pipe, lines are neither wrapped nor cut."""
     table = sweep_table(report)
     if console.is_terminal:
         console.print(table)
@@ -212,7 +212,7 @@ def show_sweep(report: SweepReport, console: Console) -> None:
 
 
 def point_line(event: Swept) -> str:
-    """A point that has ended, in one line."""
+    """Returns one line of text on a point that ended."""
     point = event.point
     figures = [f"accuracy {formatting.accuracy(point.accuracy)}"] if point.accuracy is not None else []
     figures += [f"{formatting.size(point.size)} {point.size_of}"] if point.size is not None else []
@@ -221,7 +221,7 @@ def point_line(event: Swept) -> str:
 
 
 def sweep_csv(report: SweepReport) -> str:
-    """The table with unrounded figures, one row for each point, columns for the bytes of each format."""
+    """Returns the table as CSV with unrounded figures: one row per point, one column per format for its bytes."""
     front = {point.name for point in report.pareto}
     formats = list(dict.fromkeys(name for point in report.points for name in point.sizes))
     stream = io.StringIO(newline="")

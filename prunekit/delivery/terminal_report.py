@@ -1,4 +1,4 @@
-"""The report for people, on the terminal; `html_report` has it as HTML, with pictures."""
+"""Prints a run report on the terminal; `html_report` renders the same report as HTML, with pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_terminal"]
 
-# Names of weights left alone for one reason, on a terminal; the page and a pipe get all.
+# Most names of skipped weights that a terminal shows per reason; the HTML page and piped output list all names.
 _MOST_NAMES = 6
 
 
@@ -31,9 +31,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: Its name.
-        keep: Columns with the lowest number are the first to go where the terminal is narrow; 9 always stays.
-        right: Figures are aligned to the right and never broken.
+        heading: Text at the top of the column.
+        keep: Priority. A narrow terminal drops the columns with the lowest number first; 9 is never dropped.
+        right: True aligns the cells to the right and never breaks them, as for figures.
     """
 
     heading: str
@@ -42,20 +42,20 @@ class Column:
 
 
 class FittedTable(Table):
-    """A table that leaves columns out where it would not fit, and is plain aligned text in a pipe."""
+    """A table that drops columns to fit the terminal's width, and prints as plain aligned text in a pipe."""
 
     def __init__(
         self, columns: Sequence[Column], rows: Sequence[Sequence[str]], total: Sequence[str] = (), title: str = ""
     ) -> None:
         super().__init__(title=Text(title) if title else None, title_justify="left", title_style="bold")
         self.heads = tuple(columns)
-        # The names in cells are user input: `clean`, and Text rather than rich's markup.
+        # Cells hold names from the user: escape them with `clean`, and use Text, since rich would interpret markup.
         self.cells = [tuple(clean(cell) for cell in row) for row in rows]
         self.total = tuple(clean(cell) for cell in total)
         self.heading = title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The parts that rich prints."""
+        """Yields the renderables that rich prints."""
         if not console.is_terminal:
             yield from (Text(line, overflow="fold") for line in self.plain_lines(options.max_width))
             return
@@ -80,7 +80,7 @@ class FittedTable(Table):
         return [max(cell_len(row[index]) for row in rows) for index in range(len(self.heads))]
 
     def _fitting(self, width: int) -> list[int]:
-        """The columns to show, two cells apart; texts may be folded down to 24 cells, figures may not."""
+        """Returns the columns that fit in `width`, two cells apart; texts may fold to 24 cells, figures never fold."""
         needed = [w if head.right else min(w, 24) for w, head in zip(self._widths(), self.heads, strict=True)]
         chosen = list(range(len(self.heads)))
         while sum(needed[index] + 2 for index in chosen) - 2 > width:
@@ -91,10 +91,10 @@ class FittedTable(Table):
         return chosen
 
     def plain_lines(self, width: int | None = None) -> Iterator[str]:
-        """The table as aligned text, two spaces between columns.
+        """Yields the table's lines as aligned text, with two spaces between columns.
 
         Args:
-            width: Columns that do not fit in so many cells are left out; None shows all.
+            width: Number of character cells; columns that do not fit are dropped. None shows all columns.
         """
         widths = self._widths()
         chosen = list(range(len(self.heads))) if width is None else self._fitting(width)
@@ -125,9 +125,9 @@ _MOVED = Column("moved per update", keep=1, right=True)
 
 
 def inspect_table(report: Report) -> Table:
-    """The weights of a model as a table; a star marks the weights that an operation pruned.
+    """Returns a table of a model's weights; a star marks the weights that an operation pruned.
 
-    Printed to a terminal it leaves out columns that do not fit, in a pipe it is plain aligned text.
+    On a terminal the table drops columns that do not fit; in a pipe it prints as plain aligned text.
     """
     return _weight_table(report, report.weights)
 
@@ -164,7 +164,7 @@ def _weight_table(
 
 
 def render_terminal(report: RunReport, console: Console) -> None:
-    """Prints the report: compact tables on a terminal, plain lines that nothing cuts or wraps in a pipe."""
+    """Prints the report: compact tables on a terminal, plain lines without truncation or wrapping in a pipe."""
     _say(console, f"{report.title}: {report.verdict()}", "bold")
     for note in report.all_notes:
         _say(console, f"note: {note}", "yellow")
@@ -190,7 +190,7 @@ def render_terminal(report: RunReport, console: Console) -> None:
 
 def _say(console: Console, text: str, style: str = "") -> None:
     line: RenderableType = Text(clean(text), style=style)
-    # In a pipe a line is a line, however long.
+    # In a pipe a long line must not wrap: other programs read line by line.
     console.print(line, soft_wrap=not console.is_terminal)
 
 
@@ -209,9 +209,9 @@ def _tables(report: RunReport) -> Iterator[FittedTable]:
     if report.exports:
         yield FittedTable(_EXPORT_COLUMNS, [_export_cells(row) for row in report.exports], title="Exported files")
     if report.advice:
-        columns = (Column("runtime"), Column("what the zeros buy"), Column("why", keep=1))
+        columns = (Column("runtime"), Column("benefit"), Column("why", keep=1))
         rows = [(row.runtime, row.what_it_buys, row.why) for row in report.advice]
-        yield FittedTable(columns, rows, title="What the zeros buy, and where")
+        yield FittedTable(columns, rows, title="Where sparsity pays off")
 
 
 def _step_cells(index: int, step: dict[str, Any]) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
-"""What XNNPACK makes of a sparse-encoded LiteRT file on ARM64 and in WebAssembly, read from the file itself.
+"""Predicts from a sparse-encoded LiteRT file how XNNPACK computes it on ARM64 and in WebAssembly.
 
-XNNPACK runs sparse 1x1 convolutions channels-first (NCHW). Whether it switches a graph over is decided in
-`xnn_subgraph_rewrite_for_nchw`; that pass also switches graphs in which a tensor leaves the channels-first part
-through an operator that cannot turn it back, and such a file then computes silently wrong numbers. Processors with
-AVX never switch, so running the file on x86 shows nothing. This module repeats the decision on the file's graph and
-says what would come out. It needs neither TensorFlow nor Keras and works for any model that converts.
+XNNPACK runs sparse 1x1 convolutions channels-first (NCHW). The decision to switch a graph to NCHW is made in
+`xnn_subgraph_rewrite_for_nchw`. That pass also switches graphs in which a tensor leaves the channels-first part
+through an operator that cannot convert the layout back; such a file silently computes wrong numbers. Processors with
+AVX never switch, so a run on x86 does not reveal the error. This module repeats the decision on the file's graph and
+predicts the result. It needs neither TensorFlow nor Keras and works for any model that converts.
 
 Source: google/XNNPACK, src/subgraph.c (`xnn_check_nchw_compatibility`, `xnn_subgraph_rewrite_for_nchw`) and
 tensorflow/lite/delegates/xnnpack/xnnpack_delegate.cc (a partition asks for sparse inference if one of its operators
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-# Operators that the XNNPACK delegate takes over (its `VisitNode`); anything else cuts the graph in two.
+# Operators that the XNNPACK delegate supports (its `VisitNode`); any other operator splits the graph.
 _UNARY = frozenset(
     "ABS CEIL ELU EXP FLOOR GELU HARD_SWISH LEAKY_RELU LOG LOGISTIC NEG RELU RELU6 RELU_N1_TO_1 ROUND RSQRT SIGN SQRT "
     "SQUARE TANH COS SIN".split()
@@ -38,14 +38,14 @@ _THERE = "wrong numbers on ARM64 and in WebAssembly, though x86 is right:"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What XNNPACK does with one file on the processors where it can compute sparsely (ARM64, WebAssembly).
+    """XNNPACK's behaviour for one file on platforms with sparse kernels (ARM64, WebAssembly).
 
     Attributes:
         sparse_tensors: Number of constants that are sparse-encoded in the file.
-        blocks: Number of those whose stored unit is a block of weights.
-        switched: True if some convolutions run sparse there.
-        wrong: Why the file fails or computes wrong numbers there, None if nothing is known against it.
-        zero_fraction: Zeros over all 1x1 convolutions together, None where there is no 1x1 convolution.
+        blocks: Number of sparse-encoded constants whose stored unit is a block of weights.
+        switched: True if some convolutions run sparse.
+        wrong: Reason why the file fails or computes wrong numbers; None if no reason is known.
+        zero_fraction: Fraction of zeros over all 1x1 convolutions together; None without 1x1 convolutions.
     """
 
     sparse_tensors: int
@@ -57,7 +57,7 @@ class Verdict:
 
 @dataclass
 class _Node:
-    """One XNNPACK operator; `inputs` and `outputs` are tensors computed at run time, `weights` a constant filter."""
+    """XNNPACK operator; `inputs` and `outputs` are tensors computed at run time, `weights` is a constant filter."""
 
     kind: str
     inputs: list[int]
@@ -78,7 +78,7 @@ class _Node:
 
 
 class _File:
-    """A LiteRT flatbuffer's main graph, with constants seen through DENSIFY and DEQUANTIZE."""
+    """Main graph of a LiteRT flatbuffer; constants are resolved through DENSIFY and DEQUANTIZE."""
 
     def __init__(self, content: bytes) -> None:
         from ai_edge_litert import schema_py_generated as schema
@@ -115,7 +115,7 @@ class _File:
         return tuple(int(length) for length in shape) if shape is not None else ()
 
     def zeros(self, tensor: int) -> tuple[int, int]:
-        """(number of zeros, number of weights) of a constant float tensor; stored blocks may hold zeros too."""
+        """Returns (number of zeros, number of weights) of a constant float tensor, counting zeros in stored blocks."""
         source = self.tensors[self.origin.get(tensor, tensor)]
         total = int(np.prod(self.shape(tensor)))
         stored = np.asarray(self.buffers[source.buffer].data).view(_FLOATS.get(source.type, np.int8))
@@ -129,7 +129,7 @@ class _File:
 
 
 def read_verdict(content: bytes) -> Verdict:
-    """What XNNPACK does with a LiteRT file where it can compute sparsely.
+    """Returns XNNPACK's behaviour for a LiteRT file on platforms with sparse kernels.
 
     Args:
         content: The bytes of a `.tflite` file.
@@ -142,7 +142,7 @@ def read_verdict(content: bytes) -> Verdict:
     total = sum(count for _, count in pointwise)
     fraction = sum(zero for zero, _ in pointwise) / total if total else None
     wrong, switched = _wrong_blocks(file, nodes), False
-    # Whether Dense layers count among the 1x1 convolutions differs between releases: a file has to be right under both.
+    # Releases differ on whether Dense layers count as 1x1 convolutions: a file must be correct under both rules.
     for dense_counts in (False, True) if sparse else ():
         layout = _layouts(file, nodes, dense_counts)
         switched = switched or bool(layout)
@@ -167,7 +167,7 @@ def _wrong_blocks(file: _File, nodes: list[_Node]) -> str | None:
 
 
 def _nodes(file: _File) -> Iterator[_Node]:
-    """The operators as XNNPACK sees them, in order, paddings folded into the convolutions that follow them."""
+    """Yields XNNPACK's operators in order, with paddings folded into the convolutions that follow."""
     nodes: list[_Node] = []
     producer: dict[int, _Node] = {}
     for code, operator in file.operators:
@@ -175,7 +175,7 @@ def _nodes(file: _File) -> Iterator[_Node]:
         dynamic = [t for t in tensors if not file.is_constant(t)]
         outputs = [int(t) for t in operator.outputs]
         kind = code if code in _DELEGATED else "CUT"
-        # Delegated and other operators take turns; a chain that was left and entered again is another XNNPACK graph.
+        # Operators that are not delegated split the graph: a chain that leaves XNNPACK and returns starts a new graph.
         before = [producer[t] for t in dynamic if t in producer]
         part = max((p.part + ((p.kind == "CUT") != (kind == "CUT")) for p in before), default=0)
         node = _Node(kind, dynamic, outputs, file.name(outputs[0]), part, [t for t in tensors if file.is_constant(t)])
@@ -195,10 +195,10 @@ def _nodes(file: _File) -> Iterator[_Node]:
 def _fold_padding(file: _File, node: _Node, producer: dict[int, _Node], consumers: Counter[int]) -> None:
     options, (height, width) = node.options, file.shape(node.weights)[1:3] if node.weights is not None else (0, 0)
     if (height, width) == (1, 1) and (options.strideH, options.strideW) == (1, 1):
-        return  # becomes a matrix product before paddings are folded, which cannot take one
+        return  # converted to a matrix product, which has no padding, before paddings are folded
     if options.padding == _SAME:
         if options.strideH != 1 or options.strideW != 1:
-            node.padding = None  # how much goes on which side depends on the input's size
+            node.padding = None  # the padding per side depends on the input's size
             return
         tall, wide = (height - 1) * options.dilationHFactor, (width - 1) * options.dilationWFactor
         node.padding = (tall // 2, tall - tall // 2, wide // 2, wide - wide // 2)
@@ -217,7 +217,7 @@ def _is_pointwise(file: _File, node: _Node) -> bool:
 
 
 def _classify(file: _File, node: _Node) -> None:
-    """Sets what the operator can do channels-first (`xnn_check_nchw_compatibility`)."""
+    """Sets the operator's channels-first capabilities (`xnn_check_nchw_compatibility`)."""
     node.nchw = node.enters = node.leaves = node.incompatible = False
     kind, ranks = node.kind, [len(file.shape(t)) for t in node.inputs + node.constants]
     if kind == "CUT" or not all(file.is_float(t) for t in node.inputs + node.outputs):
@@ -241,7 +241,7 @@ def _classify(file: _File, node: _Node) -> None:
 
 
 def _convolution(file: _File, node: _Node) -> tuple[bool, bool]:
-    """(computes channels-first, enters channels-first)."""
+    """Returns (computes channels-first, enters channels-first)."""
     if node.weights is None or (node.options.dilationHFactor, node.options.dilationWFactor) != (1, 1):
         return False, False
     _, height, width, channels = file.shape(node.weights)
@@ -263,7 +263,7 @@ def _depthwise(file: _File, node: _Node) -> bool:
 
 
 def _layouts(file: _File, nodes: list[_Node], dense_counts: bool) -> set[int]:
-    """The tensors that XNNPACK keeps channels-first (`xnn_subgraph_rewrite_for_nchw`); empty if it does not switch."""
+    """Returns XNNPACK's channels-first tensors (`xnn_subgraph_rewrite_for_nchw`); empty without a switch to NCHW."""
     first: set[int] = set()
     for part in sorted({n.part for n in nodes if n.kind != "CUT"}):
         members = [n for n in nodes if n.part == part and n.kind != "CUT"]
@@ -308,7 +308,7 @@ def _mostly_zero(leader: _Node) -> bool:
 
 
 def _join(node: _Node, producer: dict[int, _Node], external: set[int]) -> bool:
-    """Puts a node and those it reads from into one cluster; True if something changed."""
+    """Merges a node and the producers of its inputs into one cluster; returns True if a cluster changed."""
     changed = False
     for tensor in node.inputs:
         before = producer.get(tensor)
@@ -323,7 +323,7 @@ def _join(node: _Node, producer: dict[int, _Node], external: set[int]) -> bool:
 
 
 def _wrong_exit(file: _File, nodes: list[_Node], first: set[int]) -> str | None:
-    """Names a place where numbers change layout without being turned, None if there is none."""
+    """Returns a description of the first tensor with an unconverted layout change, or None."""
     consumers: dict[int, list[_Node]] = {}
     for node in nodes:
         for tensor in node.inputs:
@@ -335,7 +335,7 @@ def _wrong_exit(file: _File, nodes: list[_Node], first: set[int]) -> str | None:
         if not all(reads):
             return f"{_THERE} {node.kind} {node.name!r} reads one channels-first and one channels-last tensor"
         if len(file.shape(node.outputs[0])) != 4:
-            continue  # vectors have no layout to mistake
+            continue  # vectors have only one layout
         if not all(t in first for t in node.outputs):
             after = [f"{n.kind} {n.name!r}" for n in consumers.get(node.outputs[0], [])] or ["the model's output"]
             where = f"{node.kind} {node.name!r} computes channels-first"

@@ -1,4 +1,4 @@
-"""Gradients of any Keras model as it is: by example, products, derivatives, diagnosis. Public as `pk.gradients`.
+"""Gradient tools for unmodified Keras models: per example, products, custom gradients, diagnosis. `pk.gradients`.
 
 The public names are loaded on first use (PEP 562): a module of this folder is imported without the others.
 """

@@ -1,4 +1,4 @@
-"""Losses that something else measures: another program, a simulator, a device; with a gradient given or estimated."""
+"""Losses measured outside TensorFlow (by a program, a simulator, a device), with a given or an estimated gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,29 +15,29 @@ from prunekit.gradients.zeroth_order import SPSA, CentralDifferences
 class MeasuredLoss(keras.losses.Loss):
     """A loss whose value comes from outside TensorFlow, for `model.compile`, `TapeLoop` or a tape.
 
-    The step stays compiled, and leaves the device only where `measure` is called: once in each forward pass, and as
-    often as the estimate of the gradient asks for in each backward pass. XLA cannot compile such a step: on a GPU,
-    Keras would, so pass `model.compile(..., jit_compile=False)`.
+    The training step stays a compiled graph; only the calls of `measure` run on the host: one call per forward pass,
+    and in each backward pass as many as the gradient estimate needs. XLA cannot compile such a step. Keras uses XLA by
+    default on a GPU, so pass `model.compile(..., jit_compile=False)`.
 
     Args:
-        measure: (labels, outputs) -> one number for the batch, or one for each example, which shall become small. Gets
-            NumPy arrays of its own: outputs of shape (batch, ...), and labels as Keras's losses get them, in floating
-            point. With gradient="given" it returns (numbers, gradient), where the gradient has the outputs' shape: of
-            the batch's number, or of each example's own number.
+        measure: (labels, outputs) -> one number for the batch or one number per example, to be minimised. Receives
+            copies as NumPy arrays: outputs of shape (batch, ...), and labels as passed to Keras losses, in floating
+            point. With gradient="given", `measure` returns (numbers, gradient): the gradient of the batch's number, or
+            of each example's number, in the outputs' shape.
         gradient: `CentralDifferences(size)`, `SPSA(size, ...)`, or "given".
-        per_example: Whether `measure` returns an array of shape (batch,), each number of its own example alone. The
-            loss is then their mean, weighted by sample weights if there are any, and estimates are far better: all
-            examples are measured in one evaluation, and none is noise to another.
-        name: As in a Keras loss.
+        per_example: Whether `measure` returns an array of shape (batch,), in which each number depends on its example
+            only. The loss is then the mean, weighted by sample weights if given. Gradient estimates have much less
+            noise: one evaluation measures all examples, and examples do not add noise to each other.
+        name: Name of the loss.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow; at the call: XLA compiles the step, or a distribution strategy
             has several replicas. In the step: `measure` raises; in a compiled step, too, as a tf.errors.OpError.
-        TypeError: `measure` is no function, `gradient` none of the three; at the call: several outputs. (`compile`
-            hands over the outputs of a model one by one, and so measures each by itself.)
+        TypeError: `measure` is not callable; `gradient` is not one of the three options; at the call: several outputs.
+            (With `compile`, Keras calls the loss for each output of a model separately.)
         ValueError: At the call: sample weights without `per_example`; outputs without examples.
-            In the step: what `measure` returns is not finite or has another shape. In a compiled step TensorFlow makes
-            a tf.errors.OpError of it, with that line at the end of its text. The weights are those before the step.
+            In the step: the return value of `measure` is not finite or has the wrong shape. In a compiled step
+            TensorFlow raises a tf.errors.OpError whose text ends with that message. The step changes no weights.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class MeasuredLoss(keras.losses.Loss):
 
     @property
     def evaluations(self) -> int:
-        """How often `measure` was called so far."""
+        """Number of calls of `measure` so far."""
         return self._evaluations
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """The loss, as Keras reduces and weighs it."""
+        """The loss after Keras's reduction and sample weighting."""
         if sample_weight is not None and not self._per_example:
             raise ValueError(
                 "One number for a batch cannot be weighted by example. Received: sample weights, and a MeasuredLoss "
@@ -78,11 +78,11 @@ class MeasuredLoss(keras.losses.Loss):
             raise TypeError(
                 f"A MeasuredLoss measures one tensor of outputs. Received: {len(y_pred)} outputs. Concatenate them."
             )
-        # Without Keras's mask: what counts in the outputs is for `measure` to know.
+        # tf.identity removes Keras's mask: `measure` alone decides which outputs count.
         return super().__call__(y_true, tf.identity(y_pred), sample_weight)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """The number of the batch, of shape (); or one for each example, of shape (batch,)."""
+        """The batch's number, of shape (), or one number per example, of shape (batch,)."""
         _check_place()
         outputs = tf.convert_to_tensor(y_pred)
         if not outputs.shape.rank:
@@ -115,12 +115,12 @@ class MeasuredLoss(keras.losses.Loss):
         return measured(outputs)
 
     def get_config(self) -> dict[str, Any]:
-        """What a saved model says about its loss: the name alone."""
+        """The config for a saved model: only the loss's name."""
         return super().get_config()
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MeasuredLoss":
-        """Refuses: what measures is no part of a saved model.
+        """Raises ValueError: a saved model does not contain the function `measure`.
 
         Raises:
             ValueError: Always.
@@ -158,16 +158,16 @@ class MeasuredLoss(keras.losses.Loss):
     def _called(self, labels: Any, outputs: np.ndarray) -> Any:
         self._evaluations += 1
         try:
-            # Copies: these are TensorFlow's own memory, and go on being used.
+            # Copies: the arrays share memory with TensorFlow tensors that are used after this call.
             return self._measure(keras.tree.map_structure(np.array, labels), np.array(outputs))
         except Exception as error:
-            # Keras would take a StopIteration for the end of the data.
+            # Keras would treat a StopIteration as the end of the data.
             raise RuntimeError(f"`measure` raised {type(error).__name__}: {error}") from error
 
     def _checked(self, found: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
         whose = "for each example" if self._per_example else "for the batch"
         try:
-            # None would become NaN.
+            # np.asarray would convert None to NaN.
             array = np.asarray(found if found is not None else "None", "float64")
         except (TypeError, ValueError) as error:
             raise ValueError(f"`measure` returns {what} {whose}. Received: {_brief(found)}.") from error
@@ -194,7 +194,7 @@ def _check_place() -> None:
     backend.require_one_replica("A MeasuredLoss", "It is measured in one place, in order: train on one device.")
     graph = graph_in_scope()
     while graph is not None:
-        # TensorFlow has no public way to ask, and would fail at the first step with a list of operations.
+        # TensorFlow has no public API to detect XLA; without this check the first step fails with a list of operations.
         context = getattr(graph, "_get_control_flow_context", lambda: None)()
         if context is not None and context.IsXLAContext():
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Functions whose derivative is zero or missing, with one that a training can use. On every Keras backend."""
+"""Custom gradients for functions whose derivative is zero or missing, on every Keras backend."""
 
 import functools
 from collections.abc import Callable
@@ -8,19 +8,18 @@ from keras import ops
 
 
 def straight_through(function: Callable[[Any], Any], *, window: float | None = None) -> Callable[[Any], Any]:
-    """`function` forwards, and the identity backwards: the gradient passes as if it were not there.
+    """Returns `function` with the gradient of the identity: the forward pass is unchanged.
 
-    Works as a decorator, where it has no window.
+    Without `window`, `straight_through` can be used as a decorator.
 
     Args:
         function: One tensor -> one tensor of the same shape, such as `keras.ops.sign` or `keras.ops.round`.
-        window: Gradients pass only where |input| <= window; None lets all pass.
+        window: The gradient is zero where |input| > window; None: the gradient passes everywhere.
 
     Raises:
-        ValueError: The window is not above zero; at the call: the function changes the shape.
+        ValueError: `window` is not above zero; at the call: `function` changes the shape.
 
-    Source: Bengio et al. 2013, arXiv:1308.3432, section 4; the window is that of Hubara et al. 2016, arXiv:1602.02830,
-        eq. 4.
+    Source: Bengio et al. 2013, arXiv:1308.3432, section 4; for `window` Hubara et al. 2016, arXiv:1602.02830, eq. 4.
     """
     if window is not None and not window > 0:
         raise ValueError(f"Gradients pass where |input| <= window, so it is above zero. Received: window={window!r}.")
@@ -48,17 +47,17 @@ def straight_through(function: Callable[[Any], Any], *, window: float | None = N
 
 
 def with_gradient(gradient: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that gives a function the gradient you name, whatever happens inside it.
+    """Returns a decorator that replaces the gradient of a function by `gradient`.
 
     Args:
-        gradient: (upstream, *inputs) -> the gradient of each input: one tensor for one input, a tuple for several, of
-            the inputs' shapes. `upstream` is the gradient at the output.
+        gradient: (upstream, *inputs) -> the gradients with respect to the inputs, in the inputs' shapes: one tensor for
+            one input, a tuple for several inputs. `upstream` is the gradient with respect to the output.
 
     Returns:
-        A decorator of functions: tensors -> one tensor. Variables that the function reads get no gradient through it.
+        A decorator of functions: tensors -> one tensor. Variables read inside the function get no gradient.
 
     Raises:
-        ValueError: When gradients are taken: their number or shapes are not those of the inputs.
+        ValueError: In the backward pass: `gradient` returns a wrong number of tensors or wrong shapes.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +65,7 @@ def with_gradient(gradient: Callable[..., Any]) -> Callable[[Callable[..., Any]]
         def derived(*inputs: Any) -> Any:
             tensors = [ops.convert_to_tensor(one) for one in inputs]
 
-            # Computed outside: TensorFlow would ask for the gradients of variables that are read inside.
+            # Computed outside the custom gradient: TensorFlow requires gradients of variables read inside.
             value = ops.stop_gradient(function(*tensors))
 
             @ops.custom_gradient

@@ -1,4 +1,4 @@
-"""Which weights a loss does not reach, and the layer that broke the chain."""
+"""Diagnosis of weights with missing, zero, NaN or badly scaled gradients, and of the layer that causes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prunekit.core.arguments import examples_in
 from prunekit.core.losses import loss_of
 from prunekit.gradients.layer_capture import is_differentiable, own_tensors, tensors
 
-# What each verdict means; "{layer}" is the layer that is to blame.
+# Explanation of each verdict; "{layer}" is the layer that causes the problem.
 _MEANING = {
     "ok": "",
     "frozen": "not trainable: no gradient is asked for",
@@ -33,15 +33,16 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The gradient of one weight, and what is wrong with it.
+    """The verdict on one weight's gradient.
 
     Attributes:
         name: The weight.
-        verdict: "ok", "frozen", "unused", "none", "zero", "idle" (zero, though its layer is reached), "nan", "large" or
-            "small".
-        rms: Root mean square of the gradient's entries; None where there is no gradient.
-        culprit: Path of the layer at which the chain broke, or the scale changed most; or "the loss"; or "".
-        explanation: One line; "" where the gradient is ok.
+        verdict: "ok", "frozen", "unused", "none", "zero", "idle" (the weight's gradient is zero, but its layer's
+            outputs get a gradient), "nan", "large" or "small".
+        rms: Root mean square of the gradient's entries; None if there is no gradient.
+        culprit: Path of the layer at which the gradient breaks off, or at which its scale changes most; or "the loss";
+            or "".
+        explanation: One line; "" for the verdict "ok".
     """
 
     name: str
@@ -53,10 +54,10 @@ class WeightGradient:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
     Attributes:
-        loss: The loss that the gradients are of.
+        loss: The differentiated loss.
         weights: One row per weight of the model, in the order of its layers.
     """
 
@@ -65,12 +66,12 @@ class Diagnosis:
 
     @property
     def problems(self) -> tuple[WeightGradient, ...]:
-        """The rows that are neither ok nor frozen."""
+        """The rows whose verdict is neither "ok" nor "frozen"."""
         return tuple(row for row in self.weights if row.verdict not in ("ok", "frozen"))
 
     @property
     def ok(self) -> bool:
-        """Whether every weight that is to be trained gets a gradient of a usual size."""
+        """Whether every trainable weight gets a finite gradient of normal scale."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -83,17 +84,17 @@ class Diagnosis:
 
 
 def diagnose(model: Any, loss: Any, x: Any, y: Any, *, scale: float = 1e4) -> Diagnosis:
-    """Looks at the gradient of each weight: None, all zero, NaN, or out of scale, and at which layer the chain broke.
+    """Finds weights whose gradient is None, all zero, NaN, or out of scale, and the layer that causes the problem.
 
-    One forward and one backward pass, in training mode; weights, optimizer and the state of layers stay as they are.
+    Runs one forward and one backward pass in training mode. Weights, optimizer and layer state do not change.
 
     Args:
         model: A built Keras model.
-        loss: A Keras loss, its name, or a function (y_true, y_pred); as `pk.loops.TapeLoop` takes it.
-        x: Inputs, of shape (batch, ...), or a structure of these.
-        y: What the loss compares the outputs with.
-        scale: A gradient is out of scale where the root mean square of its entries is so many times above or below that
-            of the weights nearest the loss, whose gradients nothing has multiplied yet.
+        loss: A Keras loss, its name, or a function (y_true, y_pred), as in `pk.loops.TapeLoop`.
+        x: Inputs, of shape (batch, ...), or a structure of such arrays.
+        y: Targets of the loss.
+        scale: A gradient is out of scale if its root mean square differs by more than this factor from the root mean
+            square of the gradients nearest the loss, which no other layer has rescaled. Above 1.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
@@ -121,7 +122,7 @@ def diagnose(model: Any, loss: Any, x: Any, y: Any, *, scale: float = 1e4) -> Di
 
 
 class _Pass:
-    """One forward pass: the floating-point outputs of each call of each innermost layer, and who consumed whom."""
+    """One forward pass: the floating-point outputs of each innermost layer's calls, and the calls that use them."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -144,9 +145,9 @@ class _Pass:
         return [number for number, each in enumerate(self.layers) if id(each) in inside]
 
     def after(self, call: int) -> list[int]:
-        """The calls that use what this one returned, directly or not, in their order.
+        """The calls that use the outputs of `call`, directly or indirectly, in call order.
 
-        Where something that is no layer stands between (an operation in a custom `call`), all later calls.
+        Returns all later calls if an operation outside a layer (in a custom `call`) uses the outputs.
         """
         reached, found = set(map(id, self.outputs[call])), []
         for number in range(call + 1, len(self.layers)):
@@ -184,7 +185,7 @@ class _Pass:
 
 
 def _rms(gradient: Any) -> float | None:
-    """Of all entries of the weight: rows that a sparse gradient does not have count as zeros."""
+    """Root mean square over all entries of the weight; rows missing from a sparse gradient count as zeros."""
     import tensorflow as tf
 
     if gradient is None:
@@ -203,7 +204,7 @@ class _Blame:
         self._loss = loss
 
     def nearest_the_loss(self, weights: list[Weight], sizes: list[float | None]) -> float | None:
-        """The largest gradient among the weights of the last layer that has any, its root mean square."""
+        """The largest root mean square of a gradient among the weights of the last layer with a gradient."""
         for layer in reversed(self._pass.layers):
             found = [size for weight, size in zip(weights, sizes, strict=True) if weight.layer is layer and size]
             if found and np.isfinite(found).all():
@@ -235,7 +236,7 @@ class _Blame:
         return "large" if rms > usual else "small", self._greatest_change()
 
     def _break(self, calls: list[int], weak: set[str]) -> str:
-        """The first call behind the weight's own whose output has what the weight's output lacks."""
+        """The path of the first call after `calls` whose output gradient is in no state of `weak`; else "the loss"."""
         for call in calls:
             for later in self._pass.after(call):
                 if self._states[later] not in weak:
@@ -243,7 +244,7 @@ class _Blame:
         return "the loss"
 
     def _greatest_change(self) -> str:
-        """The call across which the gradient's size changes most."""
+        """The path of the layer call across which the gradient's scale changes most."""
         changes = {
             later: abs(np.log(self._sizes[call] / self._sizes[later]))
             for call in range(len(self._sizes))
@@ -268,7 +269,7 @@ class _Blame:
 
 
 def _state(gradients: list[Any]) -> str:
-    """What reaches the outputs of one call: "none", "nan", "zero" or "some"."""
+    """The kind of gradient at the outputs of one call: "none", "nan", "zero" or "some"."""
     import tensorflow as tf
 
     values = [np.asarray(tf.convert_to_tensor(one), "float64") for one in gradients if one is not None]

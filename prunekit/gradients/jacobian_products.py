@@ -20,36 +20,36 @@ def vjp(model: Any, x: Any, cotangent: Any, of: Any = None, wrt: Any = None, *, 
     """cotangent^T J, where J is the Jacobian of `of` with respect to `wrt`: one forward and one backward pass.
 
     Args:
-        model: A built Keras model; nothing about it is changed, its state neither.
-        x: Inputs, of shape (batch, ...), or a structure of these.
-        cotangent: What each number of `of` weighs; of its shape and structure.
+        model: A built Keras model; its weights and state are not changed.
+        x: Inputs, of shape (batch, ...), or a structure of such arrays.
+        cotangent: The factor of each entry of `of`, in the shape and structure of `of`.
         of: None for the model's output; a layer's name or path for its output; a function of the model's output, such
-            as `lambda scores: scores[:, 3]`, or one that computes a loss. A layer that is called several times in a
-            pass needs the number of the call, from 0: ("shared", 1).
-        wrt: None or "weights" for the trainable variables; "inputs"; or a layer's name, for its output.
-        training: As the model is called.
+            as `lambda scores: scores[:, 3]` or a loss. For a layer with several calls in a pass, give the name and the
+            index of the call, from 0: ("shared", 1).
+        wrt: None or "weights" for the trainable variables; "inputs"; or a layer's name for its output.
+        training: The `training` argument of the model's call.
 
     Returns:
-        A list in the order of `model.trainable_variables`; or a structure like the inputs; or like the layer's output.
-        Zeros where `of` does not depend on it.
+        A list in the order of `model.trainable_variables`, or a structure like the inputs or like the layer's output.
+        Entries on which `of` does not depend are zeros.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: It is no Keras 3 model, `of` or `wrt` no name.
-        ValueError: The model is not built; no layer, or several, have that name; the layer is called several times;
-            what `wrt` names is not made of floating-point numbers; the cotangent has another shape or structure.
+        TypeError: `model` is not a Keras 3 model; `of` or `wrt` is not one of the values above.
+        ValueError: The model is not built; no layer or several layers have the name; the layer has several calls and
+            no index is given; `wrt` is not floating-point; the cotangent has the wrong shape or structure.
     """
     target, sources, tape = _forward(model, x, of, wrt, training=training)
     return _pulled(tape, target, sources, _matched("cotangent", cotangent, target))
 
 
 def jvp(model: Any, x: Any, tangents: Any, of: Any = None, wrt: Any = None, *, training: bool = False) -> Any:
-    """J tangents, where J is the Jacobian of `of` with respect to `wrt`: how `of` changes as `wrt` moves along them.
+    """J tangents, where J is the Jacobian of `of` with respect to `wrt`: the directional derivative of `of`.
 
     Args:
         model: As `vjp`.
         x: As `vjp`.
-        tangents: The direction: of the shapes and the structure of what `wrt` names.
+        tangents: The direction, in the shapes and the structure of `wrt`.
         of: As `vjp`.
         wrt: As `vjp`.
         training: As `vjp`.
@@ -60,7 +60,7 @@ def jvp(model: Any, x: Any, tangents: Any, of: Any = None, wrt: Any = None, *, t
     Raises:
         RuntimeError: As `vjp`.
         TypeError: As `vjp`.
-        ValueError: As `vjp`; the tangents have other shapes or another structure.
+        ValueError: As `vjp`; the tangents have the wrong shapes or structure.
     """
     target, sources, tape = _forward(model, x, of, wrt, training=training)
     return _pushed(tape, target, sources, _matched("tangents", tangents, sources))
@@ -72,11 +72,11 @@ def hvp(model: Any, loss: Any, x: Any, y: Any, vectors: Sequence[Any], *, traini
     Args:
         model: As `vjp`.
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
-            or dictionary of these. Losses that layers add (regularizers) are left out.
+            or dictionary of losses. Losses added by layers (regularizers) are excluded.
         x: As `vjp`.
-        y: What the loss compares the outputs with, of shape (batch, ...).
-        vectors: One per trainable variable, of its shape.
-        training: As the model is called.
+        y: Targets of the loss, of shape (batch, ...).
+        vectors: One array per trainable variable, of the variable's shape.
+        training: The `training` argument of the model's call.
 
     Returns:
         One array per trainable variable.
@@ -84,7 +84,7 @@ def hvp(model: Any, loss: Any, x: Any, y: Any, vectors: Sequence[Any], *, traini
     Raises:
         RuntimeError: As `vjp`.
         TypeError: As `vjp`.
-        ValueError: The model is not built; vectors of other shapes or another number; as `per_example` for the loss.
+        ValueError: The model is not built; `vectors` have wrong shapes or a wrong number; as `per_example` for `loss`.
     """
     variables, vectors, x, y = _second_order(model, x, y, vectors)
     with tf.GradientTape() as outer:
@@ -101,16 +101,16 @@ def gauss_newton_vp(
     """J^T H J vectors: the generalised Gauss-Newton matrix of the batch's loss, times vectors.
 
     J is the Jacobian of the model's output with respect to the trainable variables, H the Hessian of the loss with
-    respect to that output. Where the loss is convex in the output, the matrix is positive semi-definite. For the Fisher
-    matrix of a classifier, let the model return logits, and the loss take them (`from_logits=True`).
+    respect to that output. If the loss is convex in the output, the matrix is positive semi-definite. For the Fisher
+    matrix of a classifier, the model must return logits and the loss must use `from_logits=True`.
 
     Args:
         model: As `vjp`.
         loss: As `hvp`.
         x: As `vjp`.
         y: As `hvp`.
-        vectors: One per trainable variable, of its shape.
-        training: As the model is called.
+        vectors: One array per trainable variable, of the variable's shape.
+        training: The `training` argument of the model's call.
 
     Returns:
         One array per trainable variable.
@@ -124,7 +124,7 @@ def gauss_newton_vp(
     """
     variables, vectors, x, y = _second_order(model, x, y, vectors)
     with tf.GradientTape(persistent=True) as tape:
-        # Tensors of their own also because Keras's cross-entropies look up the logits behind a softmax.
+        # New tensor identities, also because Keras's cross-entropies would otherwise use the logits behind a softmax.
         prediction = own_tensors(run(model, x, training=training))
     moved = _pushed(tape, prediction, variables, vectors)
     with tf.GradientTape(watch_accessed_variables=False) as outer:
@@ -142,19 +142,19 @@ def jacobian(
 ) -> Any:
     """The Jacobian of `of` with respect to `wrt`, for each example.
 
-    Row by row of one forward pass: as many backward passes as `of` has numbers per example. Examples are taken to be
-    independent of each other, as they are outside of training mode.
+    Runs one forward pass and one backward pass per entry of `of` per example. Assumes that the outputs of an example do
+    not depend on other examples, which holds outside training mode.
 
     Args:
         model: As `vjp`.
         x: As `vjp`.
-        of: As `vjp`; one array with a row per example.
+        of: As `vjp`; must be one array with a row per example.
         wrt: As `vjp`.
-        training: As the model is called.
-        chunk_size: Examples in one pass, which bounds the memory of activations; None takes all at once.
+        training: The `training` argument of the model's call.
+        chunk_size: Examples per pass, which bounds the memory of activations; None: all examples in one pass.
 
     Returns:
-        For weights a list of arrays of shape (batch, *of, *weight.shape); else a structure of arrays of shape
+        For weights a list of arrays of shape (batch, *of, *weight.shape); otherwise a structure of arrays of shape
         (batch, *of, *wrt).
 
     Raises:
@@ -201,7 +201,7 @@ def _length(x: Any) -> int | None:
 
 
 def _rows(target: Any, batch: int | None, pull: Callable[[Any], list[Any]]) -> list[Any]:
-    """What `pull` gives for each number of the target, stacked after the examples."""
+    """The results of `pull` for each entry of the target per example, stacked after the batch axis."""
     if not tf.is_tensor(target) or not target.shape.rank or target.shape[0] != batch:
         raise ValueError(
             f"A Jacobian is of one array with a row for each of {batch} examples. Received: `of` of shape "
@@ -217,12 +217,12 @@ def _rows(target: Any, batch: int | None, pull: Callable[[Any], list[Any]]) -> l
     return [tf.reshape(each, (-1, *shape, *each.shape[2:])) for each in stacked]
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- parsing `of` and `wrt`
 
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """The derivative of what with respect to what: of the weights where neither `inputs` nor `site` is given."""
+    """The parsed `of` and `wrt`; without `inputs` and `site` the derivative is with respect to the weights."""
 
     x: Any
     of: Any
@@ -289,7 +289,7 @@ def _check_differentiable(structure: Any, wrt: Any) -> None:
 
 
 def _matched(name: str, given: Any, wanted: Any) -> Any:
-    """`given` as tensors, each of the type of its counterpart in `wanted`."""
+    """`given` as tensors, each in the dtype of the corresponding tensor in `wanted`."""
     try:
         keras.tree.assert_same_structure(given, wanted)
         pairs = zip(keras.tree.flatten(given), keras.tree.flatten(wanted), strict=True)

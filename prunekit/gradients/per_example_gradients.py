@@ -1,4 +1,4 @@
-"""Gradients of the loss example by example: the gradients themselves, their norms, their squares."""
+"""Per-example gradients of the loss, their norms, and their squares."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,30 +19,30 @@ def per_example(
 ) -> list[Any]:
     """The gradient of each example's loss: one array of shape (batch, *weight.shape) per trainable variable.
 
-    Equal to a loop over batches of one, in one forward and one backward pass: dense, convolution, embedding and
-    normalisation layers have formulas; other layers are differentiated one example at a time, vectorised, and alone
-    among the model's layers. Examples lie along the first axis of what every layer takes and returns; where that does
-    not hold (steps folded into the batch), the weights concerned are found through the whole model, which is slower.
+    The result equals a loop over batches of one example, but takes one forward and one backward pass. Dense,
+    convolution, embedding and normalisation layers have formulas; each other layer is differentiated by itself, one
+    example at a time, vectorised. Examples must lie along the first axis of every layer's inputs and outputs; if not
+    (steps folded into the batch), the layer's gradients are computed through the whole model, which is slower.
 
-    The result alone takes batch times the weights' bytes. Gradients of embeddings are dense here.
+    The result takes batch size times the weights' bytes. Gradients of embeddings are dense.
 
     Args:
         model: A built Keras model.
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
-            or dictionary of these, shaped like the outputs. Losses that layers add (regularizers) are left out.
-        x: Inputs, of shape (batch, ...), or a structure of these.
-        y: What the loss compares the outputs with, of shape (batch, ...).
-        training: As the model is called. Batch statistics have no per-example gradient, so it is off by default.
-        chunk_size: Examples in one pass, which bounds the memory of activations; None takes all at once.
+            or dictionary of losses, structured like the outputs. Losses added by layers (regularizers) are excluded.
+        x: Inputs, of shape (batch, ...), or a structure of such arrays.
+        y: Targets of the loss, of shape (batch, ...).
+        training: The `training` argument of the model's call. Batch statistics have no per-example gradient.
+        chunk_size: Examples per pass, which bounds the memory of activations; None: all examples in one pass.
 
     Returns:
-        Tensors in the order and the precision of `model.trainable_variables`.
+        Tensors in the order and the dtypes of `model.trainable_variables`.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: It is no Keras 3 model.
-        ValueError: The model is not built; x and y differ in length; the loss mixes examples; training with
-            BatchNormalization that is not frozen, or with dropout in a layer that has to run again.
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: The model is not built; x and y differ in length; the loss mixes examples; `training` is True and a
+            BatchNormalization is not frozen, or a layer that must be run again has dropout.
     """
     chunks = [
         [each.gradient(variable.shape) for variable, each in found]
@@ -98,14 +98,14 @@ def per_example_norms(
         loss: As `per_example`.
         x: As `per_example`.
         y: As `per_example`.
-        per_variable: Whether each variable has norms of its own: a list of arrays of shape (batch,).
+        per_variable: True: returns a list with the norms per trainable variable, arrays of shape (batch,).
         training: As `per_example`.
         chunk_size: As `per_example`.
 
     Raises:
         RuntimeError: As `per_example`.
         TypeError: As `per_example`.
-        ValueError: As `per_example`; nothing is trainable.
+        ValueError: As `per_example`; the model has no trainable variables.
     """
     squares = per_example_square_sums(model, loss, x, y, training=training, chunk_size=chunk_size)
     if per_variable:
@@ -121,7 +121,7 @@ def sum_of_squares(
 ) -> list[Any]:
     """Squared per-example gradients summed over the batch: one array of the weight's shape per trainable variable.
 
-    Divided by the number of examples it is the diagonal of the empirical Fisher information.
+    Divided by the number of examples, the result is the diagonal of the empirical Fisher information matrix.
 
     Args:
         model: As `per_example`.
@@ -144,10 +144,10 @@ def sum_of_squares(
 
 
 def slices(structure: Any, chunk_size: int | None) -> Iterator[Any]:
-    """The structure in pieces of so many examples.
+    """Yields the structure in chunks of `chunk_size` examples.
 
     Raises:
-        ValueError: Arrays of different lengths; no example; a chunk without any; a batch of unknown size to be split.
+        ValueError: The arrays differ in length or are empty; `chunk_size` < 1, or set for an unknown batch size.
     """
     lengths: set[Any] = {leaf.shape[0] if leaf.shape.rank else None for leaf in keras.tree.flatten(structure)}
     if chunk_size is not None and (isinstance(chunk_size, bool) or chunk_size < 1):
@@ -168,7 +168,7 @@ def slices(structure: Any, chunk_size: int | None) -> Iterator[Any]:
 
 
 def joined(chunks: list[list[Any]]) -> list[Any]:
-    """Chunk by chunk lists of arrays, put together along the first axis; the chunks are let go of on the way."""
+    """Concatenates the lists of arrays of all chunks along the first axis; frees the chunks while it runs."""
     if len(chunks) == 1:
         return chunks[0]
     whole = []
@@ -182,13 +182,13 @@ def joined(chunks: list[list[Any]]) -> list[Any]:
 def _chunks(
     model: Any, loss: Any, x: Any, y: Any, *, training: bool, chunk_size: int | None
 ) -> Iterator[list[tuple[Any, Contribution]]]:
-    """(variable, contribution) of every trainable variable, chunk by chunk."""
+    """Yields, per chunk, the (variable, contribution) pairs of all trainable variables."""
     backend.require_tensorflow("pk.gradients")
     check_built(model)
 
     def losses(batch: Any) -> Any:
         inputs, labels = batch
-        # In one go: Keras's cross-entropies look up the logits behind a softmax, past the probabilities.
+        # Model and loss in one expression: Keras's cross-entropies use the logits behind a softmax.
         return loss_of(loss, labels, run(model, inputs, training=training), per_example=True)
 
     for batch in slices((tensors(model, x), tensors(model, y)), chunk_size):

@@ -1,4 +1,4 @@
-"""What gradients were like over a training: figures that are summed up on the device, with no gradient kept."""
+"""Statistics of gradients over a training, accumulated on the device without storing any gradient."""
 
 import functools
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from prunekit.core.layer_observer import wide
 
 @dataclass(frozen=True)
 class GradientFigures:
-    """What gradients were like. Figures are of the finite numbers among them.
+    """Statistics of gradients, computed over the finite entries.
 
     Attributes:
-        gradients: How many gradients passed.
-        numbers: How many numbers they had.
-        not_finite: How many of these were NaN or infinite.
-        zeros: Fraction that was exactly zero.
+        gradients: Number of gradients.
+        numbers: Number of entries of all gradients.
+        not_finite: Number of entries that were NaN or infinite.
+        zeros: Fraction of entries that were exactly zero.
         mean: Mean.
         standard_deviation: Population standard deviation (divided by the count).
         root_mean_square: Root mean square.
         largest: Largest magnitude.
         example_norm: Mean over examples (rows of the first axis) of the L2 norm over all other axes.
-        largest_example_norm: The largest of these norms.
+        largest_example_norm: The largest L2 norm of an example.
     """
 
     gradients: int
@@ -39,21 +39,21 @@ class GradientFigures:
     largest_example_norm: float
 
 
-# Where each figure lies in the state of a GradientStatistics.
+# Index of each figure in the state of a GradientStatistics.
 _FIELDS = (
     "gradients numbers finite zeros mean squared_deviations largest examples example_norm largest_example_norm"
 ).split()
 
 
 class GradientStatistics:
-    """A function gradient -> the same gradient, for `intercepting`, that sums up what passes. No tensor is kept.
+    """A function gradient -> the same gradient, for `intercepting`, that accumulates statistics of the gradients.
 
-    Ten numbers are kept on the device, updated inside the compiled step, and copied to the host by `read` alone. Means
-    and deviations of a gradient are computed in at least float32, scaled so that squares neither overflow nor vanish;
-    gradients are merged in float64. One object may stand at several layers: it sums up over all.
+    The state is ten numbers on the device, updated inside the compiled step and copied to the host only by `read`.
+    Means and deviations of a gradient are computed in at least float32, scaled so that squares neither overflow nor
+    underflow; gradients are merged in float64. One object used at several layers accumulates over all of them.
 
     Raises:
-        RuntimeError: Keras does not run on TensorFlow; made in the scope of a strategy of several replicas.
+        RuntimeError: Keras does not run on TensorFlow; the scope of a strategy with several replicas is active.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances",
         section 2, for the merging.
@@ -61,27 +61,27 @@ class GradientStatistics:
 
     def __init__(self) -> None:
         backend.require_tensorflow("GradientStatistics")
-        # Made in a strategy's scope, the state would be one for each replica.
+        # In a strategy's scope the state would be created once per replica.
         backend.require_one_replica("GradientStatistics()", "Make it outside of the scope, and use it in the training.")
         self._state = tf.Variable(tf.zeros(len(_FIELDS), "float64"), trainable=False, name="gradient_statistics")
 
     def __call__(self, gradient: Any) -> Any:
-        """The gradient as it is, once it is counted."""
+        """Adds the gradient to the statistics and returns the gradient unchanged."""
         gradient = tf.convert_to_tensor(gradient)
         merged = _merged(self._state.read_value(), _figures_of(gradient))
-        # The gradient waits for it: where a custom gradient runs, nothing else would make TensorFlow do it.
+        # Control dependency: inside a custom gradient TensorFlow would otherwise not run the assignment.
         with tf.control_dependencies([self._state.assign(merged)]):
             return tf.identity(gradient)
 
     def reset(self) -> None:
-        """Forgets what has passed."""
+        """Resets the statistics to zero gradients."""
         self._state.assign(tf.zeros_like(self._state))
 
     def read(self) -> GradientFigures:
-        """The figures of all that has passed since this was made or reset.
+        """The statistics of all gradients since construction or the last `reset`.
 
         Raises:
-            RuntimeError: Nothing has passed.
+            RuntimeError: There was no gradient yet.
         """
         state = dict(zip(_FIELDS, map(float, self._state.numpy()), strict=True))
         if not state["gradients"]:
@@ -106,18 +106,18 @@ class GradientStatistics:
 
 
 def norms(values: Any, axes: Any) -> Any:
-    """L2 norms over the axes, which stay with length 1; squares neither overflow nor vanish."""
+    """L2 norms over `axes`, kept with length 1; scaled so that squares neither overflow nor underflow."""
     scale = _scale(tf.reduce_max(tf.abs(values), axes, keepdims=True))
     return scale * tf.sqrt(tf.reduce_sum(tf.square(values / scale), axes, keepdims=True))
 
 
 def _scale(largest: Any) -> Any:
-    # Nothing has a largest of -inf.
+    # The maximum over an empty gradient is -inf.
     return tf.where(largest > 0, largest, tf.ones_like(largest))
 
 
 def _figures_of(gradient: Any) -> Any:
-    """The state after this gradient alone."""
+    """The state of a GradientStatistics after only this gradient."""
     values = wide(gradient)
     finite = tf.math.is_finite(values)
     # Select, not multiply: 0 * inf is NaN.
@@ -147,7 +147,7 @@ def _figures_of(gradient: Any) -> Any:
 
 
 def _merged(state: Any, more: Any) -> Any:
-    """The state of both, where `more` has been added to what was before."""
+    """The combined state of `state` and `more`."""
     a, b = (dict(zip(_FIELDS, tf.unstack(each), strict=True)) for each in (state, more))
     merged = {name: a[name] + b[name] for name in ("gradients", "numbers", "finite", "zeros", "examples")}
     apart = b["mean"] - a["mean"]
@@ -159,6 +159,6 @@ def _merged(state: Any, more: Any) -> Any:
     share = tf.math.divide_no_nan(b["examples"], merged["examples"])
     merged["example_norm"] = a["example_norm"] + (b["example_norm"] - a["example_norm"]) * share
     for name in ("largest", "largest_example_norm"):
-        # An empty batch has a largest of -inf.
+        # The maximum over an empty batch is -inf.
         merged[name] = tf.maximum(a[name], b[name])
     return tf.stack([merged[name] for name in _FIELDS])

@@ -1,4 +1,4 @@
-"""Gradients of functions that can only be evaluated: central differences, simultaneous perturbation. NumPy alone."""
+"""Gradient estimates from function values alone: central differences, simultaneous perturbation. Needs only NumPy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 # Largest system of the linear control variate: 1 + outputs + labels of an example.
 _MOST_FEATURES = 512
-# What earlier batches still count when a new one comes.
+# Factor by which the weight of earlier batches decays with each new batch.
 _MEMORY = 0.95
 
 # (outputs) -> numbers, of shape () or (batch,).
@@ -18,16 +18,16 @@ Evaluate = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class CentralDifferences:
-    """(f(o + size e_j) - f(o - size e_j)) / (2 size) for each output number o_j. No noise; error O(size^2).
+    """(f(o + size e_j) - f(o - size e_j)) / (2 size) for each output entry o_j. No noise; error O(size^2).
 
-    Takes 2 evaluations for each output number: of an example, where `f` has one number per example, as all examples
-    are moved at once; else of the batch.
+    Takes 2 evaluations per output entry of an example if `f` returns one number per example (all examples are moved at
+    once); otherwise 2 evaluations per output entry of the batch.
 
     Args:
-        size: How far an output is moved, in its own units. Where `f` has steps, larger than these.
+        size: Step size, in units of the outputs. For a piecewise constant `f`, larger than the steps of `f`.
 
     Raises:
-        ValueError: The size is not above zero; at an estimate: it vanishes in the rounding of the outputs.
+        ValueError: `size` is not above zero; at an estimate: `size` is lost in the rounding of the outputs.
 
     Source: Kiefer and Wolfowitz 1952, "Stochastic estimation of the maximum of a regression function", Annals of
         Mathematical Statistics 23(3), here for several variables.
@@ -39,7 +39,7 @@ class CentralDifferences:
         _check_size(self.size)
 
     def estimator(self) -> "_Differences":
-        """(evaluate, labels, outputs) -> gradient."""
+        """A function (evaluate, labels, outputs) -> gradient."""
         return _Differences(self)
 
 
@@ -47,26 +47,26 @@ class CentralDifferences:
 class SPSA:
     """Simultaneous perturbation: all outputs are moved at once, by +size or -size at random. Mean error O(size^2).
 
-    Takes 2 * samples evaluations, however many outputs there are. With the signs D, one sample is
+    Takes 2 * samples evaluations for any number of outputs. With the signs D, one sample is
 
         h_j + [f(o + size D) - f(o - size D) - 2 size h.D] / (2 size D_j)
 
-    where h is a guess of the gradient (the control variate) that does not depend on these signs: whatever h is, the
-    mean is the same, since E[D_i D_j] = 0. With h = 0 its variance, summed over n numbers, is (n - 1) |gradient|^2;
-    with a guess it is (n - 1) |gradient - h|^2. The guess is multiplied by the factor that would have been best in
-    earlier batches (their covariance over variance, at first 0), so a bad one does no harm for long.
+    where h is an approximate gradient (the control variate) that does not depend on D. The mean is the same for every
+    h, because E[D_i D_j] = 0 for i != j. The variance of a sample, summed over n output entries, is
+    (n - 1) |gradient - h|^2. The control variate is scaled by the factor that was optimal in earlier batches
+    (covariance / variance, initially 0), so a bad control variate increases the variance only briefly.
 
     Args:
-        size: How far outputs are moved, in their own units. Where `f` has steps, larger than these.
-        samples: How many samples are averaged.
-        control_variate: Where the guess comes from: "linear" (least squares of earlier estimates on the outputs and
-            labels of their examples), a function (labels, outputs) -> gradient in NumPy, such as that of a
-            differentiable loss that resembles `f`, or None for no guess.
-        seed: Of the signs.
+        size: Step size, in units of the outputs. For a piecewise constant `f`, larger than the steps of `f`.
+        samples: Number of samples to average.
+        control_variate: "linear" (least squares of earlier estimates on the outputs and labels of their examples), a
+            NumPy function (labels, outputs) -> gradient, for example of a differentiable loss that resembles `f`, or
+            None for h = 0.
+        seed: Seed of the random signs.
 
     Raises:
-        ValueError: A size not above zero, samples not a whole number above zero, an unknown control variate; at an
-            estimate: more outputs and labels than "linear" takes, a guess of another shape.
+        ValueError: `size` is not above zero; `samples` is not a positive integer; the control variate is unknown; at
+            an estimate: too many outputs and labels for "linear", or a control variate of the wrong shape.
 
     Source: Spall 1992, "Multivariate stochastic approximation using a simultaneous perturbation gradient
         approximation", IEEE Transactions on Automatic Control 37(3), section II; for the surrogate as control variate,
@@ -89,7 +89,7 @@ class SPSA:
             )
 
     def estimator(self) -> "_Perturbation":
-        """(evaluate, labels, outputs) -> gradient; it learns from each estimate."""
+        """A function (evaluate, labels, outputs) -> gradient that updates its control variate after each estimate."""
         return _Perturbation(self)
 
 
@@ -99,7 +99,7 @@ def _check_size(size: Any) -> None:
 
 
 def _moved(outputs: np.ndarray, by: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Outputs moved there and back, and how far apart they are after rounding."""
+    """(outputs + by, outputs - by, their difference after rounding)."""
     plus, minus = (outputs + by).astype(outputs.dtype), (outputs - by).astype(outputs.dtype)
     apart = plus.astype("float64") - minus
     if np.any((apart == 0) & (by != 0)):
@@ -111,7 +111,7 @@ def _moved(outputs: np.ndarray, by: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def _along(numbers: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Numbers of shape () or (batch,), to be multiplied with the outputs."""
+    """`numbers`, of shape () or (batch,), reshaped to broadcast against the outputs."""
     return numbers.reshape(numbers.shape + (1,) * (outputs.ndim - numbers.ndim))
 
 
@@ -121,7 +121,7 @@ class _Differences:
 
     def __call__(self, evaluate: Evaluate, labels: Any, outputs: np.ndarray, *, per_example: bool) -> np.ndarray:
         gradient = np.zeros(outputs.shape)
-        # Where each example has its own number, one place is moved in all of them at once.
+        # With one number per example, the same output entry is moved in all examples at once.
         for place in np.ndindex(outputs.shape[1:] if per_example else outputs.shape):
             where = (slice(None), *place) if per_example else place
             by = np.zeros(outputs.shape)
@@ -145,7 +145,7 @@ class _Perturbation:
         guess = self._guess(labels, outputs)
         factor = self._covariance / self._variance if self._variance > 0 else 0.0
         gradient = np.zeros(outputs.shape)
-        # Learnt only after all samples: a guess that knew their signs would bias them.
+        # Updated only after all samples: a control variate that depends on their signs would bias the estimate.
         covariance = variance = 0.0
         for _ in range(self._options.samples):
             by = self._options.size * (2.0 * signs.integers(0, 2, outputs.shape) - 1)
@@ -177,7 +177,7 @@ class _Perturbation:
 
 
 class _Linear:
-    """Guesses an example's gradient from its outputs and labels, by least squares over earlier estimates."""
+    """Predicts an example's gradient from its outputs and labels, by least squares over earlier estimates."""
 
     def __init__(self) -> None:
         self._squares: np.ndarray | None = None
@@ -187,7 +187,7 @@ class _Linear:
         features = _features(labels, outputs)
         if self._squares is None or len(self._squares) != features.shape[1]:
             return np.zeros(outputs.shape)
-        # As little as makes the system regular, where features depend on each other.
+        # Small ridge: keeps the system regular if features are linearly dependent.
         ridge = 1e-8 * np.trace(self._squares) / len(self._squares)
         solved = np.linalg.solve(self._squares + ridge * np.eye(len(self._squares)), self._products)
         return (features @ solved).reshape(outputs.shape)
@@ -202,7 +202,7 @@ class _Linear:
 
 
 def _features(labels: Any, outputs: np.ndarray) -> np.ndarray:
-    """1, outputs and labels of each example, in a row."""
+    """One row per example: 1, the outputs and the labels."""
     arrays = [outputs, *(np.asarray(leaf) for leaf in keras.tree.flatten(labels))]
     numbers = [array for array in arrays if array.dtype.kind in "biuf" and array.ndim and len(array) == len(outputs)]
     rows = [np.ones((len(outputs), 1)), *(array.reshape(len(outputs), -1).astype("float64") for array in numbers)]

@@ -1,12 +1,12 @@
-"""Initial weights: initializers of layers, and new ones for a built model that know its axes, its masks and its data.
+"""Weight initializers, and reinitialization of a built model with correct axes, under masks, or from data.
 
     reinitialize(model, HeNormal(), masks=pruner.masks, seed=7)
     signal_report(model, x)
 
-The variance-scaling family draws weights of standard deviation sqrt(scale / n). Given to a layer as
-`kernel_initializer` they are Keras's own: n is guessed from the kernel's shape, and wrong for transposed, depthwise and
-grouped convolutions and for embeddings. In `reinitialize` n comes from the axes that the table of layers knows, and
-is counted over the weights that a mask keeps.
+Variance-scaling initializers draw weights with standard deviation sqrt(scale / n). As a layer's `kernel_initializer`
+they behave as in Keras: n is derived from the kernel's shape, which is wrong for transposed, depthwise and grouped
+convolutions and for embeddings. `reinitialize` takes n from the axes in the table of layer types, and counts only the
+weights that the mask keeps.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _serialisable = keras.saving.register_keras_serializable(package="prunekit")
 
 @_serialisable
 class TruncatedNormal(keras.initializers.TruncatedNormal):
-    """Normal numbers, those further than 2 `stddev` from `mean` drawn again.
+    """Draws normal numbers and redraws numbers further than 2 `stddev` from `mean`.
 
-    `stddev` is that of the normal distribution before the cut, and is not corrected: what is drawn has a standard
-    deviation of 0.8796 `stddev`. Masks do not change it.
+    `stddev` is the standard deviation of the normal distribution before truncation; the drawn numbers have a standard
+    deviation of 0.8796 `stddev`. Masks do not change `stddev`.
 
     Args:
-        stddev: Standard deviation before the cut, above 0.
+        stddev: Standard deviation before truncation, above 0.
         mean: Mean.
-        seed: An integer, or a `keras.random.SeedGenerator`; None draws one.
+        seed: An integer, or a `keras.random.SeedGenerator`; None draws a random seed.
 
     Raises:
         ValueError: `stddev` is not a positive finite number.
@@ -79,7 +79,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
 
 @_serialisable
 class XavierUniform(keras.initializers.GlorotUniform):
-    """Uniform in [-limit, limit], limit = sqrt(6 / (fan in + fan out)): deviation sqrt(2 / (fan in + fan out)).
+    """Draws uniformly from [-l, l], l = sqrt(6 / (fan in + fan out)): standard deviation sqrt(2 / (fan in + fan out)).
 
     Args: as `keras.initializers.GlorotUniform`.
 
@@ -89,7 +89,7 @@ class XavierUniform(keras.initializers.GlorotUniform):
 
 @_serialisable
 class XavierNormal(keras.initializers.GlorotNormal):
-    """Normal numbers cut at two deviations, of standard deviation sqrt(2 / (fan in + fan out)) after the cut.
+    """Draws truncated normal numbers; standard deviation after truncation: sqrt(2 / (fan in + fan out)).
 
     Args: as `keras.initializers.GlorotNormal`.
 
@@ -99,7 +99,7 @@ class XavierNormal(keras.initializers.GlorotNormal):
 
 @_serialisable
 class HeNormal(keras.initializers.HeNormal):
-    """Normal numbers cut at two deviations, of standard deviation sqrt(2 / fan in) after the cut: for relu.
+    """Draws truncated normal numbers for relu; standard deviation after truncation: sqrt(2 / fan in).
 
     Args: as `keras.initializers.HeNormal`.
 
@@ -109,7 +109,7 @@ class HeNormal(keras.initializers.HeNormal):
 
 @_serialisable
 class LecunNormal(keras.initializers.LecunNormal):
-    """Normal numbers cut at two deviations, of standard deviation sqrt(1 / fan in) after the cut: for selu and linear.
+    """Draws truncated normal numbers for selu and linear; standard deviation after truncation: sqrt(1 / fan in).
 
     Args: as `keras.initializers.LecunNormal`.
 
@@ -119,11 +119,11 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 @_serialisable
 class Orthogonal(keras.initializers.Orthogonal):
-    """`gain` times a matrix with orthonormal columns, or rows where it has fewer of those.
+    """Draws `gain` times a matrix with orthonormal columns, or with orthonormal rows if it has fewer rows than columns.
 
-    In `reinitialize` its rows are what an output unit sums over and its columns the output units; each channel of a
-    depthwise kernel, each group of a grouped convolution and each row of an embedding is a matrix of its own. Under a
-    mask it is masked, and each output unit's weights are scaled back to the norm that they had.
+    In `reinitialize` the columns are the output units and the rows are the weights that an output unit sums over. Each
+    channel of a depthwise kernel, each group of a grouped convolution and each row of an embedding is a separate
+    matrix. Under a mask, each output unit's kept weights are rescaled to the norm of its weights before masking.
 
     Args: as `keras.initializers.Orthogonal`.
 
@@ -136,18 +136,18 @@ class Orthogonal(keras.initializers.Orthogonal):
 
 @dataclass(frozen=True)
 class Reinitialized:
-    """A weight that has new values.
+    """One reinitialized weight.
 
     Attributes:
         name: Readable path.
-        shape: Its shape.
-        kept: Number of weights that the mask keeps; all of them without one.
+        shape: Shape of the weight.
+        kept: Number of entries that the mask keeps; without a mask, the number of all entries.
         fan_in: Number of kept weights that an output unit sums over, on average over the output units.
         fan_out: Number of kept weights that an input unit feeds, on average over the input units.
-        std_before: Standard deviation of the kept weights, as they were.
-        std_after: The same, as they are.
-        output_variance: LSUV: variance of the layer's output, before its activation; None where it was not scaled.
-        note: What is worth knowing beside that, or "".
+        std_before: Standard deviation of the kept weights before the reinitialization.
+        std_after: Standard deviation of the kept weights after the reinitialization.
+        output_variance: LSUV: variance of the layer's output before its activation; None if LSUV did not scale it.
+        note: A remark about this weight, or "".
     """
 
     name: str
@@ -163,14 +163,14 @@ class Reinitialized:
 
 @dataclass(frozen=True)
 class Reinitialization:
-    """What `reinitialize` changed, what it left alone and why.
+    """The result of `reinitialize`: the changed weights, and the skipped weights with reasons.
 
     Attributes:
         model: Name of the model.
         initializer: Name of the initializer's class.
-        seed: The seed that repeats it.
+        seed: The seed that reproduces the new values.
         weights: The weights with new values, in the model's order.
-        skipped: All others.
+        skipped: All other weights, with reasons.
     """
 
     model: str
@@ -180,7 +180,7 @@ class Reinitialization:
     skipped: tuple[Skipped, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """All fields as a dictionary that can be written as JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -217,32 +217,33 @@ def reinitialize(
     masks: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Reinitialization:
-    """Gives a built model new weights, in place; returns what changed and what was left alone.
+    """Reinitializes the weights of a built model in place; returns a report of changed and skipped weights.
 
-    Taken are kernels (depthwise and recurrent ones too) and embeddings; biases and other weights where `include` names
-    them. Each weight draws from a stream of its own, made of the seed and of the weight's place in the model: what one
-    weight gets does not depend on `include`, `exclude`, the masks of others or the names of layers.
+    By default kernels (also depthwise and recurrent kernels) and embeddings are reinitialized; biases and other weights
+    only if `include` names them. Each weight has a separate random stream, derived from `seed` and the weight's
+    position in the model: its values do not depend on `include`, `exclude`, other weights' masks or layer names.
 
-    Fans are counted on the table's axes, and over kept weights where there is a mask: with m the mask, the deviation of
-    the weight from input unit i to output unit o is sqrt(scale / n), where n is fan_in(o) = sum of m over all weights
-    into o, fan_out(i) = sum of m over all weights out of i, or their mean (Xavier). Each output unit has then the
-    variance that it would have in a dense layer, however unevenly the zeros fall. Pruned weights are exactly zero.
+    Fans are counted along the axes in the table of layer types, over kept weights only. With the mask m, the standard
+    deviation of the weight from input unit i to output unit o is sqrt(scale / n), where n is fan_in(o) = sum of m over
+    all weights into o, fan_out(i) = sum of m over all weights out of i, or their mean (Xavier). Each output unit then
+    has the same variance as in a dense layer, for any distribution of the zeros. Pruned weights are exactly zero.
 
-    An optimizer that trained the old weights keeps their momenta: compile the model anew.
+    The optimizer keeps the momenta of the old weights; call `model.compile` again to reset the optimizer.
 
     Args:
         model: A built Keras model or layer.
-        initializer: One of this module, any Keras initializer or its name; `LSUV` for a start from data. Other
-            initializers than variance scaling and orthogonal ones draw as they are, and are masked.
-        include: Names, globs or `re:` patterns of layers and weights; given, nothing else is taken.
-        exclude: The same, left out; stronger than `include`.
-        masks: Weight name -> boolean array of its shape, True = kept, as `Pruner.masks` gives them. Weights without one
-            become dense, also where a Pruner holds zeros. Masks of weights that are not taken change nothing.
-        seed: An integer; None takes the initializer's own.
+        initializer: An initializer of this module, a Keras initializer or its name; `LSUV` initializes from data.
+            Initializers other than variance-scaling and orthogonal initializers are called unchanged, then masked.
+        include: Names, globs or `re:` patterns of layers and weights; if given, only matching weights are changed.
+        exclude: Names or patterns of layers and weights to skip; takes precedence over `include`.
+        masks: Weight name -> boolean array of the weight's shape, True = kept, as in `Pruner.masks`. Weights without a
+            mask become dense, even weights that a Pruner holds at zero. Masks of skipped weights have no effect.
+        seed: An integer; None: the initializer's seed.
 
     Raises:
-        TypeError: It is no Keras 3 model, no initializer, no integer seed, or a mask is not boolean.
-        ValueError: It is not built; a pattern or a mask's name matches nothing; a mask has another shape.
+        TypeError: `model` is not a Keras 3 model, `initializer` is not an initializer, `seed` is not an integer, or a
+            mask is not boolean.
+        ValueError: `model` is not built; a pattern or a mask's name matches nothing; a mask has the wrong shape.
 
     Source: Evci et al. 2020, arXiv:2010.03533 (He's deviation, each neuron's fan in counted over its kept weights).
     """
@@ -250,7 +251,7 @@ def reinitialize(
     kept = _checked_masks(model, masks)
     start, data = _start(initializer)
     seed = _seed_of(data or start) if seed is None else operator.index(seed)
-    # Before any weight moves: a model that cannot be called on the data is refused whole.
+    # Before the first assignment: if the model cannot be called on the data, no weight may have changed.
     outputs = None if data is None else Outputs(model, targets, data.x)
     places = {id(weight.variable): place for place, weight in enumerate(weights_in(model))}
     before = [deviation(target.variable, kept.get(target.name)) for target in targets]
@@ -267,7 +268,7 @@ def reinitialize(
 
 
 def _start(initializer: Any) -> tuple[Any, LSUV | None]:
-    """What weights are drawn with, and LSUV where data scale them after that."""
+    """(the initializer that draws the weights, the LSUV options or None)."""
     if isinstance(initializer, LSUV):
         return Orthogonal(gain=initializer.gain), initializer
     if not isinstance(initializer, keras.initializers.Initializer):
@@ -287,22 +288,22 @@ def _start(initializer: Any) -> tuple[Any, LSUV | None]:
 
 
 def _seed_of(initializer: Any) -> int:
-    """The initializer's own seed, as an integer; a random one where it has none."""
+    """The initializer's seed as an integer; a random seed if it has none."""
     seed = getattr(initializer, "seed", None)
     if isinstance(seed, keras.random.SeedGenerator):
         return int(np.sum(ops.convert_to_numpy(seed.next()), dtype=np.int64))
-    # Python's generator, as Keras does it: `keras.utils.set_random_seed` seeds it.
+    # Python's `random`, as in Keras: `keras.utils.set_random_seed` seeds this generator.
     return seed if isinstance(seed, int) else random.randint(1, 10**9)
 
 
 def _stream(seed: int, place: int) -> int:
-    """A seed of its own for the weight at that place of the model."""
+    """The seed for the weight at position `place` in the model."""
     digest = hashlib.blake2b(f"{seed}:{place}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 2**31
 
 
 def _checked_masks(model: Any, masks: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """The masks as arrays.
+    """The masks as boolean NumPy arrays, by weight name.
 
     Raises:
         TypeError, ValueError: As `reinitialize`.

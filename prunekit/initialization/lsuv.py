@@ -1,4 +1,4 @@
-"""LSUV: kernels scaled, layer by layer, until data leave each layer with unit variance."""
+"""LSUV: scales kernels, layer by layer, until each layer's output on given data has unit variance."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _SCALED_ROLES = ("kernel", "depthwise_kernel", "embedding")
 
 @dataclass(frozen=True, eq=False)
 class LSUV:
-    """Layer-sequential unit variance: an orthogonal start, then each layer scaled until data leave it with `target`.
+    """Layer-sequential unit variance: orthogonal kernels, scaled so that each layer's output has variance `target`.
 
-    Only for `reinitialize`: a layer's initializer sees neither the model nor data. In the order of the calls, the
-    kernel of each layer is divided by the standard deviation of the layer's output, before its activation function,
-    until the output's variance is `target`. Inside recurrent and time-distributed layers it stays orthogonal.
+    Works only in `reinitialize`, because a layer's `kernel_initializer` has no access to the model or to data. In call
+    order, each layer's kernel is divided by the standard deviation of the layer's output before its activation
+    function, until the output's variance is `target`. Kernels inside recurrent and time-distributed layers are not
+    scaled: they stay orthogonal.
 
     Args:
         x: One batch of inputs, an array or the structure of arrays that the model takes.
-        target: Variance to reach, over examples, positions and units together.
-        tolerance: Accepted difference, as a fraction of `target`.
-        max_iterations: Scalings of one layer, at most. One is enough where there is no bias.
-        gain: Of the orthogonal start.
-        seed: An integer; None draws one.
+        target: Target variance, over examples, positions and units together.
+        tolerance: Accepted difference from `target`, as a fraction of `target`.
+        max_iterations: Maximum number of scalings per layer. One scaling is enough for a layer without bias.
+        gain: Gain of the orthogonal initialization.
+        seed: An integer; None draws a random seed.
 
     Raises:
-        ValueError: A number is out of its range.
+        ValueError: An argument is out of range.
 
     Source: Mishkin and Matas 2015, arXiv:1511.06422, algorithm 1.
     """
@@ -56,18 +57,18 @@ class LSUV:
 
 @dataclass(frozen=True)
 class Scaled:
-    """How one kernel ended: the variance of its layer's output, and what is worth knowing beside it, or ""."""
+    """The result for one kernel: the variance of its layer's output, and a remark or ""."""
 
     output_variance: float | None
     note: str
 
 
 class Outputs:
-    """The layers' outputs on one batch, before their activation functions, measured by one compiled pass.
+    """Measures the layers' outputs on one batch, before their activation functions, in one compiled pass.
 
     Args:
         model: A built model.
-        targets: The weights that may be scaled: of each layer the last one, on which its output depends linearly.
+        targets: The candidate weights. Only the last weight of each layer is scaled: the output is linear in it.
         x: The batch.
     """
 
@@ -89,14 +90,14 @@ class Outputs:
 
         observe(self._model, self._inputs, see)
         self._called = list(found)
-        # A shared layer has one kernel for all its calls: their mean is what can be scaled.
+        # A shared layer has one kernel for all its calls: only the mean over the calls can be scaled.
         return ops.stack([ops.mean(ops.stack(calls)) for calls in found.values()]) if found else ops.zeros((0,))
 
     def _deviations(self) -> np.ndarray:
         return np.asarray(ops.convert_to_numpy(self._measure()), np.float64)
 
     def scale(self, options: LSUV) -> dict[str, Scaled]:
-        """Scales the kernels in place, in the order of the calls; target name -> how it ended, for every target."""
+        """Scales the kernels in place, in call order; returns {target name: `Scaled`} for every target."""
         deviations = self._deviations()
         for index, key in enumerate(self._called):
             variable = self._scaled[key].variable

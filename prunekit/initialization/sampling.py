@@ -1,4 +1,4 @@
-"""Values for one weight: an initializer's distribution on the axes of its target, counted over the weights kept."""
+"""Draws values for one weight from an initializer's distribution, with fans counted over the kept weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras import ops
 from prunekit.anatomy.fans import UnitMatrices, fans, unit_matrices
 from prunekit.anatomy.targets import Target
 
-# Standard deviation of a standard normal number given that it lies within [-2, 2].
+# Standard deviation of the standard normal distribution truncated to [-2, 2].
 CUT_DEVIATION = 0.87962566103423978
 
 
@@ -20,14 +20,14 @@ def draw(initializer: Any, target: Target, mask: np.ndarray | None, seed: int) -
     """A tensor of the target's shape and type, exactly zero where the mask is False.
 
     Args:
-        initializer: A Keras initializer. Variance scaling and orthogonal ones are drawn on the target's axes, others
-            are called; only its numbers are read, so it may serve many targets.
+        initializer: A Keras initializer. Variance-scaling and orthogonal initializers are evaluated on the target's
+            axes, all others are called. `initializer` is not modified, so many targets can share it.
         target: The weight.
-        mask: Boolean, the target's shape, True = kept; None keeps all.
-        seed: Makes the values repeatable.
+        mask: Boolean, the target's shape, True = kept; None keeps all entries.
+        seed: Seed of the random numbers.
     """
     variable_type = keras.backend.standardize_dtype(target.variable.dtype)
-    # Neither the decomposition nor the sums below exist, or are exact enough, in half precision.
+    # At least float32: half precision has no QR decomposition, and its sums are not exact enough.
     dtype = keras.backend.result_type(variable_type, "float32")
     call = type(initializer).__call__
     if call is keras.initializers.VarianceScaling.__call__:
@@ -43,7 +43,7 @@ def draw(initializer: Any, target: Target, mask: np.ndarray | None, seed: int) -
 
 
 def deviation(variable: Any, mask: np.ndarray | None) -> float:
-    """Standard deviation of the weights kept; 0 where none is."""
+    """Standard deviation of the kept weights; 0 if the mask keeps no weight."""
     values = np.asarray(ops.convert_to_numpy(variable), np.float64)
     kept = values if mask is None else values[mask]
     return float(kept.std()) if kept.size else 0.0
@@ -59,10 +59,10 @@ def _noise(distribution: str, shape: tuple[int, ...], dtype: str, seed: int) -> 
 
 
 def _deviations(initializer: Any, target: Target, mask: np.ndarray | None) -> Any:
-    """sqrt(scale / n) for each weight, n its fan in, its fan out or their mean."""
+    """sqrt(scale / n) for each weight, where n is its fan in, its fan out or their mean."""
     fan_in, fan_out = fans(target, mask)
     counts = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[initializer.mode]
-    # A unit of which nothing is kept has nothing to draw, and nothing to divide by.
+    # maximum: avoids a division by zero for a unit without kept weights.
     return np.sqrt(initializer.scale / np.maximum(counts, 1.0)).astype(_numpy_type(target))
 
 
@@ -71,14 +71,14 @@ def _numpy_type(target: Target) -> str:
 
 
 def _orthogonal(matrices: UnitMatrices, dtype: str, seed: int) -> Any:
-    """A tensor of the matrices' shape: along `summed` and `outputs` orthonormal columns, or rows if those are fewer."""
+    """A tensor of the matrices' shape with orthonormal columns along `summed` x `outputs`, or rows if fewer."""
     batch, rows, columns = (
         [matrices.shape[axis] for axis in axes] for axes in (matrices.parallel, matrices.summed, matrices.outputs)
     )
     lengths = math.prod(rows), math.prod(columns)
     noise = keras.random.normal((*batch, max(lengths), min(lengths)), dtype=dtype, seed=seed)
     q, r = ops.qr(noise)
-    # Without the signs, q would not be uniform over the orthogonal matrices (Mezzadri 2007, arXiv:math-ph/0609050).
+    # Without the signs, q is not uniform over the orthogonal matrices (Mezzadri 2007, arXiv:math-ph/0609050).
     q = q * ops.expand_dims(ops.sign(ops.diagonal(r, axis1=-2, axis2=-1)), -2)
     if lengths[0] < lengths[1]:
         q = ops.swapaxes(q, -2, -1)
@@ -87,7 +87,7 @@ def _orthogonal(matrices: UnitMatrices, dtype: str, seed: int) -> Any:
 
 
 def _restored(values: Any, target: Target, mask: np.ndarray | None) -> Any:
-    """The values in the target's shape; under a mask, each output unit's kept weights with the norm that all had."""
+    """The values in the target's shape; rescales each output unit's kept weights to the norm of all its weights."""
     if mask is None:
         return ops.reshape(values, target.shape)
     matrices = unit_matrices(target)
@@ -99,6 +99,6 @@ def _restored(values: Any, target: Target, mask: np.ndarray | None) -> Any:
 
 
 def _with_seed(initializer: Any, seed: int) -> Any:
-    """The same initializer with another seed; itself where it has none."""
+    """A copy of the initializer with the seed `seed`; the initializer itself if it has no seed."""
     config = initializer.get_config() if isinstance(initializer, keras.initializers.Initializer) else {}
     return type(initializer).from_config(config | {"seed": seed}) if "seed" in config else initializer

@@ -1,4 +1,4 @@
-"""How far signals spread through a model: its layers' outputs forward, and the gradients at them backward."""
+"""Signal propagation through a model: statistics of each layer's outputs (forward) and gradients (backward)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from prunekit.anatomy.targets import check_built, places, weights_in
 from prunekit.core import backend
 from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, largest, observe, spread, wide
 
-# A signal that grew or shrank by more than this between two ends of the model is exploding or vanishing. float16 loses
-# numbers below 6e-8, and one learning rate serves all layers.
+# A signal that grows or shrinks by more than this factor across the model counts as exploding or vanishing: float16
+# rounds numbers below 6e-8 to 0, and all layers have the same learning rate.
 FAR = 1000.0
-# From this fraction of exact zeros on a layer is dead; a relu of a healthy start has half.
+# Fraction of exact zeros from which a layer counts as dead; a well-initialized relu layer has 0.5.
 DEAD = 0.99
-# From this fraction of outputs at the bounds of its activation on a layer is saturated.
+# Fraction of outputs at the activation's bounds from which a layer counts as saturated.
 SATURATED = 0.5
-# So close to a bound of its range, as a fraction of the range, an output is saturated: a sigmoid's slope is below
-# 0.01 there, and it is 0.25 in the middle.
+# Distance from a bound, as a fraction of the range, within which an output counts as saturated: a sigmoid's slope is
+# below 0.01 there, and 0.25 in the middle.
 EDGE = 0.01
 
 _BOUNDS = {
@@ -33,7 +33,7 @@ _BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "hard_sigmoid": (0.0, 1.0),
 }
-# The worst first: what comes earlier here explains what comes later.
+# In descending severity: an earlier verdict can be the cause of a later verdict.
 VERDICTS = ("dead", "exploding", "saturated", "vanishing", "healthy")
 
 
@@ -43,22 +43,22 @@ class LayerSignal:
 
     Attributes:
         layer: Readable path; further calls of a shared layer add " (call 2)".
-        kind: Name of its class.
-        activation: Name of its activation function; "" where it has none, or a linear one.
-        shape: Shape of its output, batch included.
-        mean: Mean of its output's values, over batch, positions and units.
-        std: Their standard deviation.
-        zeros: Fraction of them that is exactly zero.
-        saturated: Fraction of them at a bound of the activation function; for a softmax, of the examples (and
-            positions) whose largest probability is next to 1; 0 where the function has no bounds.
-        ratio: `std` over that of the first layer with a kernel; for a softmax, whose outputs are the smaller the more
-            classes there are, the deviation of what goes into it.
-        gradient_std: Standard deviation of the gradient at its output, or before the softmax or sigmoid that the model
-            ends in; None where no gradient arrives.
+        kind: Name of the layer's class.
+        activation: Name of the activation function; "" for no activation or a linear activation.
+        shape: Shape of the output, batch included.
+        mean: Mean of the output's values, over batch, positions and units.
+        std: Standard deviation of the output's values.
+        zeros: Fraction of the output's values that is exactly zero.
+        saturated: Fraction of the output's values at a bound of the activation function; for a softmax, fraction of
+            the examples (and positions) whose largest probability is close to 1; 0 for a function without bounds.
+        ratio: `std` divided by the `std` of the first layer with a kernel. For a softmax, the standard deviation of its
+            input is used instead of `std`, because softmax outputs shrink with the number of classes.
+        gradient_std: Standard deviation of the gradient with respect to the output, or, for the model's final softmax
+            or sigmoid, with respect to its input; None if the layer gets no gradient.
         gradient_norm: L2 norm of that gradient per example, root mean square over the examples; None as above. Unlike
-            a deviation it stays the same through layers that only change their number of values.
+            a standard deviation, the norm does not change in layers that only change the number of values.
         gradient_zeros: Fraction of the gradient that is exactly zero; None as above.
-        gradient_ratio: `gradient_norm` over that of the last layer that has one: gradients start there. None as above.
+        gradient_ratio: `gradient_norm` divided by the `gradient_norm` of the last layer with a gradient; None as above.
         verdict: "dead", "exploding", "saturated", "vanishing" or "healthy".
     """
 
@@ -80,13 +80,13 @@ class LayerSignal:
 
 @dataclass(frozen=True)
 class SignalReport:
-    """What a batch and its gradient look like at each layer, in the order of the calls.
+    """Statistics of the outputs and gradients of each layer on one batch, in call order.
 
     Attributes:
         model: Name of the model.
         examples: Number of examples in the batch.
-        gradient_of: What the gradients are gradients of.
-        layers: One row per call.
+        gradient_of: Description of the differentiated function: the loss, or the random direction.
+        layers: One row per layer call.
     """
 
     model: str
@@ -101,11 +101,11 @@ class SignalReport:
 
     @property
     def first_trouble(self) -> LayerSignal | None:
-        """The first layer of the worst verdict; None where all are healthy."""
+        """The first layer with the worst verdict; None if all layers are healthy."""
         return next((row for row in self.layers if row.verdict == self.verdict != "healthy"), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, the verdict included, as JSON can hold it (infinities and NaN as Python's `json` writes them)."""
+        """All fields and the verdict as a JSON-serialisable dictionary (infinities and NaN as in Python's `json`)."""
         return asdict(self) | {"verdict": self.verdict}
 
     def __str__(self) -> str:
@@ -135,29 +135,29 @@ def _cells(row: LayerSignal) -> tuple[str, ...]:
 def signal_report(
     model: Any, x: Any, *, y: Any = None, loss: Any = None, seed: int = 0, training: bool = True
 ) -> SignalReport:
-    """How signals spread through the model on one batch: outputs forward, gradients backward, a verdict per layer.
+    """Measures each layer's outputs and gradients on one batch, and returns a verdict per layer.
 
-    Nothing changes: neither weights nor moving averages nor random seeds. A layer's verdict, the first that holds:
+    Weights, moving averages and random seeds do not change. A layer's verdict is the first that holds of:
     "exploding" - a value is not finite; "dead" - at least 0.99 of the outputs are exactly zero; "saturated" - at least
     half of the outputs are within 1 % of a bound of the layer's activation function; "exploding" - `ratio` or
     `gradient_ratio` is above 1000; "vanishing" - one of them is below 1/1000, or all outputs are equal; else "healthy".
-    Layers before the first one with a kernel scale data on purpose, so their ratios count for nothing. A normalisation
-    layer sets the scale anew: what follows it is judged by the ratio to its outputs, and not to the first layer's.
+    The ratios of layers before the first layer with a kernel are ignored, because such layers rescale data on purpose.
+    After a normalisation layer, which resets the scale, layers are judged by the ratio to that layer's outputs.
 
     Args:
         model: A built Keras model or layer.
         x: One batch of inputs, an array or the structure of arrays that the model takes.
         y: Targets of that batch, with `loss`.
-        loss: A Keras loss, its name, or a function (y, outputs) -> values, whose gradient is followed. Left out, it is
-            that of a random direction at the model's outputs, or before the softmax or sigmoid that it ends in: normal
-            numbers, of norm 1 for each example.
-        seed: Of that direction.
+        loss: A Keras loss, its name, or a function (y, outputs) -> values, to differentiate. None: the gradient starts
+            as a random direction (normal numbers, norm 1 for each example) at the model's outputs, or at the input of
+            the final softmax or sigmoid.
+        seed: Seed of the random direction.
         training: Whether layers behave as in training (batch statistics, dropout) or as in inference.
 
     Raises:
-        TypeError: It is no Keras 3 model.
-        ValueError: It is not built; only one of `y` and `loss` is given; no layer put out floating-point numbers.
-        RuntimeError: On another backend than TensorFlow.
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: `model` is not built; only one of `y` and `loss` is given; no layer has floating-point outputs.
+        RuntimeError: The Keras backend is not TensorFlow.
     """
     check_built(model)
     backend.require_tensorflow("signal_report")
@@ -170,7 +170,7 @@ def signal_report(
 
         def see(layer: Any, before: Any, after: Any) -> None:
             if _has_a_row(layer):
-                # Also where no trainable weight comes before it, as in a frozen model.
+                # Explicit watch: in a frozen model no trainable weight precedes the tensor.
                 tape.watch(after)
                 calls.append(_Call(layer, before, after))
 
@@ -209,7 +209,7 @@ def _has_a_row(layer: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A layer, the tensor before its activation function, and the one that it put out."""
+    """One layer call: the layer, the tensor before its activation function, and its output."""
 
     layer: Any
     before: Any
@@ -217,9 +217,9 @@ class _Call:
 
 
 def _starts(calls: list[_Call], outputs: Any) -> list[tuple[Any, _Call | None]]:
-    """Where gradients start: the outputs, or what the softmax or sigmoid that made one was given, and that call.
+    """(tensor, call or None) pairs where gradients start: the outputs, or the inputs of a final softmax or sigmoid.
 
-    The slope of a softmax over a thousand classes is a thousandth; losses undo it, so a direction must not pass it.
+    A random direction must not pass a softmax: over 1000 classes its slope is 1/1000, which a loss would compensate.
     """
     ends = {id(call.after): call for call in calls if activation_of(call.layer) in LINKS}
     found = [(output, ends.get(id(output))) for output in keras.tree.flatten(outputs) if is_float(output)]
@@ -227,7 +227,7 @@ def _starts(calls: list[_Call], outputs: Any) -> list[tuple[Any, _Call | None]]:
 
 
 def _directed(starts: list[Any], seed: int) -> Any:
-    """A scalar whose gradient at the starts has norm 1 for each example."""
+    """A scalar whose gradient with respect to `starts` has norm 1 for each example."""
     total = 0.0
     for index, output in enumerate(starts):
         output = wide(output)
@@ -258,7 +258,7 @@ def _names(model: Any, layers: list[Any]) -> list[str]:
 
 
 def _measured(call: _Call, gradient: Any) -> dict[str, Any]:
-    """The fields of a row that need no other row, and `spread`, of which ratios are made."""
+    """The fields of a row that need no other row, and `spread`, the numerator of `ratio`."""
     activation = activation_of(call.layer)
     values = wide(call.after)
     row = {

@@ -1,6 +1,6 @@
-"""Compiled training loops, and what belongs to loops. Public as `pk.loops`.
+"""Compiled training loops and tools for custom loops. Public as `pk.loops`.
 
-The public names are loaded on first use (PEP 562): a module of this folder is imported without the others.
+The public names are loaded on first use (PEP 562), so importing one module of this folder does not import the others.
 """
 
 from typing import TYPE_CHECKING

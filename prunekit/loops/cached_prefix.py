@@ -1,4 +1,4 @@
-"""Cached prefixes: the frozen lower part of a model is run once per data set. Public as `pk.loops.CachedPrefix`."""
+"""Caches the activations of a model's frozen lower part, one run per data set. Public as `pk.loops.CachedPrefix`."""
 
 import hashlib
 import json
@@ -17,36 +17,36 @@ from prunekit.core.arguments import examples_in, require_positive
 from prunekit.loops.activation_cache import Batches, FileStore, Kept, MemoryStore, array_digest
 from prunekit.loops.graph_split import MaskedActivations, cut, obstacles
 
-# Layers that are not the same in training differ by far more than rounding does between kernels.
+# Tolerances well above the rounding differences between kernels, and well below the effect of training mode.
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-4
 _PROBED = 8
 
 
 class CachedPrefix:
-    """The frozen lower part of a model, whose activations are computed once per data set, and the model above it.
+    """Splits a model at its frozen lower part, and caches that part's activations, computed once per data set.
 
-    `upper` is a model from these activations to the outputs. It shares its layers with the whole model: train, prune,
-    evaluate or measure it, and the whole model has the new weights. Activations are found again by a hash of the data
-    and of what computed them (weights, layers' configurations, batch size, versions), so that those of other weights or
-    other data are never taken. Code is not part of it: after a change in a layer of your own, use another directory.
-    Results are those of the whole model, but for last bits: see `activations`.
+    `upper` is a model from these activations to the outputs. It shares its layers with the whole model, so training or
+    pruning `upper` changes the whole model's weights. Cached activations are looked up by a hash of the data, weights,
+    layer configurations, batch size and versions, so changed weights or data never hit the cache. The hash excludes
+    source code: after changing the code of a custom layer, use another directory. Results equal those of the whole
+    model except for the last bits; see `activations`.
 
     Args:
-        model: A built Sequential or functional model; its weights, layers and settings stay as they are.
-        boundary: A layer's name or path, ("shared", 1) for the second of its calls, or a list of these, at whose
-            outputs the model is cut. None finds the deepest cut below which everything is frozen: no trainable weight,
-            no dropout, noise or augmentation, no BatchNormalization that is not frozen, no activity regularizer.
-        directory: Folder for the activations, which later processes find there; they are read as memory maps. None
-            keeps them in memory.
-        limit: Bytes of activations that are kept, at most; the least recently used data set goes first.
-        batch_size: Examples that the lower part is run on at a time; that of the training, for the very same bits.
+        model: A built Sequential or functional model; its weights, layers and settings are not changed.
+        boundary: Layers at whose outputs the model is cut: a layer's name or path, ("shared", 1) for the second call
+            of a layer, or a list of these. None finds the deepest cut with a frozen lower part: no trainable weight,
+            no dropout, noise or augmentation, no unfrozen BatchNormalization, no activity regularizer.
+        directory: Folder of the cached activations, shared between processes and read as memory maps. None caches the
+            activations in memory.
+        limit: Maximum size of the cached activations in bytes; the least recently used data set is evicted first.
+        batch_size: Batch size of the lower part; use the training's batch size for bit-identical results.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: It is no Keras 3 model; `boundary` holds something else than names.
-        ValueError: The model is not built, or has no graph (a subclass with a `call` of its own); nothing is frozen, or
-            everything; something below the boundary trains, draws random numbers or acts differently in training; no
-            layer has that name; the activations are wider than Keras's precision, to which `fit` casts arrays.
+        TypeError: `model` is not a Keras 3 model; `boundary` is not a name, a pair (name, call) or a list of these.
+        ValueError: The model is not built, or has no graph (a subclass with its own `call`); no layer is frozen, or
+            all are; a layer below the boundary has trainable weights, draws random numbers or differs in training mode;
+            no layer has the given name; the activations are float64 and `floatx`, to which `fit` casts, is not.
     """
 
     def __init__(
@@ -75,28 +75,28 @@ class CachedPrefix:
         self._refuse_wider_than_floatx()
 
     def activations(self, x: Any, *, key: str | None = None) -> Any:
-        """What the boundary's layers put out for these inputs: computed once, and found again later.
+        """Returns the activations at the boundary for `x`, from the cache if they were computed before.
 
-        On a CPU equal, bit for bit, to what the whole model computes inside where it meets the same batches in the same
-        order. In another order last bits may differ, in the whole model as well: kernels compute the last numbers of a
-        batch one by one, and some functions (tanh, products in float64) then round otherwise; so does a batch of one.
+        On a CPU, activations equal those inside the whole model bit for bit if the batches and their order are equal.
+        In another order the last bits may differ, also within the whole model: kernels compute the last elements of a
+        batch one at a time, and some functions (tanh, float64 products) then round differently, as in a batch of one.
 
         Args:
-            x: Inputs, arrays of shape (examples, ...) or a structure of these; or a `tf.data.Dataset` of batches (x),
-                (x, y) or (x, y, sample_weight), which is gone through once and whose order is kept.
-            key: A name for the data, for a dataset (needed), or to save the hash over arrays: a second per two
-                gigabytes. Take another one when the data change.
+            x: Inputs: an array of shape (examples, ...) or a structure of arrays; or a `tf.data.Dataset` of batches
+                (x), (x, y) or (x, y, sample_weight), which is iterated once and whose order is kept.
+            key: Name of the data; required for a dataset. For arrays it replaces the hash of the data, which takes a
+                second per two gigabytes. Use a new key when the data change.
 
         Returns:
-            For arrays: one of shape (examples, ...), or a list of these where several tensors cross the boundary (masks
-            among them), read-only, as `upper` takes them. For a dataset: one of batches with activations instead of
-            inputs, read as they are needed.
+            For arrays: a read-only array of shape (examples, ...), or a list of arrays if several tensors (including
+            masks) cross the boundary, in the form that `upper` accepts. For a dataset: a dataset with activations in
+            place of the inputs, read lazily.
 
         Raises:
-            TypeError: It is neither, or the key no string.
-            ValueError: Arrays without examples, or of different lengths; a dataset without a key, or one that never
-                ends; activations that take more bytes than the limit; something below the boundary was unfrozen since,
-                or acts differently in training; activations without an axis for the examples.
+            TypeError: `x` is neither dense arrays nor a dataset; `key` is not a non-empty string.
+            ValueError: The arrays have no examples or different lengths; a dataset has no key or is infinite; the
+                activations exceed `limit`; a layer below the boundary was unfrozen or differs in training mode; the
+                activations have no example axis.
         """
         import tensorflow as tf
 
@@ -111,7 +111,7 @@ class CachedPrefix:
         return found.arrays[0] if len(found.arrays) == 1 else list(found.arrays)
 
     def clear(self) -> None:
-        """Frees what is kept in memory. Files stay."""
+        """Frees the activations in memory; files stay."""
         for store in self._stores:
             store.clear()
 
@@ -125,7 +125,7 @@ class CachedPrefix:
             if kept is not None:
                 return kept
         if self._compiled[0] != structure:
-            # Layers may have been changed since: a trace would not show it.
+            # A layer's configuration changed, and the old trace would not reflect the change.
             self._compiled = (structure, compilation.OpenFunction(lambda x: self.lower(x, training=False)))
         self.computed += 1
         for store in self._stores[:-1]:
@@ -138,7 +138,7 @@ class CachedPrefix:
         return self._stores[-1].keep(key, runs(), examples)
 
     def _structure(self) -> str:
-        """A hash of what the lower part is, but for its weights; of the versions and the device that compute it."""
+        """Returns a hash of the lower part's configuration (without weights), the versions, `floatx` and the device."""
         import tensorflow as tf
 
         try:
@@ -180,7 +180,7 @@ class CachedPrefix:
         return arrays
 
     def _check_same_in_training(self, x: Any) -> None:
-        """A last look at layers of the user's own, whose code alone says what they do."""
+        """Raises if the lower part differs in training mode; detects custom layers, which `obstacles` cannot check."""
         some = keras.tree.map_structure(lambda leaf: leaf[:_PROBED], x)
         with keras.StatelessScope(collect_losses=True) as scope:
             trained, plain = (keras.tree.flatten(self.lower(some, training=mode)) for mode in (True, False))
@@ -246,7 +246,7 @@ class CachedPrefix:
 
 
 def _as_dataset(kept: Kept, shown: int, others: Any) -> Any:
-    """The batches: activations first, then what stood beside the inputs; alone where nothing did."""
+    """Returns a dataset of batches (activations, labels, ...), or of activations if the data had inputs only."""
     import tensorflow as tf
 
     def elements() -> Iterator[Any]:
@@ -284,7 +284,10 @@ def _data_key(x: Any, key: str | None) -> Any:
 
 
 def _vocabularies(model: Any) -> Iterator[Any]:
-    """What layers look words up in: no weight holds it, and the configuration only what was given at the start."""
+    """Yields functions that return a layer's vocabulary or bin boundaries.
+
+    Weights do not contain these tables, and the configuration contains only the constructor's values.
+    """
     for place in places(model):
         if hasattr(place.layer, "get_vocabulary"):
             yield place.layer.get_vocabulary
@@ -297,6 +300,6 @@ def _close(one: Any, other: Any) -> bool:
     if one.dtype.kind in "biu":
         return np.array_equal(one, other)
     one, other = one.astype("float64"), other.astype("float64")
-    # A tolerance that was NaN or infinite would tell nothing apart.
+    # Finite entries only: with a NaN or infinite tolerance the comparison would be meaningless.
     largest = np.abs(other[np.isfinite(other)]).max(initial=0) or 1
     return np.allclose(one, other, _RELATIVE, _ABSOLUTE * largest, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches, or of several workers, gathered into one; what comes too late is dropped."""
+"""Averages gradients of several micro-batches or workers, and drops contributions that are too old."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,23 @@ from prunekit.core import backend
 
 
 class GradientAccumulator:
-    """The mean of gradients until it is taken; contributions computed at an older step are dropped and counted.
+    """Accumulates gradients and returns their mean; drops and counts contributions computed at an older step.
 
     `add` and `take` also work inside a `tf.function`, where they return tensors. Gradients of embeddings stay sparse:
-    what `take` returns holds the rows that were touched, and only these are read and cleared.
+    `take` reads, returns and clears only the rows that contributions touched.
 
     Args:
-        variables: The variables that gradients belong to, in their order.
-        row_average: What rows of sparse gradients are divided by: "contributions" (all that were added, so that
-            micro-batches give the gradient of the large batch) or "rows" (those that touched the row, as
-            `tf.compat.v1.SparseConditionalAccumulator` does).
+        variables: The variables of the gradients, in the order of the gradients.
+        row_average: Divisor of rows of sparse gradients: "contributions" (the weight of all contributions, so that
+            micro-batches give the gradient of the large batch) or "rows" (the weight of the contributions that touched
+            the row, as in `tf.compat.v1.SparseConditionalAccumulator`).
 
-    Source: `tf.compat.v1.ConditionalAccumulator` and its sparse twin, for what is dropped and how steps count.
+    Source: `tf.compat.v1.ConditionalAccumulator` and `SparseConditionalAccumulator`, for the rules of dropping and of
+        counting steps.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        ValueError: An unknown `row_average`.
+        ValueError: `row_average` is neither "contributions" nor "rows".
     """
 
     def __init__(self, variables: Sequence[Any], *, row_average: str = "contributions"):
@@ -43,39 +44,39 @@ class GradientAccumulator:
 
     @property
     def step(self) -> int:
-        """The accumulator's step: contributions computed before it are too old. `take` moves it on by one."""
+        """The accumulator's step: contributions with a smaller `local_step` are dropped. `take` increments it by 1."""
         return int(self._step.numpy())
 
     @property
     def count(self) -> int:
-        """Contributions added since the last `take`."""
+        """Number of contributions added since the last `take`."""
         return int(self._count.numpy())
 
     @property
     def dropped(self) -> int:
-        """Contributions refused so far because they were too old."""
+        """Number of contributions dropped so far because they were too old."""
         return int(self._dropped.numpy())
 
     def set_step(self, step: int) -> None:
-        """Moves the accumulator's step on, where it joins a training under way.
+        """Sets the accumulator's step, for example when it joins a running training.
 
         Raises:
-            ValueError: The step lies before the present one.
+            ValueError: `step` is smaller than the current step.
         """
         if step < self.step:
             raise ValueError(f"An accumulator's step only rises. Received: step={step}, where it is at {self.step}.")
         self._step.assign(step)
 
     def add(self, gradients: Sequence[Any], local_step: Any = None, *, weight: Any = 1.0) -> Any:
-        """Adds one contribution; returns whether it was taken.
+        """Adds one contribution; returns True if it was added, False if it was dropped.
 
         Args:
             gradients: Aligned with the variables: tensors, `tf.IndexedSlices`, or None.
-            local_step: The step at which they were computed; None is the accumulator's own.
-            weight: What the contribution counts in the mean: its number of examples, where micro-batches differ.
+            local_step: Step at which the gradients were computed; None = the accumulator's current step.
+            weight: Weight of the contribution in the mean, such as the number of examples of the micro-batch.
 
         Raises:
-            ValueError: Their number or shapes are not those of the variables; a weight that is not positive.
+            ValueError: Number or shapes of the gradients differ from the variables'; `weight` is not positive.
         """
         import tensorflow as tf
 
@@ -101,12 +102,12 @@ class GradientAccumulator:
         return bool(taken) if tf.executing_eagerly() else taken
 
     def take(self) -> list[Any]:
-        """The mean of what was added, aligned with the variables; empties the accumulator and moves its step on by one.
+        """Returns the mean gradients, aligned with the variables; clears the accumulator and increments its step.
 
-        None stands where no contribution ever had a gradient.
+        The entry of a variable is None if no contribution ever had a gradient for it.
 
         Raises:
-            ValueError: Nothing was added (inside a `tf.function`: tf.errors.InvalidArgumentError).
+            ValueError: No contribution was added (inside a `tf.function`: tf.errors.InvalidArgumentError).
         """
         import tensorflow as tf
 
@@ -142,10 +143,10 @@ class GradientAccumulator:
         return gradients
 
     def _sums_for(self, gradients: list[Any]) -> list[Any]:
-        """Makes what is missing: only a contribution shows which gradients are sparse, and which are None."""
+        """Creates missing sums; only a contribution shows which gradients are sparse and which are None."""
         import tensorflow as tf
 
-        # A variable that is made while a function is traced must be lifted out of it.
+        # init_scope lifts the variable's creation out of a `tf.function` that is being traced.
         with tf.init_scope():
             for place, gradient in enumerate(gradients):
                 if gradient is not None and self._sums[place] is None:
@@ -154,7 +155,7 @@ class GradientAccumulator:
 
 
 class _Sum:
-    """The weighted sum of one variable's gradients, and how much weight touched each row where they are sparse."""
+    """Weighted sum of one variable's gradients; for sparse gradients also the sum of weights per row."""
 
     def __init__(self, variable: Any, sparse: bool):
         import tensorflow as tf
@@ -175,12 +176,12 @@ class _Sum:
             tf.IndexedSlices(tf.cast(gradient.values, dtype) * tf.cast(weight, dtype), gradient.indices)
         )
         if self._rows is not None:
-            # A row that occurs twice in one contribution was touched by one contribution.
+            # A row index that occurs twice in one contribution counts once.
             once, _ = tf.unique(gradient.indices)
             self._rows.scatter_add(tf.IndexedSlices(tf.fill(tf.shape(once), tf.cast(weight, "float64")), once))
 
     def take(self, weight: Any, by_row: bool) -> Any:
-        """The mean; the sum is zero after it."""
+        """Returns the mean and resets the sum to zero."""
         import tensorflow as tf
 
         dtype = self._total.dtype

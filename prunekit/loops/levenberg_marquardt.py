@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt on a Keras model's own variables: second-order steps for residual losses and small models."""
+"""Levenberg-Marquardt training of Keras models: second-order steps for residual losses and small models."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +17,12 @@ _TAU, _LEAST, _MOST = 1e-3, 1e-15, 1e15
 
 
 def difference(y_true: Any, y_pred: Any) -> Any:
-    """y_pred - y_true: least squares."""
+    """Returns y_pred - y_true, the residuals of least squares."""
     return y_pred - ops.reshape(ops.cast(y_true, y_pred.dtype), ops.shape(y_pred))
 
 
 def classes(y_true: Any, y_pred: Any) -> Any:
-    """softmax(logits) - one-hot labels: the Brier score of a classifier that returns logits.
+    """Returns softmax(logits) - one-hot labels, the residuals of the Brier score of a classifier with logit outputs.
 
     Source: Brier 1950, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78.
     """
@@ -33,27 +33,28 @@ def classes(y_true: Any, y_pred: Any) -> Any:
 class LevenbergMarquardt:
     """Minimises half the sum of squared residuals by damped Gauss-Newton steps.
 
-    A step solves (J^T J + d I) h = -J^T r for the weights that are kept, by Cholesky in float64 on J^T J or J J^T,
-    whichever is smaller, and takes h only if the loss falls; the damping d follows the gain ratio. Pruned weights take
-    no part, so the solve shrinks as the model is pruned. Layers run as in inference: dropout and batch statistics have
-    no place in a loss that must fall at each step.
+    A step solves (J^T J + d I) h = -J^T r for the kept weights, by float64 Cholesky factorisation of the smaller of
+    J^T J and J J^T, and applies h only if the loss decreases; the gain ratio adapts the damping d. Pruned weights are
+    excluded, so the system shrinks as the model is pruned. Layers run in inference mode, because dropout and batch
+    statistics would make the losses of two trials incomparable.
 
     Args:
         model: A built Keras model with one output.
         residuals: "difference" (y_pred - y_true), "classes" (softmax of logits - one-hot labels), or a function
-            (y_true, y_pred) -> residuals, whose first axis is the batch's.
-        pruner: A `Pruner` of this model that was built without an optimizer; it steps after each step.
-        damping: The first d; None takes 1e-3 times the largest diagonal entry of J^T J.
-        attempts: How often a step may be tried with more damping before it is given up.
-        memory_limit: Bytes that the Jacobian, the Gram matrix and their making may take; None = half of what is free.
+            (y_true, y_pred) -> residuals of shape (batch, ...).
+        pruner: A `Pruner` of this model, built without an optimizer; `pruner.step()` is called after each step.
+        damping: Initial d; None uses 1e-3 times the largest diagonal entry of J^T J.
+        attempts: Maximum number of trials of a step, with damping increased after each failed trial.
+        memory_limit: Bytes for the Jacobian, the Gram matrix and their computation; None = half of the available
+            memory.
 
-    Source: Marquardt 1963, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11; the damping
-        is that of Nielsen 1999, "Damping parameter in Marquardt's method", IMM-REP-1999-05, eq. 2.4.
+    Source: Marquardt 1963, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11; damping
+        rule of Nielsen 1999, "Damping parameter in Marquardt's method", IMM-REP-1999-05, eq. 2.4.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
         ValueError: The model is not built or has several outputs; an option is out of range.
-        TypeError: `pruner` is no `Pruner`.
+        TypeError: `pruner` is not a `Pruner`.
     """
 
     def __init__(
@@ -86,24 +87,24 @@ class LevenbergMarquardt:
 
     @property
     def size(self) -> int:
-        """How many weights take part: those that are trainable and kept."""
+        """Number of optimised weights: trainable and not pruned."""
         return sum(len(kept) for kept in self._kept)
 
     def step(self, x: Any, y: Any) -> dict[str, float]:
-        """One step on one batch; then the pruner's step.
+        """Runs one optimisation step on one batch, then calls `pruner.step()`.
 
         Args:
-            x: Inputs, of shape (batch, ...), or a structure of these.
-            y: What the residuals compare the output with, of shape (batch, ...).
+            x: Inputs of shape (batch, ...), or a structure of arrays.
+            y: Targets of the residuals, shape (batch, ...).
 
         Returns:
             loss: Half the sum of squared residuals after the step.
             damping: d for the next step.
-            gain: The fall of the loss over the fall that the linear model promised; 0 where no step was taken.
-            gradient: The largest entry of J^T r before the step.
+            gain: Decrease of the loss divided by the decrease that the linear model predicts; 0 if no trial succeeded.
+            gradient: Largest magnitude in J^T r before the step.
 
         Raises:
-            ValueError: The matrices would not fit into the memory, with the figure; the loss is not finite.
+            ValueError: The matrices need more than `memory_limit`; the residuals are not finite.
         """
         examples_in(x=x, y=y)
         x, y = (keras.tree.map_structure(_in_floatx, each) for each in (x, y))
@@ -114,15 +115,15 @@ class LevenbergMarquardt:
         return found
 
     def fit(self, x: Any, y: Any, epochs: int = 1, batch_size: int | None = None) -> dict[str, list[float]]:
-        """Steps over the data, `epochs` times; returns what `step` returns, as one list per figure.
+        """Runs `step` on each batch of each epoch; returns one list of values per key of `step`'s result.
 
-        Stops early where a step on all the data finds no way down any more.
+        With `batch_size=None`, training stops early after a step that did not decrease the loss.
 
         Args:
-            x: Array of shape (examples, ...), or a structure of these.
+            x: Array of shape (examples, ...), or a structure of arrays.
             y: Array of shape (examples, ...).
-            epochs: How often each example is seen.
-            batch_size: Examples in a step, in the order given; None takes all.
+            epochs: Number of passes over the data.
+            batch_size: Examples per step, taken in the given order; None uses all examples in one step.
         """
         require_positive(epochs=epochs, batch_size=batch_size)
         examples_in(x=x, y=y)
@@ -139,7 +140,7 @@ class LevenbergMarquardt:
     # The Jacobian ---------------------------------------------------------------------------------------------------
 
     def _kept_positions(self) -> list[np.ndarray]:
-        """For each trainable variable the flat positions of the weights that take part."""
+        """Returns the flat positions of the kept weights, one array per trainable variable."""
         masks = {} if self.pruner is None else self.pruner.masks
         names = {} if self.pruner is None else {
             id(backend.native(target.variable)): target.name for target in self.pruner.targets
@@ -151,7 +152,7 @@ class LevenbergMarquardt:
         ]
 
     def _checked(self, x: Any, y: Any) -> Any:
-        """The residuals of the batch, once it is known that the matrices fit and the loss is a number."""
+        """Returns the residuals of the batch, after checking the memory limit and that all residuals are finite."""
         output = self.model(x, training=False)
         if self._residuals is difference and y.shape.num_elements() != output.shape.num_elements():
             raise ValueError(
@@ -178,11 +179,11 @@ class LevenbergMarquardt:
 
     @staticmethod
     def _rows_at_once(rows: int, dense: int) -> int:
-        """Rows of the Jacobian, pruned weights still in it, that are made together: 64 MB or one row."""
+        """Returns how many Jacobian rows (pruned weights included) are computed at once: 64 MB, at least one row."""
         return min(rows, max(1, (1 << 23) // max(dense, 1)))
 
     def _whole_jacobian(self, x: Any, y: Any, residuals: Any) -> tuple[Any, Any]:
-        """(residuals, Jacobian without pruned weights) in float64, of shape (rows,) and (rows, weights)."""
+        """Returns float64 (residuals, Jacobian without pruned weights), of shapes (rows,) and (rows, weights)."""
         import tensorflow as tf
 
         each = int(np.prod(residuals.shape[1:]))
@@ -207,7 +208,7 @@ class LevenbergMarquardt:
             gradients = tape.gradient(residual, self._variables, unconnected_gradients="zero")
             return residual, [tf.reshape(tf.convert_to_tensor(gradient), (-1,)) for gradient in gradients]
 
-        # One row for each residual of each example: gradients of single examples, not of the batch for each residual.
+        # One row per residual and example: differentiates single examples, not the whole batch once per residual.
         first = keras.tree.map_structure(lambda a: a[:1], (x, y))
         sample = self._residuals(first[1], self.model(first[0], training=False))
         each = tf.size(sample)
@@ -255,7 +256,7 @@ class LevenbergMarquardt:
         self._growth *= 2.0
 
     def _move(self, before: list[np.ndarray], change: np.ndarray) -> None:
-        """The weights before, with the change added to those that take part; the others keep every bit."""
+        """Assigns `before` plus the change to the kept weights; pruned weights keep their exact value."""
         begin = 0
         for variable, value, kept in zip(self._variables, before, self._kept, strict=True):
             moved = value.copy().reshape(-1)
@@ -269,7 +270,7 @@ class LevenbergMarquardt:
 
 
 def _solution(gram: Any, gradient: Any, residuals: Any, jacobian: Any, damping: float) -> Any:
-    """h of (J^T J + d I) h = -J^T r; None where rounding makes the matrix indefinite."""
+    """Returns h of (J^T J + d I) h = -J^T r; None if rounding makes the matrix indefinite."""
     import tensorflow as tf
 
     damped = gram + damping * tf.eye(gram.shape[0], dtype=gram.dtype)

@@ -1,4 +1,4 @@
-"""Compiled training loops on tf.GradientTape, with a small `fit` around the step."""
+"""Compiled training step on tf.GradientTape, with a small `fit` around it."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,26 +18,26 @@ from prunekit.techniques.pruning.pruner import Pruner
 
 
 class TapeLoop:
-    """A training step compiled around a tf.GradientTape: forward pass, loss, gradients, update, pruning.
+    """Compiled training loop on tf.GradientTape: forward pass, loss, gradients, update, pruning.
 
-    Ends in the same weights as `model.compile` and `model.fit` with a `PruningCallback`, bit for bit on one CPU, where
-    seed, order of the data and options are the same. The model need not be compiled, and is not compiled by this.
+    On one CPU, the resulting weights equal those of `model.compile` and `model.fit` with a `PruningCallback` bit for
+    bit, given the same seed, data order and options. The model need not be compiled, and TapeLoop does not compile it.
 
     Args:
         model: A built Keras model.
         optimizer: A Keras optimizer, or its name.
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
             or dictionary of these, shaped like the outputs. Losses that layers add (regularizers) are added to it.
-        pruner: A `Pruner` of this model and this optimizer; it steps after each update.
-        metrics: A list of Keras metrics or their full names, such as "sparse_categorical_accuracy", of a model with one
-            output.
+        pruner: A `Pruner` of this model and this optimizer; `pruner.step()` is called after each update.
+        metrics: A list of Keras metrics or their full names, such as "sparse_categorical_accuracy"; the model then has
+            one output.
         jit_compile: Whether XLA compiles the step.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow; a distribution strategy of several replicas is in scope.
-        TypeError: `model` is no Keras 3 model, `pruner` no `Pruner`, `metrics` no list.
-        ValueError: The model is not built; the pruner belongs to another model or optimizer; a metric is called
-            "accuracy", which stands for several.
+        TypeError: `model` is not a Keras 3 model, `pruner` is not a `Pruner`, or `metrics` is not a list.
+        ValueError: The model is not built; the pruner belongs to another model or optimizer; a metric has a short name
+            ("accuracy", "acc", "crossentropy", "ce"), which is ambiguous.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TapeLoop:
         if pruner is not None:
             _check_pruner(pruner, self.model, self.optimizer)
         if not self.optimizer.built:
-            # Slots made while the step is traced would cost a second trace.
+            # Creating slots while the step is traced would cause a second trace.
             self.optimizer.build(model.trainable_variables)
         self._losses = keras.tree.map_structure(as_loss, loss)
         self._tracker = keras.metrics.Mean("loss")
@@ -68,15 +68,15 @@ class TapeLoop:
         self._test = compilation.OpenFunction(self._measure, xla=jit_compile)
 
     def step(self, x: Any, y: Any, sample_weight: Any = None) -> dict[str, float]:
-        """One update on one batch; then the pruner's step.
+        """Runs one update on one batch, then calls `pruner.step()`.
 
         Args:
-            x: Inputs, of shape (batch, ...), or a structure of these.
-            y: What the loss compares the outputs with, of shape (batch, ...).
+            x: Inputs of shape (batch, ...), or a structure of arrays.
+            y: Targets of the loss, shape (batch, ...).
             sample_weight: One weight per example, or None.
 
         Returns:
-            The loss (with what layers add) and the metrics, of this batch.
+            The loss of this batch (including the layers' added losses) and its metrics.
         """
         self._reset()
         results = self._train(*_tensors((x, y, sample_weight)))
@@ -85,7 +85,7 @@ class TapeLoop:
         return _floats(results)
 
     def evaluate(self, x: Any, y: Any = None, batch_size: int = 32, *, sample_weight: Any = None) -> dict[str, float]:
-        """Loss and metrics over arrays, or over a `tf.data.Dataset` of (x, y) or (x, y, sample_weight) batches."""
+        """Returns loss and metrics over arrays or a `tf.data.Dataset` of (x, y) or (x, y, sample_weight) batches."""
         self._reset()
         results: dict[str, Any] = {}
         for batch in _Data(x, y, sample_weight, batch_size).batches():
@@ -106,22 +106,22 @@ class TapeLoop:
         seed: int | None = None,
         verbose: int = 0,
     ) -> keras.callbacks.History:
-        """Trains for some epochs; returns the history that Keras keeps, one figure per epoch.
+        """Trains for `epochs` epochs; returns the Keras `History`, with one value per epoch and metric.
 
         Args:
-            x: Arrays of shape (examples, ...), or a `tf.data.Dataset` of batches, whose order is its own.
-            y: Labels for arrays.
-            epochs: How often each example is seen.
-            batch_size: Examples in an update, for arrays; the last one of an epoch may have fewer.
+            x: Arrays of shape (examples, ...), or a `tf.data.Dataset` of batches, which is not shuffled here.
+            y: Labels, if `x` is arrays.
+            epochs: Number of passes over the data.
+            batch_size: Examples per update, for arrays; the last batch of an epoch may be smaller.
             sample_weight: One weight per example, for arrays.
             validation_data: (x, y), (x, y, sample_weight) or a dataset, evaluated after each epoch as "val_...".
-            callbacks: Keras callbacks; `pruner` takes the place of `PruningCallback`.
-            shuffle: Whether arrays are taken in another order in each epoch.
-            seed: Of these orders; None draws one from NumPy's global state, which keras.utils.set_random_seed sets.
+            callbacks: Keras callbacks other than `PruningCallback`; pass `pruner` to TapeLoop instead.
+            shuffle: Whether each epoch visits the examples of arrays in a new random order.
+            seed: Seed of the shuffling; None draws it from NumPy's global state, set by keras.utils.set_random_seed.
             verbose: 1 for a progress bar, 2 for a line per epoch.
 
         Raises:
-            TypeError: A `PruningCallback` among the callbacks.
+            TypeError: `callbacks` contains a `PruningCallback`.
             LeakError: As `Pruner.step`.
         """
         if any(isinstance(callback, PruningCallback) for callback in callbacks):
@@ -133,7 +133,7 @@ class TapeLoop:
         data = _Data(x, y, sample_weight, batch_size)
         seed = int(np.random.randint(2**31)) if seed is None else seed
         orders = (_order(seed, epoch, data.examples) if shuffle and data.examples else None for epoch in range(epochs))
-        # Callbacks look for an optimizer on the model: LearningRateScheduler, ReduceLROnPlateau.
+        # LearningRateScheduler and ReduceLROnPlateau read `model.optimizer`.
         with patching.shadowed(self.model, "optimizer", self.optimizer):
             listed = keras.callbacks.CallbackList(
                 list(callbacks), add_history=True, add_progbar=bool(verbose), verbose=verbose, epochs=epochs,
@@ -241,7 +241,8 @@ def _several(metrics: Any) -> list[Any]:
 
 
 def _metric(metric: Any) -> keras.metrics.Metric:
-    # `compile` replaces these by what fits labels and outputs; keras.metrics.get takes them for exact equality.
+    # `compile` resolves these names by the shapes of labels and outputs; keras.metrics.get would return the exact-match
+    # metric for "accuracy".
     if metric in ("accuracy", "acc", "crossentropy", "ce"):
         kind = "accuracy" if metric in ("accuracy", "acc") else "crossentropy"
         raise ValueError(
@@ -252,7 +253,7 @@ def _metric(metric: Any) -> keras.metrics.Metric:
 
 
 class _Data:
-    """Arrays, or a dataset, as batches of tensors (x, y, sample_weight)."""
+    """Yields arrays or a dataset as batches of tensors (x, y, sample_weight)."""
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, batch_size: int):
         import tensorflow as tf
@@ -273,7 +274,7 @@ class _Data:
         self.steps = -(-self.examples // batch_size)
 
     def batches(self, order: np.ndarray | None = None) -> Iterator[tuple[Any, Any, Any]]:
-        """(x, y, sample_weight), the examples in the order given."""
+        """Yields (x, y, sample_weight) batches; `order` permutes the examples of arrays."""
         if self._dataset is not None:
             for element in self._dataset:
                 yield (*element, None)[:3] if isinstance(element, tuple) else (element, None, None)
@@ -288,7 +289,7 @@ def _order(seed: int, epoch: int, examples: int) -> np.ndarray:
 
 
 def _as_fit_takes_it(array: Any) -> Any:
-    """NumPy, and floating-point numbers in Keras's own precision, as `fit` converts them."""
+    """Returns a NumPy array, with floating-point numbers cast to `floatx` as `fit` casts them."""
     if array is None:
         return None
     array = np.asarray(array)

@@ -1,4 +1,4 @@
-"""What optimizer updates did to the weights, measured inside the compiled step: the change itself, not the gradient."""
+"""Measures how much each optimizer update changes the weights, inside the compiled step."""
 
 import contextlib
 from dataclasses import asdict, dataclass
@@ -17,15 +17,15 @@ from prunekit.core.update_observer import UpdateObserver, state_variable
 
 @dataclass(frozen=True)
 class WeightChange:
-    """What updates did to one weight variable.
+    """How much optimizer updates changed one weight variable.
 
     Attributes:
         name: Readable path, such as "block/conv_1/kernel".
-        updates: How many updates were measured.
-        change: L2 norm of the change that an update made, averaged over them; NaN without updates.
-        last: The same of the last update.
-        largest: The largest of them.
-        norm: L2 norm of the weight before an update, averaged over them; NaN without updates.
+        updates: Number of measured updates.
+        change: L2 norm of an update's change, averaged over the updates; NaN without updates.
+        last: L2 norm of the last update's change.
+        largest: Largest L2 norm of an update's change.
+        norm: L2 norm of the weight before an update, averaged over the updates; NaN without updates.
     """
 
     name: str
@@ -37,7 +37,7 @@ class WeightChange:
 
     @property
     def relative(self) -> float:
-        """`change` / `norm`; infinite for a weight that was zero throughout before its changes."""
+        """`change` / `norm`; infinite if all entries were zero before the updates and changed, 0 if none changed."""
         if self.norm == 0:
             return float("inf") if self.change else 0.0
         return self.change / self.norm
@@ -45,7 +45,7 @@ class WeightChange:
 
 @dataclass(frozen=True)
 class ChangeReport:
-    """What updates did to each weight variable.
+    """How much optimizer updates changed each weight variable.
 
     Attributes:
         model: Name of the model.
@@ -56,11 +56,11 @@ class ChangeReport:
     weights: tuple[WeightChange, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values, with `relative` for each weight."""
         return {"model": self.model, "weights": [asdict(row) | {"relative": row.relative} for row in self.weights]}
 
     def __str__(self) -> str:
-        """A table as plain text."""
+        """Returns the report as a plain-text table."""
         head = ("weight", "updates", "change", "last", "largest", "norm", "change / norm")
         rows = [
             (row.name, f"{row.updates:,}", *(f"{value:.3g}" for value in _figures(row)), f"{row.relative:.2e}")
@@ -74,21 +74,20 @@ def _figures(row: WeightChange) -> tuple[float, ...]:
 
 
 class WeightChanges(UpdateObserver):
-    """Measures, inside every update of a training, how far it moved each weight; a context manager.
+    """Context manager that measures how much each optimizer update changes each trainable weight.
 
-    The gradient does not say that: momentum, adaptive rates, clipping, weight decay, constraints and averages come
-    after it. Inside the `with` block, `fit`, `TapeLoop` and tape loops of the user's are measured; a `tf.function` of
-    the user's is to be traced inside. At its end model and optimizer are as they were. Nothing leaves the device before
-    `report()`. An update that only accumulates gradients counts as none.
+    The gradient alone does not determine the change: momentum, adaptive rates, clipping, weight decay, constraints and
+    weight averages act after it. The `with` block measures `fit`, `TapeLoop` and custom tape loops; trace a custom
+    `tf.function` inside the block. Leaving the block restores model and optimizer. The measurements stay on the device
+    until `report()` reads them. A batch that only accumulates gradients is not counted as an update.
 
     Args:
         model: A built Keras model; its trainable weights are measured.
-        optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
-            compiled with.
+        optimizer: Keras optimizer of the loop, or a list of optimizers. None uses the compiled model's optimizer.
 
     Raises:
-        RuntimeError: Keras does not run on TensorFlow; it is entered inside itself.
-        TypeError: It is no Keras 3 model, or no Keras optimizer.
+        RuntimeError: Keras does not run on TensorFlow; the `with` block is entered again before it was left.
+        TypeError: `model` is not a Keras 3 model; `optimizer` is not a Keras optimizer.
         ValueError: The model is not built, or has neither trainable weights nor an optimizer.
     """
 
@@ -105,7 +104,7 @@ class WeightChanges(UpdateObserver):
                 f"{missing}. " + ("" if not self._weights else "Compile it, or pass the loop's `optimizer`.")
             )
         with backend.variable_scope(model):
-            # Rows: updates, and over them the sum of changes, the last and the largest one, the sum of norms.
+            # Rows: number of updates, sum of change norms, last change norm, largest change norm, sum of weight norms.
             self._figures = state_variable(np.zeros((5, len(self._weights))), "float64", "changes")
         self._attached: contextlib.ExitStack | None = None
         self._entered = False
@@ -127,28 +126,28 @@ class WeightChanges(UpdateObserver):
             attached.close()
 
     def reset(self) -> None:
-        """Forgets what was measured so far."""
+        """Discards all measurements so far."""
         self._figures.assign(np.zeros((5, len(self._weights))))
         self._begun = self._iterations()
 
     @property
     def figures(self) -> np.ndarray:
-        """What is measured so far, for `restore`: float64, shape (5, weights)."""
+        """Measurements so far, as `restore` takes them: float64 array of shape (5, weights)."""
         return np.array(self._figures.numpy())
 
     def restore(self, figures: Any) -> None:
-        """Goes on from the figures of an earlier training of the same model."""
+        """Continues from the `figures` of an earlier training of the same model."""
         self._figures.assign(figures)
 
     def report(self) -> ChangeReport:
-        """What updates did to each weight since the beginning, or since `reset()`.
+        """Returns the change of each weight per update, measured since the beginning or since `reset()`.
 
-        Zeros that a change of masks makes between updates are not counted. `weights` has one row per trainable
-        variable: `name`, `updates`, the L2 norm of an update's change (`change` its mean, `last`, `largest`), the
-        weight's own (`norm`), and `relative`, which is `change` / `norm`.
+        Weights that a mask change sets to zero between updates are not counted as changes. `weights` has one row per
+        trainable variable: `name`, `updates`, the L2 norm of an update's change (mean `change`, `last`, `largest`), the
+        mean L2 norm of the weight (`norm`), and `relative`, which is `change` / `norm`.
 
         Raises:
-            RuntimeError: The `with` block was never entered; the optimizers made updates, and none was measured.
+            RuntimeError: The `with` block was never entered; the optimizers made updates, but none was measured.
         """
         figures = np.asarray(self._figures.numpy())
         made = self._iterations() - self._begun
@@ -174,7 +173,7 @@ class WeightChanges(UpdateObserver):
         return ChangeReport(self.model.name, tuple(rows))
 
     def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
-        """Adds the norms of changes and weights."""
+        """Adds the norms of one update's changes and of the weights before it."""
         nothing = ops.zeros((), "float64")
         did = ops.cast(updates, "float64")
         order = range(len(self._weights))
@@ -195,14 +194,14 @@ class WeightChanges(UpdateObserver):
         )
 
     def _iterations(self) -> int:
-        # With those that the model has been compiled with since.
+        # The model may have been compiled with another optimizer since: its updates count too.
         known = {id(optimizer): optimizer for optimizer in [*self.optimizers, *optimizers_of(self.model)]}
         return sum(int(optimizer.iterations.numpy()) for optimizer in known.values())
 
 
 def _norm(value: Any) -> Any:
-    """The L2 norm, a float64 scalar."""
+    """Returns the L2 norm as a float64 scalar."""
     import tensorflow as tf
 
-    # One pass, and no square of the whole array in memory.
+    # l2_loss makes one pass and allocates no squared copy of the array.
     return tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(wide(value)), tf.float64))

@@ -1,1 +1,1 @@
-"""Recipes: text, schema, run."""
+"""Reads, checks and runs recipes."""

@@ -1,4 +1,4 @@
-"""What is told of a run: its report, and what its result depends on besides the recipe."""
+"""Builds a run's report, including the facts besides the recipe that its result depends on."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ from prunekit.sparsity.schedules import SCHEDULES
 
 
 def report_of(prepared: Prepared, record: RunState, hashes: dict[str, str]) -> RunReport:
-    """The report of a run whose steps are done; the model is in its final state."""
+    """Returns the report of a finished run; the model must be in its final state."""
     recipe = prepared.recipe
     after = dataclasses.replace(
         inspect(prepared.model),
@@ -62,7 +62,7 @@ def _skipped(record: RunState) -> tuple[Skipped, ...]:
 
 
 def _schedule(prepared: Prepared) -> dict[str, Any] | None:
-    """The first prune step's schedule, in optimizer updates."""
+    """Returns type and fields of the first prune step's schedule, in optimizer updates; None without a schedule."""
     for index in sorted(prepared.pruning):
         schedule = prepared.pruning[index].schedule
         kind = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
@@ -77,7 +77,7 @@ def _histograms(now: Mapping[str, np.ndarray], record: RunState) -> dict[str, di
 
 
 def device_notes(record: RunState) -> list[str]:
-    """What the devices of this machine mean for running the recipe again."""
+    """Returns notes on how this machine's devices affect the reproducibility of the run."""
     if not any(step["history"] for step in record.steps) or all(
         device.kind == "CPU" for device in environment.devices()
     ):
@@ -89,7 +89,7 @@ def device_notes(record: RunState) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """What a run's result depends on besides the recipe."""
+    """Returns the facts that a run's result depends on besides the recipe, such as package versions."""
     packages = environment.versions()
     taking_part = ("python", "prunekit", "keras", "tensorflow", "numpy")
     return {
@@ -101,6 +101,6 @@ def versions() -> dict[str, str]:
 
 
 def _threads() -> str:
-    # Sums over another number of threads run in another order.
+    # The number of threads changes the order of summation, and so the rounding.
     asked = os.environ.get("TF_NUM_INTRAOP_THREADS")
     return f", TF_NUM_INTRAOP_THREADS={asked}" if asked else ""

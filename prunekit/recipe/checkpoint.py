@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all that it is made of at the end of an epoch or a step, and proof that it is the same run."""
+"""Checkpoints of a run: its complete state at the end of an epoch or step, and a check that the run is the same."""
 
 import functools
 import hashlib
@@ -25,21 +25,21 @@ from prunekit.recipe.replicas import ALONE, Replicas
 
 @dataclass
 class CheckpointState:
-    """Position and results of a run, as a checkpoint holds them; the defaults are those at its beginning.
+    """Position and results of a run in a checkpoint; the defaults describe the start of a run.
 
     Attributes:
-        step: Index of the step that is under way, or begins next.
-        epoch: Epochs of that step that are behind.
-        seconds: What that step took so far.
+        step: Index of the current or next step.
+        epoch: Number of finished epochs of that step.
+        seconds: Duration of that step so far.
         updates: Optimizer updates before that step.
-        history: Of that step so far: metric -> value per epoch.
-        pruner: Of that step; None where it prunes nothing while it trains.
-        record: What the steps noted, as JSON can say it.
+        history: History of that step so far: metric -> value per epoch.
+        pruner: Pruner state of that step; None if the step does not prune during training.
+        record: Results of the steps, as JSON values.
         weights_before: Weights just before the first prune step, by name.
-        masks: Of all finished prune steps, by name, True = kept.
-        found: Of the zeros that the model came with and that are still kept, by name, True = kept.
+        masks: Masks of all finished prune steps, by weight name, True = kept.
+        found: Masks of the model's original zeros that are still enforced, by weight name, True = kept.
         changes: The figures of `WeightChanges`, None before the first training.
-        random: State of the generators that layers may draw from, in the middle of a step.
+        random: State of the global random generators that layers may use, for a checkpoint inside a step.
     """
 
     step: int = 0
@@ -56,7 +56,7 @@ class CheckpointState:
     random: dict[str, Any] | None = None
 
 
-# Fields of `CheckpointState` that are written as they are, and all values of a checkpoint, with their kinds.
+# Fields of `CheckpointState` that are written unchanged, and all values of a checkpoint, with their types.
 _PLAIN = {
     "step": int,
     "epoch": int,
@@ -70,17 +70,17 @@ _KINDS = _PLAIN | {"pruner": dict | None, "optimizer": bool, "files": dict}
 
 
 class Checkpoints:
-    """The two newest checkpoints of one run. Where it has several processes, all of them write and restore at once.
+    """Keeps the two newest checkpoints of a run. The processes of a run write and restore at the same time.
 
     Args:
-        folder: The unfinished run's.
-        run: What becomes the run directory; the files of export steps there belong to a checkpoint.
-        every: Epochs from one checkpoint inside a step to the next. The end of a step always has one.
-        replicas: The chief writes; each replica gets its own statistics back.
-        reads: Whether there may be one to restore. The chief's folder alone is clear where there is not.
+        folder: Folder of the unfinished run.
+        run: Future run directory; files of export steps inside it belong to a checkpoint.
+        every: Epochs between checkpoints inside a step. The end of a step always has a checkpoint.
+        replicas: Replicas of the run. The chief writes; every replica restores its own statistics.
+        reads: True if the run may have a checkpoint. False in a process whose chief has none: its files are ignored.
 
     Attributes:
-        folder: As given.
+        folder: Folder of the unfinished run.
     """
 
     def __init__(self, folder: Path, run: Path, every: int = 1, *, replicas: Replicas = ALONE, reads: bool = True):
@@ -90,10 +90,10 @@ class Checkpoints:
         self._snapshots = Snapshots(folder, CHECKPOINT)
 
     def write(self, model: keras.Model, standing: CheckpointState) -> None:
-        """Adds a checkpoint of the model as it is, its optimizer included.
+        """Writes a checkpoint of the model's current state, including its optimizer.
 
         Raises:
-            OSError: It cannot be written; those before are still there.
+            OSError: The checkpoint cannot be written; the earlier checkpoints remain.
         """
         jax_state.sync_model_state(model)
         own = self._own_state(model)
@@ -118,16 +118,16 @@ class Checkpoints:
         self._snapshots.write(Snapshot(values, arrays))
 
     def restore(self, model: keras.Model) -> CheckpointState | None:
-        """Where the newest checkpoint stands, with the model as it was there; None where there is none.
+        """Restores the model from the newest checkpoint; returns the state of the run, or None without a checkpoint.
 
-        Files that export steps wrote after it are removed.
+        Files that export steps wrote after the checkpoint are removed.
 
         Raises:
-            RecipeError: Every checkpoint is damaged, or files of export steps are not as they were; the processes of
-                the run restored different ones.
+            RecipeError: Every checkpoint is damaged, files of export steps have changed, or the processes of
+                the run restored different checkpoints.
         """
         standing = self._restored(model) if self._reads else None
-        # Here they wait for one another: the first to go on may replace the checkpoint.
+        # All processes wait here: the first process to continue may replace the checkpoint.
         self._replicas.agree({"checkpoint": "none" if standing is None else f"{standing.step} {standing.epoch}"})
         return standing
 
@@ -169,7 +169,7 @@ class Checkpoints:
         )
 
     def kept(self) -> str:
-        """What an interruption leaves, for people."""
+        """Returns a readable line on the progress that an interruption leaves on disk."""
         if not self._snapshots:
             return "Nothing was saved yet, and nothing is left behind."
         return f"What was saved before is kept in {self.folder}: once that is mended, go on with --resume."
@@ -201,7 +201,7 @@ def _digest(path: Path) -> str:
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    """Everything that training changes: weights, seeds of layers, slots, averages, the learning rate."""
+    """Returns all variables that training changes: weights, seeds of layers, slots, averages, the learning rate."""
     found = [*model.variables, *(model.optimizer.variables if _optimizer_built(model) else ())]
     return list({id(variable): variable for variable in found}.values())
 
@@ -210,17 +210,17 @@ def _optimizer_built(model: keras.Model) -> bool:
     return getattr(model, "optimizer", None) is not None and model.optimizer.built
 
 
-# ---- inside an epoch's end and beginning ----------------------------------------------------------------------------
+# ---- at the beginning and end of an epoch ----------------------------------------------------------------------------
 
 
 class EpochCheckpoints(keras.callbacks.Callback):
-    """Has checkpoints written at ends of epochs, and puts the generators and the order of the data where they stood.
+    """Writes checkpoints at ends of epochs, and restores the random generators and the data order on resume.
 
     Args:
-        order: Of the data.
-        standing: Where the step begins or goes on.
-        every: Epochs from one checkpoint to the next; 0 writes none.
-        save: Takes the number of epochs that are behind, and the history so far.
+        order: Order of the training examples.
+        standing: State at which the step begins or resumes.
+        every: Epochs between checkpoints; 0 writes no checkpoints.
+        save: Function of the number of finished epochs and the history so far; writes a checkpoint.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class EpochCheckpoints(keras.callbacks.Callback):
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(float(value))
         behind = epoch + 1
-        # After the last one Keras may write averages into the weights: what follows is the checkpoint of the step.
+        # Not after the last epoch: Keras may still write averages into the weights. The step's own checkpoint follows.
         if self._every and behind % self._every == 0 and behind < self.params["epochs"]:
             self._save(behind, self.history)
 
 
-# ---- what the steps noted --------------------------------------------------------------------------------------------
+# ---- results of the steps --------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -256,12 +256,12 @@ def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
 
 
 def plain_fields(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass as JSON can say them, but for those whose metadata say "arrays"."""
+    """Returns the fields of a dataclass as JSON values, except fields whose metadata say "arrays"."""
     return {name: adapter.dump_python(getattr(record, name)) for name, adapter in _adapters(record.__class__).items()}
 
 
 def from_plain(kind: Any, values: Mapping[str, Any], **others: Any) -> Any:
-    """A dataclass from what `plain_fields` gave, and the fields that it left out."""
+    """Builds a dataclass from the result of `plain_fields` and the remaining fields `others`."""
     made = {name: adapter.validate_python(values.get(name)) for name, adapter in _adapters(kind).items()}
     return kind(**made, **others)
 
@@ -270,14 +270,14 @@ def from_plain(kind: Any, values: Mapping[str, Any], **others: Any) -> Any:
 
 
 def note_start(folder: Path, start: Mapping[str, Any]) -> None:
-    """Writes what a run starts from into its folder; where that is written already, they are the same.
+    """Writes the starting point of a run into its folder, or checks that a file already there agrees.
 
     Args:
-        folder: The unfinished run's.
-        start: Its "recipe", locked; digests of "model" and "data"; "versions".
+        folder: Folder of the unfinished run.
+        start: Locked "recipe"; digests of "model" and "data"; "versions".
 
     Raises:
-        RecipeError: The unfinished run started from something else, or nothing says from what; it is untouched.
+        RecipeError: The unfinished run has a different or no recorded starting point; the run is unchanged.
     """
     path = folder / START
     if not path.exists():
@@ -301,11 +301,11 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
 
 
 def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes another run, in words; nothing where it is the same.
+    """Returns the differences between the starting points of two runs as text; empty if the runs are the same.
 
     Args:
-        before: "recipe", locked, "model" and "data", and "versions" where they matter.
-        now: The same.
+        before: Locked "recipe", digests of "model" and "data", and "versions" if they are to be compared.
+        now: Like `before`.
     """
     found = _recipe_differences(before["recipe"], now["recipe"])
     for name, verb in (("model", "is"), ("data", "are")):
@@ -323,7 +323,7 @@ def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     old, new = before.get("variables") or {}, now.get("variables") or {}
     if list(old) != list(new) or old == new:
         return [f"the recipe was edited ({edits[0]})"]
-    # What else differs follows from them: they stand in the recipe as values.
+    # Report only the variables: every other difference follows from their values.
     others = [name for name in old if old[name] != new[name]]
     values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
     asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
@@ -331,7 +331,7 @@ def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def _edits(before: Any, now: Any, path: str) -> list[str]:
-    """Where two documents differ, and how: "steps[1].prune.epochs: 2 before, 3 now"."""
+    """Returns the differences of two documents with their paths: "steps[1].prune.epochs: 2 before, 3 now"."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = list({**before, **now})
         rows = [_edits(before.get(name), now.get(name), f"{path}.{name}" if path else name) for name in names]

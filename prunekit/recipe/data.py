@@ -1,4 +1,4 @@
-"""The data of a run: built-in sets, idx, npz and npy files, a factory; limited, scaled and split by a seed."""
+"""Loads the data of a run: built-in data sets, idx, npz or npy files, or a factory; limits, scales, splits by seed."""
 
 import hashlib
 import math
@@ -17,13 +17,13 @@ from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.npy import read_npy, read_npz
 from prunekit.recipe.schema import DataSource
 
-# What to run where the data are missing.
+# Commands that install missing data.
 GET_DIGITS = "pip install 'prunekit[examples]'"
 GET_FASHION = (
     "apt install dataset-fashion-mnist, or have Keras download them (30 MB) with "
     "keras.datasets.fashion_mnist.load_data()"
 )
-# Where that package of Debian puts its files.
+# Install folder of Debian's package.
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 FASHION_FILES = {
     "train_inputs": "train-images-idx3-ubyte",
@@ -39,13 +39,13 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a run trains on, validates on after each epoch, and measures its accuracy on.
+    """Training, validation and test data of a run.
 
     Attributes:
-        name: For people, such as "digits".
+        name: Readable name, such as "digits".
         train: (inputs, labels); inputs of shape (examples, ...).
-        validation: The same, held out of the training part; the test part where nothing is held out.
-        test: The same.
+        validation: (inputs, labels) held out of the training part; the test part if nothing is held out.
+        test: (inputs, labels) for the accuracy of the run.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Data:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all arrays: their types, shapes and bytes, as they reach the model."""
+        """Returns the SHA-256 over types, shapes and bytes of all arrays, after preparation for the model."""
         total = hashlib.sha256()
         for array in (*self.train, *self.validation, *self.test):
             total.update(array_digest(array).encode())
@@ -63,7 +63,7 @@ class Data:
 
 
 def check_files(source: DataSource) -> None:
-    """Raises where a file that the data come from is not there; reads none of them.
+    """Checks that the data's files exist, without reading them.
 
     Raises:
         RecipeError: A file is missing.
@@ -79,14 +79,14 @@ def check_files(source: DataSource) -> None:
 
 
 def load_data(source: DataSource, seed: int) -> Data:
-    """The data that a recipe names.
+    """Loads the data that a recipe names.
 
     Args:
-        source: Which, and how much of them.
-        seed: Of the recipe: chooses the examples that `limit` keeps and those held out for validation.
+        source: Data settings of the recipe.
+        seed: Seed of the recipe: selects the examples that `limit` keeps and the examples held out for validation.
 
     Raises:
-        RecipeError: Files that are missing or damaged, arrays that do not belong together.
+        RecipeError: A file is missing or damaged, or arrays do not fit together.
     """
     name, read = _reader(source)
     arrays = _checked(name, read())
@@ -102,12 +102,12 @@ def load_data(source: DataSource, seed: int) -> Data:
 
 
 def given_data(pairs: Any) -> Data:
-    """Data given in Python, ((train inputs, labels), (test inputs, labels)), used as they are.
+    """Returns data given in Python, ((train inputs, labels), (test inputs, labels)), without changes.
 
-    In full: no limit, no scale, and the test part validates as well.
+    All examples are used, without scaling, and the test part also serves for validation.
 
     Raises:
-        RecipeError: They have another structure, or arrays that do not belong together.
+        RecipeError: `pairs` has a different structure, or its arrays do not fit together.
     """
     arrays = _checked("the given data", _from_pairs(pairs, "`data`"))
     train = _scaled((arrays["train_inputs"], arrays["train_labels"]), None)
@@ -136,7 +136,7 @@ def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
 
 
 def _digits() -> Arrays:
-    """1,797 images of 8x8 from the UCI repository, as scikit-learn ships them: inputs in [0, 1], 1,437 + 360."""
+    """Returns scikit-learn's copy of the UCI digits: 1,797 images of 8x8 in [0, 1], split into 1,437 + 360."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -144,21 +144,21 @@ def _digits() -> Arrays:
     digits = load_digits()
     inputs = (digits.images[..., np.newaxis] / 16.0).astype("float32")
     labels = digits.target.astype("int64")
-    # In the file's order the last images are by other writers than the first. One split for everybody, whatever the
-    # recipe's seed, so that accuracies compare.
+    # Shuffle: the last images of the file are by other writers than the first. The split does not depend on the
+    # recipe's seed, so that accuracies of different seeds are comparable.
     order = np.random.default_rng(0).permutation(len(labels))
     train, test = order[:-_DIGITS_TEST], order[-_DIGITS_TEST:]
     return dict(zip(PARTS, (inputs[train], labels[train], inputs[test], labels[test]), strict=True))
 
 
 def fashion_files(folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
-    """The four idx files of Fashion-MNIST, raw or gzip; nothing is ever downloaded.
+    """Returns the paths of the four idx files of Fashion-MNIST, raw or gzip; downloads nothing.
 
     Args:
-        folder: Where to look; None looks where Debian's package and Keras' own cache put them.
+        folder: Folder to search; None searches the folders of Debian's package and of Keras' cache.
 
     Raises:
-        RecipeError: They are not there; the message says how to get them.
+        RecipeError: The files are missing; the message explains how to get them.
     """
     keras_home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
     folders = [Path(folder)] if folder is not None else [DEBIAN_FASHION, keras_home / "datasets" / "fashion-mnist"]
@@ -193,7 +193,7 @@ def _read_files(paths: dict[str, Path], read: Callable[[Path], np.ndarray]) -> A
 
 
 def _with_channel(arrays: Arrays) -> Arrays:
-    """Images of idx files, (examples, rows, columns), with the channel axis that convolutions expect."""
+    """Adds the channel axis that convolutions expect to images of shape (examples, rows, columns)."""
     for part in ("train_inputs", "test_inputs"):
         if arrays[part].ndim == 3:
             arrays[part] = arrays[part][..., np.newaxis]
@@ -257,7 +257,7 @@ def _limited(
     inputs, labels = pair
     if limit is None or limit >= len(labels):
         return pair
-    # Chosen at random, since files may be sorted by class, and kept in their order.
+    # Select at random, because files may be sorted by class; keep the original order.
     chosen = np.sort(random.permutation(len(labels))[:limit])
     return inputs[chosen], labels[chosen]
 
@@ -288,14 +288,14 @@ def _scaled(pair: tuple[np.ndarray, np.ndarray], scale: float | None) -> tuple[n
 
 
 class Order:
-    """The order of the examples in each epoch: random, another one in each, and set by seed and epoch alone.
+    """Random order of the examples in each epoch, determined by seed and epoch alone.
 
-    An order that a shuffling data set goes on drawing would depend on how often it was iterated before, and so on
-    whether a training was interrupted.
+    The order of a shuffling data set would depend on the number of earlier iterations, and so on
+    whether the training was interrupted.
 
     Args:
-        examples: How many there are.
-        seed: Any number from 0 on.
+        examples: Number of examples.
+        seed: Non-negative number.
     """
 
     def __init__(self, examples: int, seed: int):
@@ -304,18 +304,18 @@ class Order:
         self.epoch = 0
 
     def indices(self) -> np.ndarray:
-        """Shape (examples,), int64."""
+        """Returns the example indices of the next epoch: shape (examples,), int64."""
         return np.random.default_rng([self._seed, self.epoch]).permutation(self._examples)
 
 
 def batches(pair: tuple[np.ndarray, np.ndarray], batch_size: int, order: Order, replicas: int = 1) -> Any:
-    """A `tf.data.Dataset` for `fit`: the examples in an order that is asked for when an epoch's first batch is.
+    """Returns a `tf.data.Dataset` for `fit`; each epoch takes its order from `order` at its first batch.
 
     Keras' own shuffling draws the same order in every epoch once a global seed is set (measured on 3.15): its
-    permutation is a seeded operation that starts anew with each epoch's iterator.
+    permutation is a seeded operation that restarts with each epoch's iterator.
 
-    With several replicas each example has a weight: Keras takes the mean of their means, and in a last batch that they
-    cannot share evenly that would not be the mean of the batch.
+    With several replicas, each example has a weight: Keras averages the replicas' means, which is not the mean of
+    the batch if the replicas cannot share the last batch evenly.
     """
     import tensorflow as tf
 
@@ -336,10 +336,10 @@ def batches(pair: tuple[np.ndarray, np.ndarray], batch_size: int, order: Order, 
 
 
 def _shares(count: Any, replicas: int) -> Any:
-    """The weight of each of `count` examples by the size of its replica's part; all 1 where the parts are equal."""
+    """Returns one weight per example from the size of its replica's part; all 1 if the parts are equal."""
     import tensorflow as tf
 
-    # TensorFlow gives each replica the same number of examples, rounded up, until none are left.
+    # TensorFlow gives every replica the same number of examples, rounded up, until no examples remain.
     part = (count + replicas - 1) // replicas
     begin = tf.range(count) // part * part
     return tf.cast(tf.minimum(part, count - begin) * replicas, tf.float32) / tf.cast(count, tf.float32)

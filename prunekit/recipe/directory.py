@@ -1,6 +1,6 @@
-"""Run directories: written under another name, renamed when whole, so that what looks finished is finished.
+"""Run directories: written under a temporary name and renamed when complete, so a run directory is always complete.
 
-The other name is that of the unfinished run, which outlives the process: `runs/mine.unfinished` becomes `runs/mine`.
+The temporary name is kept after an interruption: `runs/mine.unfinished` becomes `runs/mine`.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ LOCK = "recipe.lock.yaml"
 CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
 CHECKPOINT = "checkpoint"
 START = "start.json"
-# Of an unfinished run: what becomes the run directory; held by the process that works on it.
+# Inside an unfinished run: the future run directory, and the lock file of the process that runs it.
 _RUN, _HELD = "run", "lock"
 _UNFINISHED = ".unfinished"
-# The names in its folder, and what a file has until it is whole.
+# File names in an unfinished run's folder, with the suffix of a partly written file.
 _OWN = re.compile(rf"({_RUN}|{_HELD}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
 def output_path(output: str | os.PathLike[str]) -> Path:
-    """The absolute path that an output option means; symbolic links are followed.
+    """Returns the absolute path of an output option; follows symbolic links.
 
     Raises:
-        RecipeError: It is an empty text, which would be the working directory, or has the name of an unfinished run,
-            which goes when that run is whole.
+        RecipeError: `output` is empty, which would be the working directory, or has the name of an unfinished run,
+            which is removed when that run is complete.
     """
     if not os.fspath(output):
         raise RecipeError("expected the path of an output directory. Received: an empty text.")
@@ -49,18 +49,18 @@ def output_path(output: str | os.PathLike[str]) -> Path:
 
 
 def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = False) -> Path:
-    """The absolute path of a run directory that can be written; nothing is written yet.
+    """Checks that a run directory can be written, without writing; returns its absolute path.
 
     Args:
         output: The run directory. A symbolic link is followed.
         force: An older run directory, or an empty folder, may be replaced; an unfinished run is deleted, unless it is
             resumed.
-        resume: An unfinished run, where there is one, is gone on with; a finished one may be there.
+        resume: True continues an unfinished run, and permits a finished run at the path.
 
     Raises:
-        RecipeError: It exists, or holds what no run has written, or its parent is no folder that can be written; an
-            unfinished run lies there, and neither `force` nor `resume` says what becomes of it; what is no unfinished
-            run has the name of one.
+        RecipeError: The path exists, or holds files that no run wrote, or its parent is not a writable folder; an
+            unfinished run exists and neither `force` nor `resume` is set; a folder that is not an unfinished
+            run has the name of an unfinished run.
     """
     path = output_path(output)
     work = unfinished(path)
@@ -87,16 +87,16 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a whole run directory is there, and no unfinished run that would replace it."""
+    """Returns True if `path` is a complete run directory without an unfinished run that would replace it."""
     whole = all((path / name).is_file() for name in (LOCK, REPORT, MODEL))
     return whole and not _can_be_resumed(unfinished(path))
 
 
 def check_run(directory: str | os.PathLike[str]) -> Path:
-    """The path of a finished run directory.
+    """Returns the path of a finished run directory.
 
     Raises:
-        RecipeError: It is not there, or not a run directory.
+        RecipeError: The path does not exist or is not a run directory.
     """
     path = Path(directory)
     if not path.is_dir():
@@ -108,34 +108,34 @@ def check_run(directory: str | os.PathLike[str]) -> Path:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a run into `path` is until it is whole."""
+    """Returns the folder of the unfinished run into `path`."""
     return path.with_name(f"{path.name}{_UNFINISHED}")
 
 
 def what_is_kept(output: str | os.PathLike[str]) -> str:
-    """A line on what an interruption leaves of a run into `output`; "" where it leaves nothing."""
+    """Returns a line on the progress that an interrupted run into `output` leaves; "" if it leaves nothing."""
     work = unfinished(output_path(output))
     return f"What was saved is kept in {work}: go on with --resume.\n" if _can_be_resumed(work) else ""
 
 
 def standing_at(path: Path) -> str:
-    """What an unfinished run into `path` can go on from, as other processes see it, too; "" where there is none."""
+    """Returns the resume point of the unfinished run into `path`, equal in all processes; "" without such a run."""
     work = unfinished(path)
     return " ".join(sorted(entry.name for entry in work.glob(f"{CHECKPOINT}-*"))) if _can_be_resumed(work) else ""
 
 
 @contextlib.contextmanager
 def run_directory(path: Path, *, force: bool, resume: bool = False) -> Iterator[Path]:
-    """A folder to write a run into; it becomes `path` when the block ends.
+    """Yields a folder for the files of a run; renames it to `path` when the block ends.
 
-    An older run directory at `path` stays as it is until then, and goes only once the new one is in its place. When the
-    block raises, or is interrupted, `path` is as it was; the unfinished run goes, unless there are checkpoints in the
-    folder's parent. There is at most one process in the block.
+    An older run directory at `path` is removed only after the new directory is in its place. If the
+    block raises, or is interrupted, `path` is unchanged; the unfinished run is removed, unless checkpoints exist in the
+    folder's parent. Only one process can be in the block.
 
     Args:
-        path: As `check_output` returned it.
-        force: `path` may be replaced.
-        resume: What an unfinished run has written and saved is there; else it is deleted first.
+        path: Result of `check_output`.
+        force: True permits replacing `path`.
+        resume: True keeps the files of an unfinished run; False deletes them first.
 
     Raises:
         RecipeError: Another process is in the block.
@@ -161,7 +161,7 @@ def run_directory(path: Path, *, force: bool, resume: bool = False) -> Iterator[
 
 
 def clear_up(path: Path) -> None:
-    """Removes what a run into `path` left beside it that was killed in its last moment."""
+    """Removes files next to `path` that remain if a run was killed while it was renamed into place."""
     work = unfinished(path)
     if work.is_dir():
         with _held(work):
@@ -171,7 +171,7 @@ def clear_up(path: Path) -> None:
 
 
 def _can_be_resumed(work: Path) -> bool:
-    # Without the folder, a run has been put in place already, if there is one: only the clearing up was missed.
+    # A missing folder next to an existing run directory means that the run finished and only the clean-up is missing.
     path = work.with_name(work.name.removesuffix(_UNFINISHED))
     return work.is_dir() and bool(Snapshots(work, CHECKPOINT)) and ((work / _RUN).is_dir() or not path.exists())
 
@@ -193,7 +193,7 @@ def _check_own(work: Path) -> None:
 
 
 def _remove(work: Path) -> None:
-    """Removes an unfinished run; what appeared in its folder meanwhile is somebody else's, and stays."""
+    """Removes the files of an unfinished run; keeps unknown files in its folder."""
     with contextlib.suppress(OSError):
         _clear(work)
         (work / _HELD).unlink(missing_ok=True)
@@ -201,7 +201,7 @@ def _remove(work: Path) -> None:
 
 
 def _clear(work: Path) -> None:
-    # The checkpoints first: without them, what is left of it is no unfinished run.
+    # Remove checkpoints first: a folder without checkpoints is not taken for an unfinished run.
     for entry in sorted(work.iterdir(), key=lambda entry: (not entry.name.startswith(CHECKPOINT), entry.is_dir())):
         if entry.name == _HELD or not _OWN.fullmatch(entry.name):
             continue
@@ -213,11 +213,11 @@ def _clear(work: Path) -> None:
 
 @contextlib.contextmanager
 def _held(work: Path) -> Iterator[None]:
-    """Inside, this process alone has the unfinished run; one that is killed lets go of it."""
+    """Locks the unfinished run for this process; the system releases the lock if the process is killed."""
     try:
         import fcntl
     except ImportError:
-        # There are no such locks on Windows.
+        # Windows does not have these locks.
         work.mkdir(exist_ok=True)
         yield
         return
@@ -230,7 +230,7 @@ def _held(work: Path) -> Iterator[None]:
                 raise RecipeError(
                     f"another process works on the run in {work}. Wait for it, or choose another output directory."
                 ) from None
-            # The process that had it may have removed the folder just before it let go.
+            # The previous holder may have removed the folder just before it released the lock.
             if not _is_same(file.fileno(), work / _HELD):
                 continue
             yield
@@ -253,7 +253,7 @@ def _sync(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Clears what runs into `path` left behind that were killed on this machine; an older run they moved comes back."""
+    """Removes leftovers of runs into `path` killed on this machine; restores an older run that they had moved."""
     mark = re.compile(rf"\.{re.escape(path.name)}\.(partial|older)-{re.escape(_host())}-(\d+)-[0-9a-f]+")
     for entry in sorted(path.parent.iterdir()):
         match = mark.fullmatch(entry.name)
@@ -296,7 +296,7 @@ def _beside(path: Path, kind: str) -> Path:
 
 
 def _host() -> str:
-    # On a folder that machines share, a process number says nothing about another machine's processes.
+    # On a shared folder, process numbers of other machines have no meaning here.
     return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())
 
 

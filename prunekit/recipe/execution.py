@@ -1,4 +1,4 @@
-"""Runs the steps of a prepared recipe, one after the other, and keeps what the report tells about them."""
+"""Runs the steps of a prepared recipe in order, and records their results for the report."""
 
 import contextlib
 import dataclasses
@@ -45,24 +45,24 @@ from prunekit.techniques.pruning.pruner_state import pruner_state
 
 _EVALUATION_BATCH = 256
 _CAME_WITH = "The model came with"
-# From this fraction of zeros on, a weight was pruned by somebody, and has them not by chance.
+# Fraction of zeros from which a weight counts as pruned earlier; fewer zeros may be chance.
 _PRUNED_BEFORE = 0.01
 
 
 @dataclass
 class RunState:
-    """The results of the steps that were executed so far.
+    """Results of the executed steps.
 
     Attributes:
-        before: The model just before the first prune step, or at the start where there is none.
-        weights_before: Its weights then, by name.
-        accuracy_before: Its accuracy then, None where it is not measured.
-        accuracy: Its accuracy after the last step that changed weights.
-        pruning_since: Optimizer updates behind the first prune step; events and curve count from there.
+        before: Report of the model just before the first prune step, or at the start without a prune step.
+        weights_before: Weights at the time of `before`, by name.
+        accuracy_before: Accuracy at the time of `before`; None if not measured.
+        accuracy: Accuracy after the last step that changed weights.
+        pruning_since: Optimizer updates before the first prune step; events and curve count from this update.
         targets: Names of the weights that were pruned.
-        skipped: The weights that no prune step took, and why.
-        changes: What the updates of all training steps did to each weight, by its name.
-        expectations: What was expected and measured.
+        skipped: Weights that no prune step pruned, with reasons.
+        changes: Changes of each weight by the updates of all training steps, by weight name.
+        expectations: Expected and measured values.
     """
 
     before: Report
@@ -90,11 +90,11 @@ class Execution:
     """One run of a recipe's steps on its model.
 
     Args:
-        prepared: What to run.
+        prepared: The prepared run.
         exports: Folder that export steps write into.
-        listener: Told how far the run is.
-        only: Indices of the steps to run; all of them where it is None. A step runs as it does among all others.
-        checkpoints: Where the run is saved; where something is saved already, the run goes on from there.
+        listener: Function that receives the progress.
+        only: Indices of the steps to run; None runs all. The selection does not change how a step runs.
+        checkpoints: Checkpoints of the run; an existing checkpoint resumes the run.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class Execution:
         self._evaluation_batch = _EVALUATION_BATCH // prepared.replicas.count * prepared.replicas.count
         self._updates = 0
         self._changes: WeightChanges | None = None
-        # Masks of all prune steps so far, by the weight's name, True = kept. Not "what is zero now": a weight that is
-        # zero throughout would not be told from one that has not learned yet.
+        # Masks of all prune steps so far, by weight name, True = kept. Not derived from current zeros: a weight that is
+        # entirely zero may be pruned or may not have learned yet.
         self._masks: dict[str, np.ndarray] = {}
-        # The same for zeros that the model came with, in weights that no prune step has taken since.
+        # Masks of the model's original zeros, in weights that no prune step has pruned since.
         self._found: dict[str, np.ndarray] = {}
 
     def run(self) -> RunState:
-        """Runs all steps, or those up to the first expectation that is not met.
+        """Runs the steps in order; stops after the first expectation that is not met.
 
         Raises:
-            RecipeError: The compile settings do not fit the model; no weight has moved then.
+            RecipeError: The compile settings do not fit the model; no weight has changed.
         """
         steps = self.prepared.recipe.steps
         with distribution.across_replicas(self.model):
@@ -146,7 +146,7 @@ class Execution:
     def _run_step(self, index: int, step: Step) -> None:
         self._at = (index, step)
         self._report_progress(0.0, described(step))
-        # Each step draws from numbers of its own, so that another export before it changes nothing in it.
+        # Seed each step separately, so that an added export step does not change the random numbers of later steps.
         keras.utils.set_random_seed(self._seed)
         self._started = time.monotonic() - self._standing.seconds
         row: dict[str, Any] = {"kind": step.kind, "name": described(step), "seconds": 0.0, "history": {}}
@@ -184,7 +184,7 @@ class Execution:
             with ctrl_c_held_back():
                 self.model.evaluate(data.train[0][few], data.train[1][few], verbose=0)
         except Exception as error:
-            # Any exception: each backend has its own kinds.
+            # Catch every exception: each backend has its own exception types.
             raise RecipeError(
                 f"compile: loss and metrics do not fit the outputs of {self.model.name!r}: {reason_of(error)}."
             ) from error
@@ -224,7 +224,7 @@ class Execution:
 
     @contextlib.contextmanager
     def _measured(self) -> Iterator[None]:
-        """Inside, what updates do to the weights adds up for the report."""
+        """Records the weight changes of updates inside the block, for the report."""
         if not backend.on_tensorflow() or not self.model.trainable_variables:
             yield
             return
@@ -250,7 +250,7 @@ class Execution:
         if self.record.pruning_since is None:
             self._remember_before()
         start = self._updates - (self.record.pruning_since or 0)
-        # The step has its own rule for the zeros of its targets, and its masks hold from then on.
+        # This step's masks replace the masks of original zeros in its targets.
         targets = {target.name for target in pruning.targets}
         self._found = {name: mask for name, mask in self._found.items() if name not in targets}
         if settings.one_shot or settings.epochs is None:
@@ -288,13 +288,13 @@ class Execution:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Inside, updates keep at zero what earlier prune steps removed and what the model came with as zero."""
+        """Enforces the masks of earlier prune steps and of the model's original zeros inside the block."""
         masks = self._found | self._masks
         if not masks:
             yield
             return
         self._tell_of_found_zeros()
-        # Regular expressions, because a name may hold characters that mean something in a glob.
+        # Use regular expressions, because a name may contain glob characters.
         include = [f"re:{re.escape(name)}" for name in masks]
         with self._noted(), Pruner(self.model, OneShot(sparsity=0.0), include=include, keep_zeros=False) as pruner:
             pruner.store.replace([masks[target.name] for target in pruner.targets], pruner.optimizers)
@@ -303,7 +303,7 @@ class Execution:
     def _tell_of_found_zeros(self) -> None:
         if any(note.startswith(_CAME_WITH) for note in self.record.notes):
             return
-        # A weight of a dense model may hold a few zeros by chance, which nobody needs to hear of.
+        # A weight of a dense model may have a few zeros by chance, which need no note.
         if any(1 - np.mean(mask) >= _PRUNED_BEFORE for mask in self._found.values()):
             zeros = sum(mask.size - int(np.count_nonzero(mask)) for mask in self._found.values())
             self.record.notes.append(
@@ -313,7 +313,7 @@ class Execution:
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
-        """Warnings of prunekit's own become notes of the report."""
+        """Records prunekit's own warnings as notes of the report."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield
@@ -339,7 +339,7 @@ class Execution:
     # ---- interruptions -----------------------------------------------------------------------------------------------
 
     def _save_inside(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
-        """A checkpoint after some epochs of the step that is under way."""
+        """Writes a checkpoint inside the current step, after `epoch` epochs."""
         self._save(
             CheckpointState(
                 step=self._at[0],
@@ -372,7 +372,7 @@ class Execution:
             self._changes.restore(found.changes)
 
     def _zeros_it_came_with(self) -> dict[str, np.ndarray]:
-        """The masks that `Pruner.adopt_zeros` takes up, of the weights in which there are zeros."""
+        """Returns the masks from `Pruner.adopt_zeros` of all weights that contain zeros."""
         prunable = {weight.name for weight in weights_in(self.model) if weight.spec.prunable}
         trains = any(step.trains for step in self.prepared.recipe.steps)
         if not trains or not any(row.zeros for row in self.record.before.weights if row.name in prunable):
@@ -380,7 +380,7 @@ class Execution:
         try:
             pruner = Pruner.detached(self.model, OneShot(sparsity=0.0), PruningOptions(), training=False)
         except ValueError:
-            # None of them can be pruned, those of quantized layers for one.
+            # The model has no prunable weights, for example because all its layers are quantized.
             return {}
         pruner.adopt_zeros()
         return {name: mask for name, mask in pruner.masks.items() if not mask.all()}
@@ -402,7 +402,7 @@ class Execution:
         record.expectations += checked(settings, record.accuracy, drop, self._sparsity(), record.exports)
 
     def _sparsity(self) -> tuple[float, float]:
-        """Sparsity over all targets so far, and what the rounding of counts may take from it: half a weight each."""
+        """Returns the sparsity over all targets so far, and its rounding tolerance of half a weight per target."""
         weights = weight_arrays(self.model)
         size = sum(weights[name].size for name in self.record.targets)
         zeros = sum(weights[name].size - int(np.count_nonzero(weights[name])) for name in self.record.targets)

@@ -1,4 +1,4 @@
-"""What an `expect` step asks for, beside what was measured."""
+"""Compares the bounds of an `expect` step with the measured values."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ def checked(
     sparsity: tuple[float, float],
     exports: Sequence[ExportRow],
 ) -> list[dict[str, Any]]:
-    """One row {"what", "bound", "measured", "met"} for each bound; what was not measured is not met.
+    """Returns a row {"what", "bound", "measured", "met"} per bound; a value that was not measured is not met.
 
     Args:
-        settings: The step.
-        accuracy: As it is now.
-        drop: What of it was lost since before the first prune step.
-        sparsity: Over all targets, and what the rounding of counts may take from it.
-        exports: So far; of each format, the last one counts.
+        settings: Settings of the step.
+        accuracy: Current accuracy.
+        drop: Loss of accuracy since just before the first prune step.
+        sparsity: Sparsity over all targets, and its rounding tolerance.
+        exports: Exports so far; the last export of a format counts.
     """
     rows: list[dict[str, Any]] = []
     if settings.accuracy is not None:
@@ -50,7 +50,7 @@ def _rows(
 
 
 def failure_text(row: dict[str, Any]) -> str:
-    """An expectation that was not met, in words: "accuracy 0.912 is below the expected 0.96"."""
+    """Returns an unmet expectation as text: "accuracy 0.912 is below the expected 0.96"."""
     (kind, bound), measured = next(iter(row["bound"].items())), row["measured"]
     side = "below" if kind == "min" else "above"
     if measured is None:

@@ -1,4 +1,4 @@
-"""Calls the Python functions that a recipe names; whoever calls this has asked `require_trust` before."""
+"""Calls the Python functions that a recipe names. Callers must have called `require_trust` before."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from prunekit.recipe.loader import RecipeError
 
 
 def call_factory(reference: str, arguments: Mapping[str, Any], what: str) -> Any:
-    """What the function returns; an exception inside it comes through with its own traceback.
+    """Calls the function and returns its result; an exception inside the function propagates unchanged.
 
     Args:
         reference: "package.module:function"; the working directory is searched first, as `python -m` does.
@@ -18,7 +18,7 @@ def call_factory(reference: str, arguments: Mapping[str, Any], what: str) -> Any
         what: "model" or "data", for errors.
 
     Raises:
-        RecipeError: There is no such module or function, or it does not take the arguments.
+        RecipeError: The module or function does not exist, or the function does not accept the arguments.
     """
     module_name, _, path = reference.partition(":")
     function: Any = _imported(module_name, what)
@@ -32,7 +32,7 @@ def call_factory(reference: str, arguments: Mapping[str, Any], what: str) -> Any
     try:
         return function(**dict(arguments))
     except TypeError as error:
-        # Raised by the call itself: one level of traceback. Anything deeper is the function's own affair.
+        # The call itself raised: one traceback level. A deeper traceback means an error inside the function.
         if error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise RecipeError(f"the {what} factory {reference!r} does not take these arguments: {error}.") from error
         raise
@@ -44,11 +44,11 @@ def _imported(module_name: str, what: str) -> Any:
     if missing:
         sys.path.insert(0, directory)
     try:
-        # A file written since the last import may be hidden by the finder's own cache.
+        # The finder's cache may hide a file written since the last import.
         importlib.invalidate_caches()
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that the user's own one misses is an error inside it, not a wrong name in the recipe.
+        # A missing import inside the user's module is an error of that module, not a wrong name in the recipe.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise RecipeError(

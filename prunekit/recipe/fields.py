@@ -1,4 +1,4 @@
-"""The kinds of value a recipe holds, each refusing what it cannot be: fractions, names, paths, plain arguments."""
+"""Field types of a recipe, with validation: fractions, names, paths, plain arguments."""
 
 import difflib
 import math
@@ -23,11 +23,11 @@ from pydantic_core import PydanticCustomError
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 LONGEST_SHOWN = 60
-# A document may hold thousands of names, and each comparison takes its time.
+# Limit on names compared for a suggestion: a document may hold thousands of names, and comparing is slow.
 MOST_NEAREST = 50
 LONGEST_TEXT = 2_000
 LONGEST_PATTERN = 2_000
-# Of all weight patterns of a recipe, each counted as often as it stands there.
+# Limit on all weight patterns of a recipe together; repeated patterns count each time.
 MOST_EXPRESSIONS = 8_000
 MOST_WIDE_RANGES = 8
 DEEPEST_ARGUMENT = 16
@@ -35,21 +35,21 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 
 
 def refusal(message: str, *at: str | int) -> PydanticCustomError:
-    """The error that a validator raises; `at` leads from the validated object to the part that is wrong."""
+    """Returns the error for a validator to raise; `at` is the path from the validated object to the wrong part."""
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
 
 
 def unknown(kind: str, word: object, valid: Iterable[str], *at: str | int) -> PydanticCustomError:
-    """The error for a name that there is not; the nearest valid one is looked for when the error is told.
+    """Returns the error for an unknown name; the nearest valid name is searched when the message is built.
 
-    A document may hold thousands of wrong names, and is told of one.
+    A document may hold thousands of wrong names, but only one error is reported.
     """
     context = {"unknown": kind, "word": word, "valid": tuple(valid), "at": at}
     return PydanticCustomError("unknown_key" if kind == "key" else "unknown", "unknown {unknown}", context)
 
 
 def shown(value: object) -> str:
-    """The value as an error shows it: one line, not long."""
+    """Returns the value as one short line for an error message."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
@@ -58,7 +58,7 @@ def shown(value: object) -> str:
         return "nothing (null)"
     if isinstance(value, bool):
         return "true" if value else "false"
-    # A number of many thousand digits has no repr in Python.
+    # Python refuses the repr of a number with many thousand digits.
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a number of about {int(value.bit_length() * 0.30103)} digits"
     if isinstance(value, float):
@@ -68,15 +68,15 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text, cut where it is too long for an error."""
+    """Returns the text, cut to the length that an error message permits."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """ " Did you mean 'x'?" where a valid word is close to `word`, and the valid words in any case."""
+    """ " Did you mean 'x'?" if a valid word is close to `word`, followed by the list of valid words."""
     known, word = list(valid), word[:100].lower()
     words = known[:MOST_NEAREST]
-    # A slip of the finger first: difflib finds `adamax` nearer to `adma` than `adam` is.
+    # Check typing slips first: difflib rates `adamax` closer to `adma` than `adam`.
     slips = sorted((d, key) for key in words if (d := _slips(word, key)) <= min(2, len(key) // 2))
     close = [slips[0][1]] if slips else difflib.get_close_matches(word, words, n=1, cutoff=0.55)
     hint = f" Did you mean {shown(close[0])}?" if close else ""
@@ -85,7 +85,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def _slips(word: str, other: str) -> int:
-    """How many letters were left out, added, changed or swapped with their neighbour; 3 for many."""
+    """Returns the number of letters omitted, added, changed or swapped with a neighbour; 3 if there are more."""
     if abs(len(word) - len(other)) > 2:
         return 3
     before: list[int] = []
@@ -101,7 +101,7 @@ def _slips(word: str, other: str) -> int:
 
 
 class Settings(BaseModel):
-    """A part of a recipe: frozen, no unknown keys, no conversion of one kind of value into another."""
+    """Base class of the parts of a recipe: frozen, no unknown keys, no conversion between value types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -110,7 +110,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
-        """Looks at the keys before anything else: a misspelt key is not also reported as a missing one."""
+        """Checks the keys first, so that a misspelt key is not also reported as missing."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -122,11 +122,11 @@ class Settings(BaseModel):
         return dict(value)
 
     def given(self, *names: str) -> list[str]:
-        """Which of these fields hold something."""
+        """Returns those of the fields `names` that are not None."""
         return [name for name in names if getattr(self, name) is not None]
 
     def exactly_one(self, *names: str) -> Self:
-        """Refuses none or several of the fields `names`."""
+        """Checks that exactly one of the fields `names` is given."""
         found = self.given(*names)
         if not found:
             raise refusal(f"expected one of {', '.join(names)}. Received: none of them.")
@@ -135,13 +135,13 @@ class Settings(BaseModel):
         return self
 
     def at_least_one(self, *names: str) -> Self:
-        """Refuses none of the fields `names`."""
+        """Checks that at least one of the fields `names` is given."""
         if not self.given(*names):
             raise refusal(f"expected at least one of {', '.join(names)}. Received: none of them.")
         return self
 
     def only_with(self, owner: str, *names: str) -> None:
-        """Refuses the fields `names` (non-default) where the field `owner` is not given."""
+        """Refuses non-default fields `names` if the field `owner` is not given."""
         for name in names:
             default = type(self).model_fields[name].get_default(call_default_factory=True)
             if getattr(self, owner) is None and getattr(self, name) != default:
@@ -170,7 +170,7 @@ def _whole_name(value: str) -> str:
 
 
 def _resolved(value: str, info: ValidationInfo) -> str:
-    """The path, made absolute against the folder of the recipe file where there is one."""
+    """Returns the path, made absolute relative to the folder of the recipe file if there is a file."""
     if not value.strip():
         raise refusal(f"expected a path. Received: {shown(value)}.")
     base = (info.context or {}).get("base")
@@ -185,16 +185,16 @@ def _factory(value: str) -> str:
 
 
 class PatternBudget:
-    """What the weight patterns of one recipe may yet ask of Python's compiler of regular expressions."""
+    """Remaining budget of one recipe for compiling weight patterns as regular expressions."""
 
     def __init__(self) -> None:
         self._characters = self._ranges = 0
 
     def take(self, pattern: str) -> None:
-        """Refuses the pattern with which the recipe's expressions become too many."""
+        """Subtracts the pattern from the budget; refuses a pattern that exceeds the budget."""
         if pattern.startswith("re:"):
             self._characters += len(pattern)
-        # Python walks through every character of a range: [!-\uffef] in ignored case takes as long as a whole recipe.
+        # Python visits every character of a range: [!-\uffef] with ignored case takes as long as a whole recipe.
         if _BEYOND_ASCII.search(pattern):
             self._ranges += pattern.count("-")
         if self._characters > MOST_EXPRESSIONS:
@@ -216,7 +216,7 @@ def _weight_pattern(value: str, info: ValidationInfo) -> str:
         budget.take(value)
     if value.startswith("re:"):
         try:
-            # What Python warns about, such as [[a], it will read otherwise one day.
+            # Refuse patterns that Python warns about, such as [[a]: their meaning may change.
             with warnings.catch_warnings(action="error"):
                 re.compile(value[3:])
         except (re.error, OverflowError, RecursionError, Warning) as error:
@@ -225,7 +225,7 @@ def _weight_pattern(value: str, info: ValidationInfo) -> str:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The value, rebuilt from plain YAML kinds only: a recipe can be written out and read again."""
+    """Returns the value rebuilt from plain YAML types, so that a recipe can be written and read again."""
     if depth > DEEPEST_ARGUMENT:
         raise refusal(f"expected at most {DEEPEST_ARGUMENT} levels of lists and mappings.")
     if value is None or isinstance(value, bool | str) or type(value) is int:
@@ -247,7 +247,7 @@ def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
-    """A validator that lets only these names through, and says the nearest to any other."""
+    """Returns a validator that accepts only `names`, and suggests the nearest name in its error."""
     valid = tuple(names)
 
     def check(value: str) -> str:

@@ -1,4 +1,4 @@
-"""The points of a parameter grid: one checked recipe for each combination of values. Imports no Keras."""
+"""Builds the points of a parameter grid: one checked recipe per combination of values. Does not import Keras."""
 
 import hashlib
 import itertools
@@ -17,7 +17,7 @@ from prunekit.recipe.schema import Recipe, Variable
 from prunekit.recipe.yaml_reader import read_value
 
 MOST_POINTS = 1_000
-# With what a run directory's temporary name adds, this stays below the 255 bytes of a file name.
+# Together with the suffix of a temporary run directory, this stays below the 255-byte limit of file names.
 _LONGEST_NAME = 120
 _PIECE = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,]*)\s*(?:,|\Z)""")
 
@@ -27,9 +27,9 @@ class Point:
     """One combination of values.
 
     Attributes:
-        name: Of its run directory, such as "final=0.8,width=16".
-        values: By variable, in the order in which they were given.
-        recipe: With these values.
+        name: Name of the run directory, such as "final=0.8,width=16".
+        values: Variable -> value, in the given order.
+        recipe: The recipe with these values.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Point:
 
 
 def read_values(text: str) -> list[Variable]:
-    """Values with commas between them, each as `--set` reads it: "0.5, 0.8" or "magnitude,'a,b'".
+    """Reads comma-separated values, each with the rules of `--set`: "0.5, 0.8" or "magnitude,'a,b'".
 
     Raises:
-        RecipeError: One of them is no value, or there is none between two commas.
+        RecipeError: A part of the text is not a value, or is empty.
     """
     pieces, start = [], 0
     while start <= len(text):
@@ -60,15 +60,15 @@ def grid(
     over: Mapping[str, Iterable[Variable]],
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Point, ...]:
-    """Every combination of the values, each checked as a recipe; the last variable changes fastest.
+    """Returns a checked point for every combination of values; the last variable changes fastest.
 
     Args:
         recipe: A file, the name of a built-in recipe, or a mapping.
-        over: By variable that the recipe declares, the values it takes.
+        over: Variable that the recipe declares -> its values.
         overrides: Values of other variables, the same in every point.
 
     Raises:
-        RecipeError: The first mistake, in one line; there are no points, or more than `MOST_POINTS`.
+        RecipeError: A recipe has a mistake (the first is reported), or there are no or more than `MOST_POINTS` points.
     """
     if not isinstance(over, Mapping):
         raise TypeError(f"`over` is a mapping of variables to lists of values. Received: {shown(over)}.")
@@ -113,7 +113,7 @@ def _point(recipe: Any, values: dict[str, Variable], overrides: Mapping[str, Any
 
 
 def point_name(values: Mapping[str, Variable]) -> str:
-    """The values as the name of a folder; characters that may mean something to a shell or a file system become %XX."""
+    """Returns a folder name made of the values; characters special to a shell or file system become %XX."""
     name = ",".join(f"{key}={quote(_text(value), safe='+')}" for key, value in values.items())
     if len(name) <= _LONGEST_NAME:
         return name
@@ -122,5 +122,5 @@ def point_name(values: Mapping[str, Variable]) -> str:
 
 
 def _text(value: Variable) -> str:
-    # Not `formatting.literal`, which makes any two unprintable characters alike.
+    # Not `formatting.literal`, which maps all unprintable characters to the same character.
     return value if isinstance(value, str) else json.dumps(value)

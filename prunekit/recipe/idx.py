@@ -23,17 +23,17 @@ _MOST_AXES = 32
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array in an idx file, in the machine's own byte order.
+    """Reads the array in an idx file, in native byte order.
 
-    Never takes more memory than the file holds, whatever its header promises; unpacked from gzip, never more than
-    `anatomy.archives.LIMITS` allow.
+    Never allocates more memory than the file's content, even if its header is wrong; for gzip files, not more than
+    `anatomy.archives.LIMITS` allows.
 
     Args:
-        path: File, raw or gzip (told apart by its first bytes, not by its name).
+        path: File, raw or gzip (recognised by its first bytes, not by its name).
 
     Raises:
-        RecipeError: It is not an idx file, or shorter or longer than its header says.
-        OSError: It cannot be read.
+        RecipeError: The file is not an idx file, or its length differs from its header.
+        OSError: The file cannot be read.
     """
     path = Path(path)
     with open(path, "rb") as file:
@@ -79,7 +79,7 @@ def _parse(stream: BinaryIO, path: Path) -> np.ndarray:
 
 
 def _read(stream: BinaryIO, size: int) -> bytearray:
-    """At most `size` bytes, in pieces: a single read of a size that a damaged header made up would allocate it all."""
+    """Reads at most `size` bytes in pieces: one read would allocate the full size that a damaged header states."""
     body = bytearray()
     while len(body) < size:
         piece = stream.read(min(_PIECE, size - len(body)))

@@ -1,4 +1,4 @@
-"""Ctrl-C where Python alone would lose it, or never hear of it."""
+"""Handles Ctrl-C in places where Python's own handling would lose or never deliver it."""
 
 import contextlib
 import signal
@@ -11,9 +11,9 @@ import keras
 
 @contextlib.contextmanager
 def ctrl_c_handled_by(handler: Callable[..., None] | signal.Handlers) -> Iterator[None]:
-    """Inside, Ctrl-C does what `handler` says, as in `signal.signal`.
+    """Sets the Ctrl-C handler inside the block, as `signal.signal` does.
 
-    Elsewhere than in the main thread, and where a handler of somebody else is set, nothing is changed.
+    Outside the main thread, or if other code has set a handler, the block changes nothing.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -28,10 +28,10 @@ def ctrl_c_handled_by(handler: Callable[..., None] | signal.Handlers) -> Iterato
 
 @contextlib.contextmanager
 def ctrl_c_held_back() -> Iterator[keras.callbacks.Callback]:
-    """Inside, Ctrl-C raises KeyboardInterrupt as the next batch begins, or at the end; a second one does so at once.
+    """Delays Ctrl-C: KeyboardInterrupt is raised at the next batch or the block's end; a second Ctrl-C raises at once.
 
-    Python raises it wherever it is at that moment. In a finalizer, in a function that TensorFlow, JAX or PyTorch calls
-    back, or in Keras's bare `except` around the tracing of layers that is the same as nowhere: the training goes on.
+    By default, Python raises KeyboardInterrupt at its current line. In a finalizer, in a callback from TensorFlow, JAX
+    or PyTorch, or in Keras's bare `except` around the tracing of layers, the exception is lost and training goes on.
 
     Yields:
         A callback for `fit` or `evaluate`.

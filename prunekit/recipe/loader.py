@@ -1,6 +1,6 @@
-"""Recipe file, mapping or built-in name -> Recipe, with each error at its file, line and column.
+"""Loads a recipe from a file, mapping or built-in name; errors name file, line and column.
 
-Nothing here imports Keras: `prunekit check` answers at once.
+Does not import Keras, so that `prunekit check` is fast.
 """
 
 import os
@@ -34,7 +34,7 @@ __all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "requ
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(rf"\$({_NAME.pattern})", re.ASCII)
-# `$$` is a dollar sign; a lone `$` stays where no name follows it, as at the end of a regular expression.
+# `$$` is a dollar sign; a `$` without a following name is literal, as at the end of a regular expression.
 _DOLLARS = re.compile(r"\$\$|\$(?=[A-Za-z_{])", re.ASCII)
 
 
@@ -44,15 +44,15 @@ def load_recipe(
     *,
     data_given: bool = False,
 ) -> Recipe:
-    """The recipe, checked as a whole, variables replaced, file paths absolute.
+    """Loads and checks a whole recipe; replaces variables and makes file paths absolute.
 
     Args:
-        source: A file, the name of a built-in recipe, the same as a mapping, or a Recipe (returned as it is).
+        source: A file, the name of a built-in recipe, a mapping, or a Recipe (returned unchanged).
         overrides: Values for declared variables.
-        data_given: The data come from elsewhere, so that a step may train although the recipe names none.
+        data_given: True if the caller provides data, so that a step may train although the recipe names no data.
 
     Raises:
-        RecipeError: The first mistake, in one line: file, line, column, what was expected, what came.
+        RecipeError: The recipe has a mistake. One line reports the first: file, line, column, expected, received.
     """
     if isinstance(source, Recipe):
         if overrides:
@@ -62,19 +62,32 @@ def load_recipe(
         return source
     if isinstance(source, Mapping):
         return _recipe(Document(_copied(source)), overrides or {}, {"base": os.getcwd(), "need_data": not data_given})
-    path = find_recipe(source)
-    document = read_text(_read(path), str(path))
+    document = document_of(source)
+    path = FilePath(str(document.source))
     context = {"base": str(path.resolve().parent), "need_data": not data_given}
     if isinstance(document.data, dict) and "name" not in document.data and _is_name(path.stem):
         document.data["name"] = path.stem.replace("$", "$$")
     return _recipe(document, overrides or {}, context)
 
 
-def find_recipe(source: str | os.PathLike[str]) -> FilePath:
-    """The file that `source` names: a path, or the name of a built-in recipe.
+def document_of(source: str | os.PathLike[str]) -> Document:
+    """The values of a recipe as they are written, with their positions; unchecked.
+
+    Args:
+        source: A file, or the name of a built-in recipe.
 
     Raises:
-        RecipeError: There is neither.
+        RecipeError: There is no such recipe, or the file is not YAML as recipes use it.
+    """
+    path = find_recipe(source)
+    return read_text(_read(path), str(path))
+
+
+def find_recipe(source: str | os.PathLike[str]) -> FilePath:
+    """Returns the file that `source` names: a path, or the name of a built-in recipe.
+
+    Raises:
+        RecipeError: No such file or built-in recipe exists.
     """
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"A recipe is a path, a mapping or a Recipe. Received: {source!r}.")
@@ -96,9 +109,9 @@ def find_recipe(source: str | os.PathLike[str]) -> FilePath:
 
 
 def builtin_recipes() -> dict[str, FilePath]:
-    """The recipes that come with prunekit, by name, in alphabetical order."""
+    """Returns the built-in recipes, name -> file, in alphabetical order."""
     package = FilePath(__file__).resolve().parent.parent
-    # In a wheel they lie inside the package, in a source checkout beside it.
+    # The recipes are inside the package in a wheel, and next to the package in a source checkout.
     folders = [package / "recipes"]
     if (package.parent / "pyproject.toml").is_file():
         folders.append(package.parent / "recipes")
@@ -107,7 +120,7 @@ def builtin_recipes() -> dict[str, FilePath]:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The recipe as YAML with every default written out; reading it gives an equal recipe."""
+    """Returns the recipe as YAML with all defaults written out; loading that YAML gives an equal recipe."""
     return _yaml(_plain(recipe))
 
 
@@ -124,12 +137,12 @@ def require_trust(recipe: Recipe, trust: bool, model_given: bool = False, data_g
 
     Args:
         recipe: The recipe.
-        trust: The caller's word.
-        model_given: The model comes from elsewhere, so that the recipe's is not built.
-        data_given: The same for the data.
+        trust: True if the caller trusts the recipe's Python code.
+        model_given: True if the caller provides the model, so that the recipe's model is not built.
+        data_given: True if the caller provides the data.
 
     Raises:
-        RecipeError: What would be imported, and how to allow it.
+        RecipeError: The recipe names Python code and `trust` is False; the message names the code.
     """
     given = {"model": model_given, "data": data_given}
     factories = [text for text in recipe.factories() if not given[text.partition(":")[0]]]
@@ -173,7 +186,7 @@ def _recipe(document: Document, overrides: Mapping[str, Any], context: dict[str,
 
 
 def _check_version(document: Document) -> None:
-    """Looks at the version before anything else: another version's keys are no mistakes."""
+    """Checks the version first: keys of another version must not be reported as mistakes."""
     data = document.data
     if not isinstance(data, Mapping):
         document.fail(f"expected a recipe: a mapping with version, model, data and steps. Received: {shown(data)}.")
@@ -185,7 +198,7 @@ def _check_version(document: Document) -> None:
 
 
 class _Variables:
-    """Replaces `$name` scalars by the values of declared variables, and remembers where it did."""
+    """Replaces `$name` scalars by the values of declared variables, and records the replaced paths."""
 
     def __init__(self, document: Document, overrides: Mapping[str, Any]):
         self.document = document
@@ -196,7 +209,7 @@ class _Variables:
         self._declare(overrides)
 
     def replaced(self) -> tuple[dict[str, Any], dict[Path, str]]:
-        """The recipe's values, and by its path the variable behind each replaced one."""
+        """Returns the recipe's values, and a mapping path -> variable of the replaced values."""
         data = {
             key: value if key == "variables" else self._replace(value, (key,))
             for key, value in self.document.data.items()
@@ -255,7 +268,7 @@ class _Variables:
 
 
 def _copied(value: Any, path: Path = ()) -> Any:
-    """The mapping a caller passed, rebuilt from dicts and lists: later changes of it do not reach the recipe."""
+    """Copies the caller's mapping into dicts and lists, so that later changes do not affect the recipe."""
     if len(path) > DEEPEST:
         raise RecipeError(f"expected at most {DEEPEST} levels.")
     if isinstance(value, Mapping):
@@ -274,7 +287,7 @@ def _doubled_dollars(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that either version of YAML would read as something else."""
+    """Quotes text that YAML 1.1 or YAML 1.2 would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -284,7 +297,7 @@ add_kinds(_Dumper)
 
 
 def _fail_with(document: Document, error: ValidationError, origins: dict[Path, str]) -> NoReturn:
-    """Raises the RecipeError of the first mistake; a misspelt key comes before what follows from it."""
+    """Raises the RecipeError of the first mistake; misspelt keys are reported before their consequences."""
     mistakes = []
     for details in error.errors(include_url=False):
         kind, context = details["type"], details.get("ctx", {})
@@ -301,7 +314,7 @@ def _fail_with(document: Document, error: ValidationError, origins: dict[Path, s
 
 
 def _document_path(data: Any, location: Iterable[Any]) -> Path:
-    """The part of a pydantic location that the document has: no union tags, no fields that are missing."""
+    """Returns the part of a pydantic location that exists in the document: no union tags, no missing fields."""
     path: list[str | int] = []
     for part in location:
         if (isinstance(data, Mapping) and part in data) or (

@@ -1,4 +1,4 @@
-"""One overall sparsity -> a sparsity per weight, in plain Python."""
+"""Allocations: functions from one overall sparsity to a sparsity per weight, in plain Python."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,9 +12,10 @@ Axes = Sequence[int]
 
 
 class Allocation(ABC):
-    """How an overall sparsity is shared between weights. Subclasses are frozen dataclasses.
+    """Distributes an overall sparsity over weights. Subclasses are frozen dataclasses.
 
-    `joint` is True where there is no sparsity per weight: one selection runs over the importances of all of them.
+    `joint` is True for an allocation without a sparsity per weight: the units to prune are selected in one step over
+    the importances of all weights.
     """
 
     joint: ClassVar[bool] = False
@@ -23,7 +24,7 @@ class Allocation(ABC):
     def sparsities(
         self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
     ) -> list[float]:
-        """The sparsity of each weight, such that all of them together have `sparsity`.
+        """The sparsity of each weight, such that all weights together have the sparsity `sparsity`.
 
         Args:
             sparsity: Overall fraction removed, in [0, 1).
@@ -32,10 +33,10 @@ class Allocation(ABC):
             out_axes: Output axes of each weight.
 
         Returns:
-            One sparsity in [0, 1) per weight; none falls where the overall one rises.
+            One sparsity in [0, 1) per weight; each is non-decreasing in the overall sparsity.
 
         Raises:
-            ValueError: The overall sparsity is outside [0, 1), or cannot be had on these weights.
+            ValueError: `sparsity` is outside [0, 1), or cannot be reached on these weights.
         """
 
 
@@ -46,14 +47,14 @@ class Uniform(Allocation):
     def sparsities(
         self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
     ) -> list[float]:
-        """`sparsity`, once per weight."""
+        """`sparsity` for every weight."""
         _check(sparsity, shapes, in_axes, out_axes)
         return [sparsity] * len(shapes)
 
 
 @dataclass(frozen=True)
 class Global(Allocation):
-    """Removes the least important units of all weights together, so that importance decides each weight's sparsity.
+    """Removes the least important units over all weights, so that the importances determine each weight's sparsity.
 
     Source: Frankle & Carbin 2019, arXiv:1803.03635, section 4 (global pruning).
     """
@@ -63,7 +64,7 @@ class Global(Allocation):
     def sparsities(
         self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
     ) -> list[float]:
-        """There are none before importances are known: raises ValueError, so that nobody takes them for uniform."""
+        """Raises ValueError: a weight's sparsity is unknown until importances are compared over all weights."""
         raise ValueError(
             "The global allocation has no sparsity per weight: select over the importances of all weights at once. "
             f"Received: sparsity={sparsity} for {len(shapes)} weights."
@@ -74,13 +75,14 @@ class Global(Allocation):
 class ERK(Allocation):
     """Erdos-Renyi-Kernel: density = e * (inputs + outputs + window lengths) / (their product), at most 1.
 
-    Inputs and outputs are the products of the weight's input and output axes, window lengths its other axes (those of a
-    convolution); for dense and convolution kernels that is sum(shape) / prod(shape). e is what meets the overall
-    sparsity: what a weight would get beyond density 1 goes to the others. Small and narrow weights stay denser.
+    "inputs" and "outputs" are the products of the lengths of the weight's input and output axes; "window lengths" are
+    the lengths of all other axes (a convolution's window). For dense and convolution kernels the quotient is
+    sum(shape) / prod(shape). The factor e is chosen to meet the overall sparsity; density above 1 is redistributed to
+    the other weights. Small and narrow weights stay denser.
 
-    Counts are whole and exact: round(sparsity * n) of all n weights go, each weight keeps at least one, and with rising
-    sparsity no weight gets anything back. Kept weights are dealt as seats are in Webster's method, weight i taking its
-    k-th one at e = (k - 1/2) / sum_i, which rounds e * sum_i to the nearest count.
+    Counts are exact integers: round(sparsity * n) of all n entries are removed, each weight keeps at least one entry,
+    and a weight's kept count never grows with rising sparsity. Kept entries are apportioned by Webster's method: weight
+    i receives its k-th entry at e = (k - 1/2) / sum_i, which rounds e * sum_i to the nearest count.
 
     Source: Evci et al. 2020, arXiv:1911.11134, section 3, (1) Sparsity distribution.
     """
@@ -88,7 +90,7 @@ class ERK(Allocation):
     def sparsities(
         self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
     ) -> list[float]:
-        """Density in proportion to the sum over the product of a weight's lengths, clamped at 1 and redistributed."""
+        """The sparsity of each weight; densities are proportional to sum / product of lengths, at most 1."""
         _check(sparsity, shapes, in_axes, out_axes)
         sizes = [math.prod(shape) for shape in shapes]
         kept = sum(sizes) - pruned_count(sparsity, sum(sizes))
@@ -103,11 +105,11 @@ class ERK(Allocation):
 
 
 def get_allocation(allocation: str | Allocation) -> Allocation:
-    """The allocation that a name stands for; an `Allocation` is returned as it is.
+    """Returns the allocation for a name; returns an `Allocation` unchanged.
 
     Raises:
-        ValueError: An unknown name.
-        TypeError: Neither a name nor an allocation; a class instead of an instance.
+        ValueError: `allocation` is an unknown name.
+        TypeError: `allocation` is neither a name nor an `Allocation` instance (a class is not an instance).
     """
     if isinstance(allocation, Allocation):
         return allocation
@@ -125,7 +127,7 @@ ALLOCATIONS: dict[str, type[Allocation]] = {"uniform": Uniform, "global": Global
 
 
 def _check(sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]) -> None:
-    pruned_count(sparsity, 0)  # refuses what is no sparsity
+    pruned_count(sparsity, 0)  # raises ValueError unless sparsity is in [0, 1)
     if not len(shapes) == len(in_axes) == len(out_axes):
         raise ValueError(
             "An allocation needs one shape, and input and output axes, per weight. Received: "
@@ -143,12 +145,12 @@ def _sum_of_lengths(shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
 
 
 def _dealt(kept: int, sizes: Sequence[int], sums: Sequence[int]) -> list[int]:
-    """How many of `kept` each weight gets: those taken at the smallest e, at least 1 and at most its size."""
+    """The number of kept entries per weight: the `kept` entries with the smallest e; at least 1, at most its size."""
     e = _common_factor(kept, sizes, sums)
     counts = [max(math.floor(min(e * total, size) + 0.5), 1) for size, total in zip(sizes, sums, strict=True)]
 
     def taken_at(i: int, k: int) -> tuple[float, int]:
-        # The first one comes before all others; ties go to the weight that comes first.
+        # A weight's first entry precedes all later entries; the weight with the lower index wins ties.
         return ((k - 0.5) / sums[i] if k > 1 else 0.0), i
 
     def next_given() -> tuple[float, int]:
@@ -158,12 +160,12 @@ def _dealt(kept: int, sizes: Sequence[int], sums: Sequence[int]) -> list[int]:
     def last_taken() -> tuple[float, int]:
         return max((taken_at(i, count) for i, count in enumerate(counts)), default=(0.0, -1))
 
-    # Rounding, and the first one that each has for nothing, leave the total off by at most one per weight.
+    # Rounding, and the guaranteed first entry of each weight, leave the total off by at most one per weight.
     while (missing := kept - sum(counts)) > 0:
         counts[next_given()[1]] += 1
     for _ in range(-missing):
         counts[last_taken()[1]] -= 1
-    # Where the product above was rounded across a half; without this a weight could get one back later.
+    # Corrects e * total rounded across a half; otherwise a weight's kept count could grow with rising sparsity.
     while next_given() < last_taken():
         given, taken = next_given()[1], last_taken()[1]
         counts[given] += 1
@@ -172,7 +174,7 @@ def _dealt(kept: int, sizes: Sequence[int], sums: Sequence[int]) -> list[int]:
 
 
 def _common_factor(kept: int, sizes: Sequence[int], sums: Sequence[int]) -> float:
-    """e such that the sum of min(size, e * sum of lengths) is `kept`."""
+    """The factor e for which the sum over weights of min(size, e * sum of lengths) equals `kept`."""
     full: set[int] = set()
     while len(full) < len(sizes):
         rest = [i for i in range(len(sizes)) if i not in full]

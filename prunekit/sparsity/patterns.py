@@ -1,8 +1,8 @@
-"""The shape of the zeros: which weights go together, and what importance each such unit has.
+"""Sparsity patterns: how weights are grouped into units that are pruned together, and the importance of each unit.
 
-A unit is what a pattern removes or keeps as a whole: a weight, a block, a channel. `pool` turns the importance of
-weights into that of units, the caller selects units, and `expand` turns the selection back into a mask over weights. A
-kernel of any rank is seen as matrices (inputs, outputs), one per remaining position, through its input and output axes.
+A unit is a weight, a block or a channel; a pattern removes or keeps a unit as a whole. `pool` computes the importance
+of units from the importance of weights, the caller selects units, and `expand` turns the selection into a mask over
+weights. A kernel of any rank is treated as matrices (inputs, outputs), one matrix per position along the other axes.
 """
 
 import math
@@ -26,18 +26,18 @@ _INFINITY = float("inf")
 
 
 class Pattern(ABC):
-    """What is pruned together. Subclasses are frozen dataclasses; `str(pattern)` is the name `get_pattern` reads.
+    """Groups weights into units. Subclasses are frozen dataclasses; `get_pattern` accepts the name `str(pattern)`.
 
-    The methods take the shape of a weight and its input and output axes, tuples of ints; the remaining axes are
-    positions (of a convolution window, say). Several input or output axes are flattened in the order given.
+    The methods take the shape of a weight and its input and output axes, as tuples of ints; the remaining axes are
+    positions (for example of a convolution window). Several input or output axes are flattened in the given order.
     """
 
     @abstractmethod
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Raises ValueError, naming the weight, where the pattern does not fit it or cannot end at `final_sparsity`."""
+        """Raises ValueError if the pattern does not fit the weight `name` or cannot reach `final_sparsity`."""
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
-        """How many units a weight of this shape has; where units are weights, their number."""
+        """The number of units of a weight of this shape; by default each weight is a unit."""
         return math.prod(shape)
 
     @abstractmethod
@@ -45,8 +45,8 @@ class Pattern(ABC):
         """The importance of each unit.
 
         Args:
-            importance: Floating-point tensor, the shape of the weight. -inf marks a weight that is pruned already: it
-                counts as 0 where importances are averaged, and a unit of nothing else is -inf itself. NaN stays NaN.
+            importance: Floating-point tensor, the shape of the weight. -inf marks a weight that is already pruned. In
+                averages -inf counts as 0, and a unit whose entries are all -inf is -inf. NaN stays NaN.
             in_axes: Input axes of the weight.
             out_axes: Output axes of the weight.
 
@@ -55,19 +55,19 @@ class Pattern(ABC):
         """
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
-        """The mask over a weight of this shape, True where its unit is; `unit_mask` has `units` entries, any shape."""
+        """The mask over a weight of this shape: each entry is its unit's entry in `unit_mask` (`units` entries)."""
         return ops.reshape(unit_mask, tuple(shape))
 
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Each weight on its own. Source: Han et al. 2015, arXiv:1506.02626."""
+    """Prunes each weight individually. Source: Han et al. 2015, arXiv:1506.02626."""
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Fits every weight."""
+        """Does nothing: the pattern fits every weight."""
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
-        """The importance itself."""
+        """`importance`, unchanged."""
         return importance
 
     def __str__(self) -> str:
@@ -76,15 +76,15 @@ class Unstructured(Pattern):
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """Blocks of `inputs` x `outputs` weights, from the first weight on; the last ones may be cut off by the edge.
+    """Prunes blocks of `inputs` x `outputs` weights; the grid starts at index 0, and the kernel's edge may cut blocks.
 
-    On a kernel with positions (a convolution's window) each position has its own blocks.
+    In a kernel with positions (a convolution's window) each position has its own blocks.
 
     Args:
         inputs: Length along the input axis, at least 1.
         outputs: Length along the output axis, at least 1.
-        pooling: A block's importance is the "average" or the "max" of its weights'; a cut block averages over the
-            weights it has.
+        pooling: "average" or "max": the reduction from the importances of a block's weights to the importance of the
+            block. The average of a cut block is over the weights inside the kernel.
 
     Source: Narang et al. 2017, arXiv:1711.02782, section 3.1 (max); block_size and block_pooling_type of
         tensorflow-model-optimization (both).
@@ -103,12 +103,12 @@ class Block(Pattern):
             raise ValueError(f'pooling is "average" or "max". Received: pooling={self.pooling!r}.')
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Needs input and output axes, and enough blocks for one to be left."""
+        """Raises ValueError if the weight lacks input or output axes, or `final_sparsity` would remove all blocks."""
         _need(in_axes and out_axes, self, "input and output axes", shape, name)
         _check_leaves_some(self, "blocks", self.units(shape, in_axes, out_axes), final_sparsity, shape, name)
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
-        """The number of blocks, cut ones included."""
+        """The number of blocks, including cut blocks."""
         return math.prod(self._grid(Layout(shape, in_axes, out_axes)))
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
@@ -117,16 +117,17 @@ class Block(Pattern):
         matrix = layout.matrix(importance)
         if self.pooling == "max":
             highest = self._reduce(ops.max, self._padded(matrix, layout, -_INFINITY), layout)
-            # XLA's maximum forgets a NaN.
+            # XLA's maximum drops NaN.
             unknown = self._reduce(ops.any, self._padded(ops.isnan(matrix), layout, False), layout)
             return _where(unknown, math.nan, highest)
         gone = self._reduce(ops.all, self._padded(ops.equal(matrix, -_INFINITY), layout, True), layout)
         total = self._reduce(sum_in_order, self._padded(_live(matrix), layout, 0), layout)
-        # Multiplied, because graph optimisation turns the division by a constant into that, and then rounds otherwise.
+        # Multiplication by the reciprocal: graph optimisation rewrites a division by a constant that way, and a
+        # division would therefore round differently in eager mode.
         return _where(gone, -_INFINITY, total * ops.convert_to_tensor(1.0 / self._sizes(layout), dtype=total.dtype))
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
-        """Every weight of a kept block."""
+        """The mask over weights: True for every weight of a kept block."""
         layout = Layout(shape, in_axes, out_axes)
         positions, rows, columns = self._grid(layout)
         blocks = ops.reshape(unit_mask, (positions, rows, 1, columns, 1))
@@ -136,7 +137,7 @@ class Block(Pattern):
         return layout.tensor(matrix[:, : layout.inputs, : layout.outputs])
 
     def _lengths(self, layout: "Layout") -> tuple[int, int]:
-        # What a block is padded to; a block larger than the weight would be padded far beyond it.
+        # Block lengths clipped to the weight: padding to a block larger than the weight would waste memory.
         return min(self.inputs, layout.inputs), min(self.outputs, layout.outputs)
 
     def _grid(self, layout: "Layout") -> tuple[int, int, int]:
@@ -157,11 +158,11 @@ class Block(Pattern):
         positions, rows, columns = self._grid(layout)
         inputs, outputs = self._lengths(layout)
         blocks = ops.reshape(padded, (positions, rows, inputs, columns, outputs))
-        # One axis after the other: both at once is up to four times slower in TensorFlow on a CPU.
+        # One axis at a time: reducing both axes at once is up to four times slower in TensorFlow on a CPU.
         return reduction(reduction(blocks, axis=2), axis=3)
 
     def _sizes(self, layout: "Layout") -> np.ndarray:
-        """Weights in each block, shape (blocks of inputs, blocks of outputs)."""
+        """The number of weights in each block, shape (blocks of inputs, blocks of outputs)."""
         _, rows, columns = self._grid(layout)
         heights = np.minimum(self.inputs, layout.inputs - self.inputs * np.arange(rows))
         widths = np.minimum(self.outputs, layout.outputs - self.outputs * np.arange(columns))
@@ -173,10 +174,10 @@ class Block(Pattern):
 
 @dataclass(frozen=True)
 class NM(Pattern):
-    """Keeps n of every m consecutive weights along the input axis, so that it ends at sparsity 1 - n / m.
+    """Keeps n of every m consecutive weights along the input axis; the final sparsity is 1 - n / m.
 
-    Units are weights. The n most important of every group are never removed, and the others as any schedule asks, so a
-    gradual schedule ends in the pattern.
+    Units are weights. The n most important weights of every group are never removed; a schedule may remove the other
+    m - n gradually.
 
     Args:
         n: Weights kept in each group, at least 1.
@@ -198,11 +199,11 @@ class NM(Pattern):
 
     @property
     def sparsity(self) -> float:
-        """1 - n / m, the one sparsity this pattern can end at."""
+        """1 - n / m, the only final sparsity of this pattern."""
         return 1.0 - self.n / self.m
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Needs an input length that m divides, and a final sparsity of 1 - n / m."""
+        """Raises ValueError unless m divides the input length and `final_sparsity` is 1 - n / m."""
         _need(in_axes, self, "an input axis", shape, name)
         inputs = Layout(shape, in_axes, out_axes).inputs
         if inputs % self.m:
@@ -211,7 +212,7 @@ class NM(Pattern):
                 f"shape {tuple(shape)}, input axes {tuple(in_axes)} (length {inputs}). Leave this weight out with "
                 "`exclude`, or choose another pattern."
             )
-        # Written so that NaN is refused as well.
+        # `not <=` instead of `>`: NaN must fail the check.
         if not abs(final_sparsity - self.sparsity) <= 1e-6:
             raise ValueError(
                 f"{self} keeps {self.n} of every {self.m} weights, so it ends at sparsity {self.sparsity!r}. Received: "
@@ -220,29 +221,29 @@ class NM(Pattern):
             )
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
-        """The importance, with +inf for the n largest of every group; among equals the lower index is kept.
+        """The importance, with +inf for the n largest entries of every group; on ties the lower index gets +inf.
 
-        In a group with fewer than n weights left, pruned ones are among those n and become +inf too: they count as the
-        kept ones, and another group need not give more than m - n in their place. So the mask that `expand` gives is to
-        be combined with the one before it.
+        In a group with fewer than n weights left, already pruned weights also get +inf and count as kept, so that no
+        other group loses more than m - n weights. The caller must therefore combine the mask from `expand` with the
+        previous mask.
         """
         layout = Layout(importance.shape, in_axes, out_axes)
         shape = layout.positions, layout.inputs // self.m, self.m, layout.outputs
         groups = ops.reshape(layout.matrix(importance), shape)
         spared = layout.tensor(self._spared_by_rank(groups) if self.m <= 16 else self._spared_by_sort(groups))
-        # NaN must stay visible to whoever counts it.
+        # NaN must stay NaN in the result: callers count NaN.
         spared = ops.logical_and(spared, ops.logical_not(ops.isnan(importance)))
-        # An infinite weight that is not spared must not pass for one that is.
-        # Not by `ops.minimum`: of float64 numbers Keras on PyTorch makes float32.
+        # An infinite importance that is not spared must stay below +inf, the mark of spared weights.
+        # Not `ops.minimum`: Keras on PyTorch converts float64 to float32 there.
         largest = ops.convert_to_tensor(_largest(importance.dtype), importance.dtype)
         finite = _where(ops.equal(importance, _INFINITY), largest, importance)
         return _where(spared, _INFINITY, finite)
 
     def _spared_by_rank(self, groups):
-        """Rank inside each group from its m (m - 1) / 2 comparisons, each over all groups at once.
+        """True for the n largest of each group, from m (m - 1) / 2 pairwise comparisons, vectorised over groups.
 
-        For 2:4 these are six passes over a quarter of the weight, with nothing to gather or scatter: a 2048 x 2048
-        kernel takes 12 ms on two CPU cores, where sorting each group takes 66 ms and the whole weight 700 ms.
+        2:4 takes six passes over a quarter of the weight, without gather or scatter: a 2048 x 2048 kernel takes 12 ms
+        on two CPU cores; sorting each group takes 66 ms and sorting the whole weight 700 ms.
         """
         members = ops.unstack(groups, axis=2)
         beaten_by = [ops.zeros_like(member, dtype="int8") for member in members]
@@ -254,7 +255,7 @@ class NM(Pattern):
         return ops.stack([rank < self.n for rank in beaten_by], axis=2)
 
     def _spared_by_sort(self, groups):
-        """The n-th largest of each group from a sort along its m entries: comparisons grow with the square of m."""
+        """True for the n largest of each group, by sorting its m entries; for large m, where m ** 2 pairs are slow."""
         threshold = ops.sort(groups, axis=2)[:, :, self.m - self.n : self.m - self.n + 1, :]
         above, tied = groups > threshold, ops.equal(groups, threshold)
         wanted = self.n - ops.sum(ops.cast(above, "int32"), axis=2, keepdims=True)
@@ -267,14 +268,14 @@ class NM(Pattern):
 
 @dataclass(frozen=True)
 class Channel(Pattern):
-    """Output units of a layer: all weights that lead to one output, ranked by their mean importance.
+    """Prunes output units (channels): all weights that lead to one output, ranked by their mean importance.
 
-    Source: Li et al. 2017, arXiv:1608.08710, section 3.1 (sum of |w| per filter; the filters of a layer have one size,
-        so the mean ranks them alike, and it also compares layers of different sizes).
+    Source: Li et al. 2017, arXiv:1608.08710, section 3.1 (sum of |w| per filter; all filters of a layer have the same
+        size, so the mean gives the same ranking and is also comparable between layers of different sizes).
     """
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Needs an output axis, and enough channels for one to be left."""
+        """Raises ValueError if the weight lacks an output axis, or `final_sparsity` would remove all channels."""
         _need(out_axes, self, "an output axis", shape, name)
         _check_leaves_some(self, "channels", self.units(shape, in_axes, out_axes), final_sparsity, shape, name)
 
@@ -290,7 +291,7 @@ class Channel(Pattern):
         return _where(ops.all(ops.equal(matrix, -_INFINITY), axis=0), -_INFINITY, mean)
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
-        """Every weight of a kept output unit."""
+        """The mask over weights: True for every weight of a kept output unit."""
         layout = Layout(shape, in_axes, out_axes)
         row = ops.reshape(unit_mask, (1, 1, layout.outputs))
         return layout.tensor(ops.broadcast_to(row, (layout.positions, layout.inputs, layout.outputs)))
@@ -300,13 +301,13 @@ class Channel(Pattern):
 
 
 def get_pattern(pattern: str | Pattern) -> Pattern:
-    """The pattern that a name stands for; a `Pattern` is returned as it is.
+    """Returns the pattern for a name; returns a `Pattern` unchanged.
 
     Names: "unstructured", "channel", "2:4" and every other n:m, "block:4x1" (inputs x outputs), "block:4x1:max".
 
     Raises:
-        ValueError: An unknown name, or numbers that make no pattern.
-        TypeError: Neither a name nor a pattern; a class instead of an instance.
+        ValueError: `pattern` is an unknown name or contains invalid numbers, such as "4:2".
+        TypeError: `pattern` is neither a name nor a `Pattern` instance (a class is not an instance).
     """
     if isinstance(pattern, Pattern):
         return pattern
@@ -325,7 +326,7 @@ def get_pattern(pattern: str | Pattern) -> Pattern:
 
 
 class Layout:
-    """A weight as matrices (positions, inputs, outputs), and back."""
+    """Converts between a weight's shape and matrices (positions, inputs, outputs)."""
 
     def __init__(self, shape: Axes, in_axes: Axes, out_axes: Axes):
         self.shape = tuple(int(length) for length in shape)
@@ -346,32 +347,32 @@ class Layout:
         return self.permutation == tuple(range(len(self.shape)))
 
     def matrix(self, x):
-        """x of the weight's shape, as (positions, inputs, outputs)."""
+        """`x`, of the weight's shape, rearranged to shape (positions, inputs, outputs)."""
         x = x if self._in_order else ops.transpose(x, self.permutation)
         return ops.reshape(x, (self.positions, self.inputs, self.outputs))
 
     def tensor(self, x):
-        """x of positions * inputs * outputs entries in that order, in the weight's shape."""
+        """`x`, with positions * inputs * outputs entries in that order, rearranged to the weight's shape."""
         x = ops.reshape(x, tuple(self.shape[axis] for axis in self.permutation))
         return x if self._in_order else ops.transpose(x, tuple(int(axis) for axis in np.argsort(self.permutation)))
 
 
 def _live(importance):
-    """In at least float32, with 0 for what is pruned already."""
+    """The importance in at least float32, with 0 for weights that are already pruned (-inf)."""
     if keras.backend.standardize_dtype(importance.dtype) in ("float16", "bfloat16"):
         importance = ops.cast(importance, "float32")
     return ops.where(ops.equal(importance, -_INFINITY), ops.zeros_like(importance), importance)
 
 
 def _largest(kind) -> float:
-    """The largest finite number of a type."""
+    """The largest finite number of a floating-point type."""
     kind = keras.backend.standardize_dtype(kind)
     # NumPy does not know bfloat16.
     return (2 - 2**-7) * 2.0**127 if kind == "bfloat16" else float(np.finfo(kind).max)
 
 
 def _where(mask, value, otherwise):
-    """`value` where the mask is True, in the type of `otherwise`."""
+    """`value` where the mask is True, else `otherwise`; in the type of `otherwise`."""
     return ops.where(mask, ops.cast(value, otherwise.dtype), otherwise)
 
 

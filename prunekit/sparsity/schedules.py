@@ -1,6 +1,6 @@
-"""Step -> sparsity, in plain Python: nothing here needs NumPy, Keras or TensorFlow.
+"""Sparsity schedules: functions step -> sparsity, in plain Python. The module imports no NumPy, Keras or TensorFlow.
 
-A step is one optimizer update. Step 0 is before training: an update at step 0 prunes before the first optimizer update.
+A step is one optimizer update. Step 0 is before training: a mask update at step 0 runs before the first optimizer step.
 """
 
 import math
@@ -15,11 +15,11 @@ from prunekit.sparsity.arguments import LARGEST, fraction, positive, whole
 
 
 class Schedule(ABC):
-    """The sparsity asked for at each step, and the steps at which masks are recomputed.
+    """The target sparsity at each step, and the steps at which masks are recomputed (the update steps).
 
-    Subclasses are frozen dataclasses. They give `begin_step`, `final_sparsity`, `landing_step`, `last_update`,
-    `frequency` and `_sparsity`. The update steps are then begin_step, begin_step + frequency, ..., and `last_update`
-    itself, whether frequency divides the length or not.
+    Subclasses are frozen dataclasses. They define `begin_step`, `final_sparsity`, `landing_step`, `last_update`,
+    `frequency` and `_sparsity`. The update steps are begin_step, begin_step + frequency, ..., and always `last_update`,
+    even if `frequency` does not divide last_update - begin_step.
     """
 
     @property
@@ -40,19 +40,19 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def last_update(self) -> int | None:
-        """The last update step, or None where updates go on for ever."""
+        """The last update step; None if updates never end."""
 
     @property
     @abstractmethod
     def frequency(self) -> int:
-        """Steps from one update to the next."""
+        """Number of steps between two updates."""
 
     @abstractmethod
     def _sparsity(self, step: int) -> float:
         """The sparsity at a step in [begin_step, landing_step)."""
 
     def __call__(self, step: int) -> float:
-        """The sparsity asked for at `step`: 0 before `begin_step`, exactly `final_sparsity` from `landing_step` on."""
+        """The target sparsity at `step`: 0 before `begin_step`, exactly `final_sparsity` from `landing_step` on."""
         step = operator.index(step)
         if step < self.begin_step:
             return 0.0
@@ -61,7 +61,7 @@ class Schedule(ABC):
         return self._sparsity(step)
 
     def latest_update(self, step: int) -> int | None:
-        """The largest update step that is not after `step`, or None before the first. Constant time."""
+        """The largest update step <= `step`; None before the first update step. Runs in constant time."""
         step = operator.index(step)
         if step < self.begin_step:
             return None
@@ -70,7 +70,7 @@ class Schedule(ABC):
         return step - (step - self.begin_step) % self.frequency
 
     def update_steps(self, steps: int) -> list[int]:
-        """Every update step of a training of `steps` optimizer updates, rising, in [0, steps]."""
+        """All update steps in [0, steps], in ascending order, for a training of `steps` optimizer updates."""
         steps = whole("steps", steps, minimum=0)
         if self.last_update is None or steps < self.last_update:
             return list(range(self.begin_step, steps + 1, self.frequency))
@@ -79,9 +79,9 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class _Decay(Schedule):
-    """A rise from `initial_sparsity` at `begin_step` to `final_sparsity` at `end_step`.
+    """Raises the sparsity from `initial_sparsity` at `begin_step` to `final_sparsity` at `end_step`.
 
-    `frequency` is a field of each subclass, because PolynomialDecay has `power` before it.
+    Each subclass declares the field `frequency` itself, because `power` precedes `frequency` in PolynomialDecay.
     """
 
     initial_sparsity: float = 0.0
@@ -104,21 +104,21 @@ class _Decay(Schedule):
 
     @property
     def landing_step(self) -> int:
-        """`end_step`; `begin_step` where the initial sparsity is the final one already."""
+        """`end_step`; `begin_step` if the initial sparsity equals the final sparsity."""
         return self.end_step if self.initial_sparsity < self.final_sparsity else self.begin_step
 
     @property
     def last_update(self) -> int:
-        """`end_step`, whatever the frequency."""
+        """`end_step`, for every frequency."""
         return self.end_step
 
     @abstractmethod
     def _rise(self, progress: float) -> float:
-        """How much of the way from initial to final sparsity is behind at `progress`, both in [0, 1]."""
+        """The fraction, in [0, 1], of the rise from initial to final sparsity completed at `progress` in [0, 1]."""
 
     def _sparsity(self, step: int) -> float:
         progress = (step - self.begin_step) / (self.end_step - self.begin_step)
-        # From the initial value upwards, so that rounding can neither miss it nor make the sequence fall.
+        # Computed upwards from the initial sparsity: rounding then keeps that value exact and the sequence monotonic.
         sparsity = self.initial_sparsity + (self.final_sparsity - self.initial_sparsity) * self._rise(progress)
         return min(sparsity, self.final_sparsity)
 
@@ -131,9 +131,9 @@ class PolynomialDecay(_Decay):
         initial_sparsity: Sparsity at `begin_step`, in [0, 1).
         final_sparsity: Sparsity from `end_step` on, in [initial_sparsity, 1).
         begin_step: First update step.
-        end_step: Last update step; where it is `begin_step`, the final sparsity is reached at once.
-        power: Exponent, more than 0. 3 prunes fast at first and slowly towards the end; 1 is `LinearDecay`.
-        frequency: Steps between updates; the update at `end_step` comes whether frequency divides the length or not.
+        end_step: Last update step. If equal to `begin_step`, the sparsity is `final_sparsity` from that step on.
+        power: Exponent, more than 0. 3 prunes fast at first and slowly towards the end; 1 equals `LinearDecay`.
+        frequency: Steps between updates. `end_step` is an update step even if `frequency` does not divide the length.
 
     Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 (there with power 3).
     """
@@ -153,7 +153,7 @@ class PolynomialDecay(_Decay):
 class LinearDecay(_Decay):
     """initial + (final - initial) * p, with p = (step - begin_step) / (end_step - begin_step).
 
-    The fields are those of `PolynomialDecay`, less `power`.
+    The fields are the fields of `PolynomialDecay` without `power`.
 
     Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 with exponent 1.
     """
@@ -166,19 +166,19 @@ class LinearDecay(_Decay):
 
 @dataclass(frozen=True)
 class CosineDecay(_Decay):
-    """final + (initial - final) * (1 + cos(pi p)) / 2: slow at both ends, fastest half-way.
+    """final + (initial - final) * (1 + cos(pi p)) / 2: rises slowly at both ends and fastest at p = 1/2.
 
     p = (step - begin_step) / (end_step - begin_step).
 
-    The fields are those of `PolynomialDecay`, less `power`.
+    The fields are the fields of `PolynomialDecay` without `power`.
 
-    Source: the annealing of Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5, without restarts, on the sparsity.
+    Source: Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5 (cosine annealing), without restarts, for the sparsity.
     """
 
     frequency: int = 100
 
     def _rise(self, progress: float) -> float:
-        # sin^2(pi p / 2) is (1 - cos(pi p)) / 2 without the cancellation near p = 0.
+        # sin^2(pi p / 2) equals (1 - cos(pi p)) / 2 but avoids the cancellation near p = 0.
         return math.sin(0.5 * math.pi * progress) ** 2
 
 
@@ -188,7 +188,7 @@ class ExponentialDecay(_Decay):
 
     p = (step - begin_step) / (end_step - begin_step).
 
-    The fields are those of `PolynomialDecay`, less `power`.
+    The fields are the fields of `PolynomialDecay` without `power`.
 
     Source: the fixed fraction of the remaining weights removed per round in Frankle & Carbin 2019, arXiv:1803.03635,
         section 1, as a function of the step.
@@ -197,19 +197,19 @@ class ExponentialDecay(_Decay):
     frequency: int = 100
 
     def _rise(self, progress: float) -> float:
-        # Not a difference of two logarithms: that is 0 for neighbouring sparsities, and then divides by it.
+        # log1p, because the difference of two logarithms is 0 for neighbouring sparsities: a division by zero below.
         log_ratio = math.log1p((self.initial_sparsity - self.final_sparsity) / (1.0 - self.initial_sparsity))
         return math.expm1(progress * log_ratio) / math.expm1(log_ratio)
 
 
 @dataclass(frozen=True)
 class ConstantSparsity(Schedule):
-    """target_sparsity from `begin_step` on.
+    """Sparsity `target_sparsity` from `begin_step` on, and 0 before.
 
     Args:
         target_sparsity: Sparsity, in [0, 1).
-        begin_step: First update step; the target holds from here.
-        end_step: Last update step, after which the masks stay as they are. -1: updates go on for ever.
+        begin_step: First update step; the sparsity is `target_sparsity` from this step on.
+        end_step: Last update step; masks do not change after this step. -1: updates never end.
         frequency: Steps between updates.
 
     Source: ConstantSparsity of tensorflow-model-optimization 0.8.
@@ -240,7 +240,7 @@ class ConstantSparsity(Schedule):
 
     @property
     def last_update(self) -> int | None:
-        """`end_step`, or None where it is -1."""
+        """`end_step`; None if `end_step` is -1."""
         return None if self.end_step == -1 else self.end_step
 
     def _sparsity(self, step: int) -> float:
@@ -249,7 +249,7 @@ class ConstantSparsity(Schedule):
 
 @dataclass(frozen=True)
 class OneShot(Schedule):
-    """0 before `step`, `sparsity` from it on: a single update.
+    """Sparsity 0 before `step` and `sparsity` from `step` on: a single mask update.
 
     Args:
         sparsity: Sparsity, in [0, 1).
@@ -287,7 +287,7 @@ class OneShot(Schedule):
 
     @property
     def frequency(self) -> int:
-        """1: never used, there is one update."""
+        """1; unused, because the schedule has one update."""
         return 1
 
     def _sparsity(self, step: int) -> float:
@@ -296,10 +296,10 @@ class OneShot(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """The sparsity of the last (step, sparsity) pair whose step is reached; 0 before the first.
+    """The sparsity of the last (step, sparsity) pair whose step is reached; 0 before the first pair.
 
     Args:
-        sparsities: Pairs (step, sparsity); steps and sparsities both rise strictly. Kept as a tuple of tuples.
+        sparsities: Pairs (step, sparsity); steps and sparsities are strictly increasing. Stored as a tuple of tuples.
 
     Source: the rounds of prune and retrain of Han et al. 2015, arXiv:1506.02626, section 3.3.
     """
@@ -339,16 +339,16 @@ class MultiStep(Schedule):
 
     @property
     def frequency(self) -> int:
-        """The smallest distance between two updates; 1 where there is one."""
+        """The smallest number of steps between two updates; 1 if there is only one update."""
         return min((b[0] - a[0] for a, b in zip(self.sparsities, self.sparsities[1:], strict=False)), default=1)
 
     def latest_update(self, step: int) -> int | None:
-        """The largest update step that is not after `step`, or None before the first."""
+        """The largest update step <= `step`; None before the first update step."""
         reached = self._reached(operator.index(step))
         return self.sparsities[reached - 1][0] if reached else None
 
     def update_steps(self, steps: int) -> list[int]:
-        """The steps of the pairs that a training of `steps` optimizer updates reaches."""
+        """The pairs' steps that are <= `steps`, the number of optimizer updates of a training."""
         return [step for step, _ in self.sparsities[: self._reached(whole("steps", steps, minimum=0))]]
 
     def _reached(self, step: int) -> int:
@@ -370,7 +370,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def _set(schedule: Schedule, name: str, value: Any) -> None:
-    """Stores a checked value, as the plain Python number it is: NumPy scalars compare but do not serialise."""
+    """Sets a field of a frozen schedule to a checked plain Python number; NumPy scalars would not serialise."""
     object.__setattr__(schedule, name, value)
 
 

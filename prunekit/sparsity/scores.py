@@ -1,4 +1,4 @@
-"""Weight (+ statistics) -> importance, one number per weight; higher = keep."""
+"""Pruning criteria: functions weight (+ statistics) -> importance, one number per weight; higher = keep."""
 
 import difflib
 from abc import ABC, abstractmethod
@@ -15,10 +15,10 @@ _WORD = 0xFFFFFFFF
 
 
 class Criterion(ABC):
-    """How much each weight matters. Subclasses are frozen dataclasses whose call works eagerly and in a graph.
+    """Computes the importance of each weight. Subclasses are frozen dataclasses, callable eagerly and in a graph.
 
-    `needs` names the statistics that a call is given; empty = weights only. There is one: "movement", of the weight's
-    shape, the sum over optimizer updates of each weight's value times its change.
+    `needs` holds the names of the required statistics; empty = weights only. The only statistic is "movement", of the
+    weight's shape: the sum over optimizer updates of each weight's value times its change.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -29,11 +29,12 @@ class Criterion(ABC):
 
         Args:
             weight: Floating-point tensor of any shape.
-            seed_offset: Tells weights of one model apart where scores are drawn at random.
-            statistics: {name: tensor}, what `needs` names; None where it is empty.
+            seed_offset: Integer that differs between the weights of a model, for criteria that draw random scores.
+            statistics: {name: tensor} for each name in `needs`; None if `needs` is empty.
 
         Returns:
-            Floating-point tensor, the shape of `weight`; higher = keep. Above -inf, which marks what is pruned already.
+            Floating-point tensor, the shape of `weight`; higher = keep. All entries are above -inf, because -inf marks
+            weights that are already pruned.
         """
 
 
@@ -51,7 +52,7 @@ class Magnitude(Criterion):
 
 @dataclass(frozen=True)
 class L2(Criterion):
-    """w ** 2. Ranks single weights as `Magnitude` does, and blocks or channels by their mean square.
+    """w ** 2. Ranks single weights in the same order as `Magnitude`, and blocks or channels by their mean square.
 
     Source: Li et al. 2017, arXiv:1608.08710, section 4.4 (L2 norm of filters).
     """
@@ -59,7 +60,7 @@ class L2(Criterion):
     def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
         """weight ** 2, in float32, or float64 for a float64 weight."""
         weight = ops.convert_to_tensor(weight)
-        # A 16-bit square is inf from 256 on and 0 below 0.0002.
+        # In float16 the square overflows to inf from |w| = 256 on and underflows to 0 below 0.0002.
         if keras.backend.standardize_dtype(weight.dtype) in ("float16", "bfloat16"):
             weight = ops.cast(weight, "float32")
         return ops.square(weight)
@@ -67,13 +68,13 @@ class L2(Criterion):
 
 @dataclass(frozen=True)
 class Random(Criterion):
-    """Uniform in [0, 1), blind to the weight: the baseline that every other criterion has to beat.
+    """Uniform random scores in [0, 1), independent of the weight's values: the baseline for all other criteria.
 
-    Scores depend on seed, seed_offset and shape alone, to the last bit: not on the device, the backend, or XLA, and not
-    on how often they were drawn. So the masks of a gradual schedule lie inside one another.
+    Scores depend only on seed, seed_offset and shape and are bit-identical across devices, backends, XLA and repeated
+    calls. The masks of a gradual schedule are therefore nested: a pruned weight stays pruned.
 
     Args:
-        seed: Not negative.
+        seed: Non-negative integer.
 
     Source: Gale et al. 2019, arXiv:1902.09574, section 3 (random pruning). The bits come from hashing each position
         with two rounds of the 32-bit finaliser of MurmurHash3.
@@ -92,39 +93,40 @@ class Random(Criterion):
         """Float32 scores, multiples of 2 ** -24 in [0, 1)."""
         shape = tuple(weight.shape)
         first, second = (int(key) for key in np.random.SeedSequence((self.seed, seed_offset)).generate_state(2))
-        # keras.random draws other numbers inside a function compiled by XLA than outside it. Torch multiplies no
-        # uint32, and TensorFlow multiplies int32 on the host even where the tensor is on a GPU.
+        # keras.random draws different numbers inside and outside a function compiled by XLA. PyTorch cannot multiply
+        # uint32, and TensorFlow multiplies int32 on the host even if the tensor is on a GPU.
         dtype = "int64" if keras.backend.backend() == "torch" else "uint32"
         position = ops.cast(ops.arange(int(np.prod(shape)), dtype="int32"), dtype)
         bits = _mixed(ops.bitwise_xor(_mixed(_plus(position, first)), ops.cast(np.int64(second), dtype)))
-        # 24 bits, because a float32 holds no more.
+        # 24 bits: the precision of float32.
         score = ops.cast(ops.right_shift(bits, ops.cast(8, dtype)), "float32") * (1.0 / (1 << 24))
         return ops.reshape(score, shape)
 
 
 @dataclass(frozen=True)
 class Movement(Criterion):
-    """Sum over updates of w * (change of w): high where training drives a weight away from zero, low where towards it.
+    """Sum over updates of w * (change of w): high if training moves a weight away from zero, low if towards zero.
 
-    A large weight that shrinks goes before a small one that grows: made for fine-tuning, where magnitudes are those of
-    another task. It needs a training, and updates before the first mask; after an interruption the sum begins anew.
+    A large weight that shrinks is pruned before a small weight that grows. Intended for fine-tuning, where magnitudes
+    reflect the pretraining task. The criterion needs a training with optimizer updates before the first mask update;
+    the sum restarts at 0 after an interruption.
 
-    Source: Sanh et al. 2020, arXiv:2005.07683, section 4, with the change that the optimizer really made (momentum,
-        adaptive rates and decay included) in the place of -rate * gradient.
+    Source: Sanh et al. 2020, arXiv:2005.07683, section 4, with the optimizer's actual change of the weight (including
+        momentum, adaptive rates and decay) instead of -rate * gradient.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"movement"})
 
     def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
-        """statistics["movement"]."""
+        """statistics["movement"], as a tensor."""
         return ops.convert_to_tensor(statistics["movement"])
 
 
 @dataclass(frozen=True)
 class Custom(Criterion):
-    """A user's function: weight -> importance of the same shape, higher = keep.
+    """Importance from a user's function: weight -> importance of the same shape, higher = keep.
 
-    The function is traced into a graph, so it is made of `keras.ops`, not of NumPy.
+    The function is traced into a graph, so its operations must be `keras.ops`, not NumPy.
 
     Args:
         function: Called with the weight as its only argument.
@@ -139,7 +141,7 @@ class Custom(Criterion):
             )
 
     def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
-        """What the function returns, checked for shape and type; at least -2 ** 96, so that -inf means: goes first."""
+        """The function's checked return value; entries below -2 ** 96, such as -inf, are raised to -2 ** 96."""
         importance = ops.convert_to_tensor(self.function(weight))
         name = getattr(self.function, "__name__", repr(self.function))
         if tuple(importance.shape) != tuple(weight.shape):
@@ -155,8 +157,8 @@ class Custom(Criterion):
             )
         if dtype in ("float16", "bfloat16"):
             importance = ops.cast(importance, "float32")
-        # -inf marks a weight that is pruned already, and log|w| of a weight that is merely zero is -inf as well. The
-        # average of a whole channel of these is still finite. Not ops.maximum: under XLA it forgets a NaN.
+        # -inf marks a weight that is already pruned, but log|w| of a zero weight that is not pruned is -inf too.
+        # -2 ** 96: the sum over a whole channel stays finite. ops.where, because ops.maximum drops NaN under XLA.
         least = ops.cast(-(2.0**96), importance.dtype)
         return ops.where(importance < least, least, importance)
 
@@ -171,11 +173,11 @@ CRITERIA: dict[str, type[Criterion]] = {
 
 
 def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:
-    """The criterion that a name or a function stands for; a `Criterion` is returned as it is.
+    """Returns the criterion for a name or a user's function; returns a `Criterion` unchanged.
 
     Raises:
-        ValueError: An unknown name.
-        TypeError: Neither a name, nor a function, nor a criterion; a class instead of an instance.
+        ValueError: `criterion` is an unknown name.
+        TypeError: `criterion` is not a name, a function or a `Criterion` instance (a class is not an instance).
     """
     if isinstance(criterion, Criterion):
         return criterion
@@ -207,7 +209,7 @@ def _plus(x, constant: int):
 
 
 def _times(x, constant: int):
-    """(x * constant) modulo 2 ** 32; what overflows 64 bits lies above the word that is kept."""
+    """(x * constant) modulo 2 ** 32; an overflow of 64 bits does not affect the lowest 32 bits."""
     dtype = x.dtype
     return ops.bitwise_and(x * ops.cast(np.int64(constant), dtype), ops.cast(np.int64(_WORD), dtype))
 

@@ -1,1 +1,1 @@
-"""Techniques that make models smaller or faster; strangers to one another."""
+"""Compression techniques; they do not import one another."""

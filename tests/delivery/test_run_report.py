@@ -75,7 +75,7 @@ def test_the_page_is_whole_self_contained_and_escapes_what_users_named():
     assert all(address.startswith(("#", "data:")) for address in page.addresses)
     assert not re.search(r"url\((?!#)", text), "styles fetch nothing"
     assert page.tags.count("svg") >= 5, "bars, schedule, three histograms"
-    for heading in ("Weights", "Steps taken", "Expectations", "Exported files", "What the zeros buy, and where"):
+    for heading in ("Weights", "Steps taken", "Expectations", "Exported files", "Where sparsity pays off"):
         assert heading in page.words
     joined = " ".join(page.words)
     for said in ("wrong on <ARM64>", "no sparse convolutions", "abc123", "mind the <gap>", "a/bias, b/bias"):

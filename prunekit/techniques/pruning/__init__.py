@@ -1,1 +1,1 @@
-"""Pruning: masks, how they are chosen, when they change, and how their zeros are held."""
+"""Pruning: calculates masks, updates them on a schedule, and enforces them during training."""

@@ -1,7 +1,7 @@
-"""Makes what `keras.callbacks.BackupAndRestore` saves whole: its two files and the pruners' state, of one moment.
+"""Completes the backups of `keras.callbacks.BackupAndRestore`: consistent copies of its files and the pruning state.
 
-Keras overwrites its file of weights in place, and then the file that says after which epoch they were: killed in
-between, a training goes on with the weights of one epoch and the number of another; killed inside, with nothing.
+Keras overwrites its weights file in place, then the file with the epoch number. A process killed between the two writes
+resumes with weights and number of different epochs; a process killed during a write loses the backup.
 """
 
 import json
@@ -25,39 +25,39 @@ _STEM = "prunekit"
 
 
 class Backup:
-    """Copies of a `BackupAndRestore`'s files, in its folder, each with the state of the pruners at that moment.
+    """Copies the files of a `BackupAndRestore` within its folder, together with the state of the pruners.
 
-    Made before Keras reads its files: the newest whole copy is put back in their place.
+    Create the Backup before Keras reads its files: the constructor restores them from the newest complete copy.
 
     Args:
         folder: The `backup_dir` of the callback.
-        writes: Whether this process does; of several that share the folder, one does.
+        writes: Whether this process writes; only one of the processes that share the folder may write.
 
     Raises:
-        ValueError: Keras's files are those of a later training.
+        ValueError: Keras's files belong to a later training than the newest copy, or the copy is of another version.
         OSError: The folder cannot be read or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, writes: bool = True):
         self._folder, self._writes = Path(folder), writes
         self._snapshots = Snapshots(self._folder, _STEM)
-        #: One for each pruner, in their order; None where nothing was saved with them.
+        #: Saved state of each pruner, in list order; None if the backup contains no pruning state.
         self.states: list[Snapshot] | None = None
-        #: Of the generators; None likewise, and once it was restored.
+        #: Saved state of the random generators; None if the backup contains none, and after it was restored.
         self.random: dict[str, Any] | None = None
         found = self._snapshots.newest()
         if found is not None:
             self._check(found)
             self._take(found)
         if writes:
-            # The others wait for it where the masks become variables, which is before Keras reads.
+            # Other processes wait for this one at the creation of the mask variables, before Keras reads its files.
             self._mend(found)
         self._marked = found is not None or self._stamp() is not None
         self._seen = self._stamp()
 
     @classmethod
     def beside(cls, callbacks: Sequence[Any], *, writes: bool = True) -> "Backup | None":
-        """That of the `BackupAndRestore` among the callbacks of a fit; None without one."""
+        """Returns the Backup of the `BackupAndRestore` in `callbacks`, or None if there is none on a local folder."""
         for one in callbacks:
             if isinstance(one, keras.callbacks.BackupAndRestore):
                 if "://" not in str(one.backup_dir):
@@ -70,28 +70,28 @@ class Backup:
         return None
 
     def mark(self) -> None:
-        """Notes that a training begins here: what Keras saves counts once it was copied."""
+        """Records the start of a training: from here on, Keras's files are valid only once they were copied."""
         if self._writes and not self._marked:
             self._marked = True
             self._snapshots.write(Snapshot({"epoch": 0, "states": None}, {}))
 
     @property
     def changed(self) -> bool:
-        """Whether Keras has saved since the last copy, and this process makes copies."""
+        """Whether this process writes and Keras has saved since the last copy."""
         return self._writes and self._stamp() not in (None, self._seen)
 
     def keep(self, states: Sequence[Snapshot], random: dict[str, Any]) -> None:
-        """Copies what Keras has saved, with what Keras does not save.
+        """Copies Keras's files, with the states of the pruners and of the random generators.
 
         Args:
-            states: Of the pruners.
+            states: State of each pruner, in list order.
             random: `random_state` of the model.
 
         Raises:
-            OSError: The disk is full, say; earlier copies are still there.
+            OSError: The copy cannot be written, for example because the disk is full; earlier copies are kept.
         """
         stamp = self._stamp()
-        # Maps of the files, and so no copy in memory.
+        # Memory maps, so that the files are not loaded into memory.
         arrays: dict[str, np.ndarray] = {
             f"file/{name}": np.memmap(self._folder / name, np.uint8, "r") for name in (_WEIGHTS, _POSITION)
         }
@@ -138,7 +138,7 @@ class Backup:
             ]
 
     def _torn(self) -> bool:
-        """Whether Keras's files cannot be of one moment: one of them alone, or a position that cannot be read."""
+        """Returns True if Keras's backup is inconsistent: one of its files is missing, or the epoch is unreadable."""
         here = [(self._folder / name).exists() for name in (_WEIGHTS, _POSITION)]
         return any(here) and not (all(here) and self._epoch() is not None)
 
@@ -160,7 +160,7 @@ class Backup:
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
-            # Keras writes it last.
+            # Keras writes this file last.
             found = os.stat(self._folder / _POSITION)
         except FileNotFoundError:
             return None
@@ -168,10 +168,10 @@ class Backup:
 
 
 class Resumption:
-    """Where a pruning callback goes on instead of beginning, and what it adds to the backups of its fit.
+    """Resumes a pruning callback from a backup, and adds the pruning state to the backups of its `fit`.
 
     Attributes:
-        state: What to go on from; None begins.
+        state: Saved pruner state to resume from; None = start anew.
     """
 
     def __init__(self) -> None:
@@ -180,17 +180,17 @@ class Resumption:
         self._together: list[Any] = []
 
     def look(self, callback: Any, found: keras.callbacks.CallbackList | None) -> None:
-        """Finds the backup beside a callback in its list; the first pruning callback there finds it for all.
+        """Finds the backup in the callback's list; the first pruning callback opens it for all pruning callbacks.
 
         Raises:
-            ValueError: As `Backup`; the backup is of a fit with more or fewer pruning callbacks.
+            ValueError: As for `Backup`; the backup belongs to a fit with another number of pruning callbacks.
         """
         self._backup = None
         if found is None:
             return
         self._together = [one for one in found.callbacks if isinstance(getattr(one, "resumption", None), Resumption)]
         first = self._together[0]
-        # Their states are of one moment, and so in one file.
+        # The states of all pruning callbacks are saved together, in one file.
         if first is callback:
             self._backup = Backup.beside(found.callbacks, writes=distribution.speaks_for(callback.model))
         else:
@@ -206,7 +206,7 @@ class Resumption:
         self.state = states[self._together.index(callback)]
 
     def begin(self, pruner: Pruner) -> None:
-        """Begins, or goes on where the backup was made."""
+        """Resumes the pruner from the backup, or begins anew if there is none."""
         if self.take_up(pruner):
             return
         pruner.begin()
@@ -214,7 +214,7 @@ class Resumption:
             self._backup.mark()
 
     def take_up(self, pruner: Pruner) -> bool:
-        """Whether there was a state to go on from; the pruner has it now."""
+        """Restores the saved state into the pruner; returns False if there is none."""
         if self.state is None:
             return False
         state, self.state = self.state, None
@@ -225,7 +225,7 @@ class Resumption:
         return True
 
     def keep(self) -> None:
-        """Where Keras has just saved a backup: adds the states of all pruning callbacks, once for all of them."""
+        """Copies a backup that Keras has just saved, with the states of all pruning callbacks, once per backup."""
         if self._backup is not None and self._together[0].resumption is self and self._backup.changed:
             pruners = [one.pruner for one in self._together]
             self._backup.keep([pruner_state(one) for one in pruners], random_state(pruners[0].model))

@@ -1,4 +1,4 @@
-"""PruningCallback: the events of `fit` -> Pruner, and nothing else."""
+"""PruningCallback: forwards the events of `fit` to a Pruner."""
 
 import os
 import warnings
@@ -23,31 +23,32 @@ from prunekit.techniques.pruning.tfmot_rules import rules_of
 
 
 class PruningCallback(keras.callbacks.Callback):
-    """Prunes the model that `fit` trains; pruned weights are exactly zero after every batch and at the end.
+    """Prunes the model that `fit` trains; pruned weights are exactly zero after every batch and after training.
 
-    The model, its optimizer and its compiled functions are the user's own whenever no batch is running: what other
-    callbacks save, evaluate or restore holds no trace of this one, and an exception leaves nothing behind. A second
-    `fit` with the same callback goes on with the schedule. Adds "sparsity" to the epoch's logs, where every callback of
-    the list sees it: of the weights that the pruning callbacks of this `fit` prune, together.
-    Beside a `BackupAndRestore`, its state is saved and restored with the weights.
+    The model, its optimizer and its compiled functions are modified only while a batch runs, so other callbacks save,
+    evaluate and restore an unmodified model, also after an exception. A second `fit` with the same callback continues
+    the schedule. Every callback of the list finds "sparsity" in the epoch logs: the sparsity over all weights that the
+    pruning callbacks of this `fit` prune. If the list contains a `BackupAndRestore`, the pruning state is saved and
+    restored with the weights.
 
-    A model that has no weights before `fit`, as a subclassed model that was never called, is built from the first
-    batch, as Keras would build it, before the first update. Its weights are chosen, or refused, then.
+    A model without weights before `fit`, such as a subclassed model that was never called, is built from the first
+    batch before the first update, as Keras would build it. The callback then selects the weights to prune.
 
     Args:
-        schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization; steps are optimizer updates
-            since this callback's first `fit` began.
-        criterion: Which weights matter. `prunekit.techniques.pruning.options.PruningOptions` has the values of this
-            option and of those that follow.
-        pattern: The shape of the zeros.
-        allocation: How the sparsity is shared between weights.
-        include: Which layers and weights; empty means every weight pruned by default.
-        exclude: Which are left out.
+        schedule: A `Schedule` (step -> sparsity) or a schedule of tensorflow-model-optimization; steps are optimizer
+            updates since this callback's first `fit` began.
+        criterion: Importance criterion. `prunekit.techniques.pruning.options.PruningOptions` lists the values of this
+            option and of the following options.
+        pattern: Sparsity pattern.
+        allocation: Distribution of the sparsity over the weights.
+        include: Layers and weights to prune; empty means every weight pruned by default.
+        exclude: Layers and weights to skip.
         **options: `keep_zeros`, `keep_one`, `origin`, `compat`.
 
     Raises:
-        ValueError: In `fit`, before the first update: nothing to prune, a name that matches nothing; the callback is
-            listed twice, or another one of the same `fit` prunes a weight of this one.
+        TypeError: `schedule` is not a schedule, or an option is unknown.
+        ValueError: In `fit`, before the first update: no weight to prune; a name that matches no weight; the callback
+            is listed twice; another callback of the same `fit` prunes one of the weights.
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
 
@@ -78,18 +79,17 @@ class PruningCallback(keras.callbacks.Callback):
 
     @property
     def pruner(self) -> Pruner:
-        """The pruner of the model that `fit` trains or trained: masks, events, audit."""
+        """The `Pruner` of the current or last `fit`, with masks, events and audit; RuntimeError before a `fit`."""
         if self._pruner is None:
             raise RuntimeError("There is no pruner and no report before `fit` has run with this callback.")
         return self._pruner
 
     @property
     def report(self) -> Report:
-        """What the last `fit` did; made when it is asked for."""
+        """The `Report` of the last `fit`, computed at each access."""
         return self.pruner.report(notes=self.notes)
 
-    # Called before any callback's on_train_begin: where the optimizer stands here is where this fit begins, whatever
-    # BackupAndRestore restores after it.
+    # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
         super().set_model(model)
         found = train_function.callback_list_above()
@@ -123,7 +123,7 @@ class PruningCallback(keras.callbacks.Callback):
         if self._function is None or not self._function.fits(self.model):
             self._function = train_function.ScopedTrainFunction(self.model, self.pruner.enforcing)
 
-    # Masks are taken up here and not in on_train_begin, where callbacks listed later still load weights.
+    # Masks are initialised here, because callbacks listed later still load weights in on_train_begin.
     def on_epoch_begin(self, epoch, logs=None) -> None:
         if self._pruner is not None and not self._begun:
             self._begin()
@@ -137,7 +137,7 @@ class PruningCallback(keras.callbacks.Callback):
             self.begin_batch()
 
     def begin_batch(self) -> None:
-        """Called once every callback has begun the batch."""
+        """Prepares one training batch; called after all other callbacks' `on_train_batch_begin`."""
         if self._pruner is None:
             train_function.prepare_next_call(self.model, self._build_and_begin)
             return
@@ -145,10 +145,11 @@ class PruningCallback(keras.callbacks.Callback):
         self._function.arm()
 
     def _build_and_begin(self, batches: Any) -> Any:
-        """Does what had to wait for the model's weights, before the first update; returns the batches to train on."""
+        """Builds the model and starts pruning before the first update; returns the batches to train on."""
         if self._pruner is None:
             batches = build_from_batch(self.model, batches)
-            # All of this `fit` at once, so that weights which two of them prune are refused before a mask is made.
+            # Creates the pruners of all pruning callbacks at once, so that shared targets are refused before any mask
+            # is calculated.
             for one in [self] if self._companions is None else self._companions.pruning:
                 if one._pruner is None:
                     one._make_pruner()
@@ -171,7 +172,7 @@ class PruningCallback(keras.callbacks.Callback):
             self.pruner.rules.before_evaluation(self.pruner)
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        # Data without a single batch leave the model without weights.
+        # Without a single batch of data, the model still has no weights.
         if self._pruner is None:
             return
         self.pruner.rules.after_epoch(self.pruner)
@@ -184,7 +185,7 @@ class PruningCallback(keras.callbacks.Callback):
             self.end()
 
     def end_of_list(self) -> None:
-        """Called once every callback has ended the batch or the epoch."""
+        """Notes saved files; called after all other callbacks have ended the batch or the epoch."""
         if self._companions is not None:
             self._companions.note_saved()
 
@@ -192,7 +193,7 @@ class PruningCallback(keras.callbacks.Callback):
         """Enforces the masks after all other callbacks' `on_train_end`."""
         if self._pruner is None:
             return
-        # Where the backup is of the last epoch, no epoch begins.
+        # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.take_up(self.pruner)
         self._announce(self.pruner.end_training())
         if self._companions is not None and self._companions.pruning[-1] is self:
@@ -212,7 +213,7 @@ class PruningCallback(keras.callbacks.Callback):
 
 
 class _Last(keras.callbacks.Callback):
-    """The end of the list: begins each batch after every other callback, and has the last word when training ends."""
+    """Last callback of the list: runs the pruning callback's hooks after all other callbacks."""
 
     def __init__(self, pruning: PruningCallback):
         super().__init__()
@@ -220,8 +221,8 @@ class _Last(keras.callbacks.Callback):
 
     @classmethod
     def placed_after_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Last":
-        """One that stands at the end of the list that holds `pruning`."""
-        # A list that is used for a second fit still holds the one of the first.
+        """Appends a new `_Last` for `pruning` to the callback list and returns it."""
+        # A list that is reused for a second fit still contains the `_Last` of the first fit.
         kept = [one for one in found.callbacks if not (isinstance(one, cls) and one._pruning is pruning)]
         last = cls(pruning)
         found.callbacks[:] = [*kept, last]
@@ -243,7 +244,7 @@ class _Last(keras.callbacks.Callback):
 
 
 class _Saved(NamedTuple):
-    """A file that a ModelCheckpoint wrote: where, when, and how sparse the pruned weights were then."""
+    """A file written by a ModelCheckpoint: its path, epoch, and the sparsity of the pruned weights in it."""
 
     path: str
     epoch: int
@@ -251,9 +252,9 @@ class _Saved(NamedTuple):
 
 
 class _Companions(keras.callbacks.Callback):
-    """The head of the list: gives every other callback the sparsity, and knows how sparse the files are they save.
+    """First callback of the list: adds "sparsity" to the logs and records the sparsity of files that are saved.
 
-    One for all pruning callbacks of a list.
+    All pruning callbacks of a list share one instance.
     """
 
     def __init__(self, found: keras.callbacks.CallbackList):
@@ -261,12 +262,12 @@ class _Companions(keras.callbacks.Callback):
         self._list = found
         self._epoch = 0
         self._saved: dict[int, _Saved] = {}
-        # Of each ModelCheckpoint, as this batch or epoch ends: its file, what the disk says of it, what would be noted.
+        # Files that may be written as this batch or epoch ends: (ModelCheckpoint, entry to record, file stamp before).
         self._pending: list[tuple[Any, _Saved, Any]] = []
 
     @classmethod
     def placed_before_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Companions":
-        """The one at the head of the list that holds `pruning`; the first pruning callback there places it.
+        """Returns the list's `_Companions`; the first pruning callback of the list inserts it at the front.
 
         Raises:
             ValueError: `pruning` is listed twice.
@@ -278,7 +279,7 @@ class _Companions(keras.callbacks.Callback):
                 "make a second one for other weights."
             )
         if listed[0] is pruning:
-            # Another list object: Keras is on its way through this one.
+            # Assigns a new list object, because Keras is iterating over the old one.
             found.callbacks = [cls(found), *(one for one in found.callbacks if not isinstance(one, cls))]
         return next(one for one in found.callbacks if isinstance(one, cls))
 
@@ -297,10 +298,10 @@ class _Companions(keras.callbacks.Callback):
         return overall_sparsity(self._pruners)
 
     def refuse_shared_targets(self) -> None:
-        """Raises where two of the callbacks prune one weight.
+        """Checks that no two pruning callbacks of the list prune the same weight.
 
         Raises:
-            ValueError: They do.
+            ValueError: Two callbacks prune the same weight.
         """
         seen: set[int] = set()
         shared = []
@@ -333,23 +334,23 @@ class _Companions(keras.callbacks.Callback):
         self._expect(self._at_epochs, logs or {})
 
     def _expect(self, checkpoints: Sequence[Any], values: Mapping[str, Any]) -> None:
-        """Looks at the files that ModelCheckpoints may write now, before they do."""
+        """Records the stamps of the files that ModelCheckpoints may write next."""
         self._pending = []
         for one in checkpoints if self._pruners else ():
             path = _formatted(one.filepath, {"epoch": self._epoch + 1, **values})
             self._pending.append((one, _Saved(path, self._epoch + 1, self.sparsity), _stamp(path)))
 
     def note_saved(self) -> None:
-        """Notes which of those files were written since; called once every callback has ended the batch or epoch."""
+        """Records which pending files were written; called after all other callbacks ended the batch or epoch."""
         pending, self._pending = self._pending, []
         for one, saved, before in pending:
             if _stamp(saved.path) != before:
-                # One that is listed after a pruning callback saves what that has just pruned.
+                # A ModelCheckpoint listed after a pruning callback saves the weights after that callback's update.
                 after = self._list.callbacks.index(one) > self._list.callbacks.index(self.pruning[0])
                 self._saved[id(one)] = saved._replace(sparsity=self.sparsity) if after else saved
 
     def saved_less_sparse(self) -> list[str]:
-        """What to tell the user of files that hold fewer zeros than the model now has; else nothing."""
+        """Returns a message for each saved file whose weights are less sparse than the model's weights now."""
         return [
             f"{saved.path}, which ModelCheckpoint wrote last in epoch {saved.epoch}, has sparsity {saved.sparsity:.4f} "
             f"in the pruned weights; the model now has {self.sparsity:.4f}. Save the model after fit, or use "
@@ -363,7 +364,7 @@ def _formatted(path: str, values: Mapping[str, Any]) -> str:
     try:
         return path.format(**values)
     except (KeyError, ValueError, IndexError):
-        # ModelCheckpoint itself says what is wrong with it.
+        # ModelCheckpoint raises its own error for an invalid path.
         return path
 
 

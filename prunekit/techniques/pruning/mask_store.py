@@ -1,4 +1,4 @@
-"""MaskStore: the only owner of mask state, and what keeps pruned weights at zero inside every optimizer update."""
+"""MaskStore: owns the masks and keeps pruned weights at zero inside every optimizer update."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from prunekit.sparsity.selection import count_true
 
 
 class LeakError(RuntimeError):
-    """Pruned positions became non-zero: something updates the weights without passing through the optimizer."""
+    """Raised when pruned positions became non-zero: code other than the optimizer wrote the weights."""
 
 
 # Optimizers whose slots start at zero and stay at exactly zero where every gradient is zero. Their slots are cleared
@@ -34,7 +34,7 @@ class MaskStore:
 
     Args:
         targets: The weights to mask; each variable once.
-        model: Says under which distribution strategy the mask variables are created.
+        model: Model whose distribution strategy, if any, is the scope of the mask variables' creation.
     """
 
     def __init__(self, targets: Sequence[Target], model):
@@ -49,7 +49,8 @@ class MaskStore:
                 0, dtype="int", trainable=False, name="updates", aggregation="only_first_replica"
             )
         self._index = {id(backend.native(target.variable)): i for i, target in enumerate(self.targets)}
-        # Held by the optimizer's `apply`, and so holds its owner as long: zeros outlive a pruner that is dropped.
+        # The optimizer's wrapped `apply` references this store; the reference here keeps the owning Pruner alive as
+        # long, so masks stay enforced after the user drops the Pruner.
         self.owner: Any = None
         self._enforced_slots: tuple[int, ...] = ()
         self._impose = compilation.compiled_effect(lambda: self._zero_all(()))
@@ -62,18 +63,18 @@ class MaskStore:
 
     @property
     def updates(self) -> int:
-        """How many optimizer updates were enforced so far."""
+        """Number of optimizer updates enforced so far."""
         return int(self._updates.numpy())
 
     def mask(self, index: int):
-        """The mask of the index-th target, as a tensor on the device."""
+        """Returns the mask of the index-th target as a tensor on the device."""
         return backend.value_now(self._masks[index])
 
     def replace(self, masks: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
-        """Takes new masks, one per target, and imposes them on the weights and on every slot of the optimizers.
+        """Assigns new masks, one per target, and enforces them on the weights and all optimizer slots.
 
         Raises:
-            ValueError: Another number of masks than of targets, or a mask of another shape; none was taken.
+            ValueError: The number or shapes of the masks differ from those of the targets; no mask was changed.
         """
         shapes = [tuple(mask.shape) if hasattr(mask, "shape") else None for mask in masks]
         if shapes != [target.shape for target in self.targets]:
@@ -86,11 +87,11 @@ class MaskStore:
         self.enforce(optimizers)
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
-        """Sets weights, and the optimizers' slots, to zero at pruned positions, now."""
+        """Sets the weights and the optimizers' slots to zero at pruned positions, immediately."""
         slots = [(part, *row) for optimizer in optimizers for part in parts_of(optimizer) for row in self._slots(part)]
         key = tuple(id(slot) for *_, slot in slots)
         if key != self._enforced_slots:
-            # Optimizers make their slots at the first update, so what there is to do can grow once.
+            # Optimizers create their slots at the first update, so the list of slots can grow once.
             self._enforced_slots, self._impose = key, compilation.compiled_effect(lambda: self._zero_all(slots))
         self._impose()
 
@@ -101,13 +102,13 @@ class MaskStore:
             backend.fill_outside(self._masks[index], slot, _at_rest(part, name))
 
     def audit(self) -> dict[str, int]:
-        """Target name -> number of leaks: pruned positions whose weight is not exactly zero (NaN counts)."""
+        """Returns {target name: number of leaks}; a leak is a pruned position that is not exactly zero (NaN counts)."""
         return {t.name: int(n) for t, n in zip(self.targets, ops.convert_to_numpy(self._count_leaks()), strict=True)}
 
     def _leaks(self):
         masks = [ops.convert_to_tensor(mask) for mask in self._masks]
         weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
-        # Elsewhere it is compiled with its variables, by `compiled_effect`.
+        # On the other backends, `compiled_effect` has already compiled this method with its variables.
         return (_leak_counter() if jax_state.steps_are_pure() else _leak_counts)(masks, weights)
 
     def mask_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -127,7 +128,7 @@ class MaskStore:
                 masked.append(gradient)
                 continue
             if _is_another(gradient.shape, variable.shape):
-                # The mask would be broadcast to it, in silence.
+                # Otherwise the mask would be broadcast to the gradient silently.
                 raise ValueError(
                     f"The gradient of a variable of shape {tuple(variable.shape)} has that shape. "
                     f"Received: {tuple(gradient.shape)}, for {variable.name}."
@@ -137,17 +138,16 @@ class MaskStore:
 
     @contextlib.contextmanager
     def enforcing(self, optimizers: Sequence[Any]) -> Iterator[None]:
-        """Inside, every update of the optimizers masks gradients first and weights last, also when traced.
+        """Context manager in which every optimizer update masks gradients first and weights last, also when traced.
 
-        An exception leaves the weights sparse, even one that struck between an eager update and its enforcement.
-
-        On JAX the masks are among `optimizer.variables` inside, and travel with the state of the step.
+        If the block raises, the masks are enforced again, so the weights stay sparse even if an exception interrupts
+        an eager update. On JAX, `optimizer.variables` contains the masks inside the block, as part of the step's state.
         """
         with self._masks_in_state(optimizers), patching.around_updates(optimizers, self._enforced):
             try:
                 yield
             except GeneratorExit:
-                # Nobody left: the scope's owner was collected as garbage, at no moment for touching weights.
+                # The scope's owner was garbage-collected, which may happen at any moment: do not write weights here.
                 raise
             except BaseException:
                 if not backend.inside_graph() and jax_state.at_hand([target.variable for target in self.targets]):
@@ -171,9 +171,9 @@ class MaskStore:
 
     @contextlib.contextmanager
     def before_constraints(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Inside, constraints of the user's (a norm of each column, say) see weights that are zero where pruned.
+        """Context manager in which the variables' constraints (such as a column norm) receive masked weights.
 
-        Muon's update mixes positions: without this, the norm would count weights that are zero a moment later.
+        Muon's update mixes positions, so without masking the norm would include weights that are then set to zero.
         """
         constrained = [
             (variable, variable.constraint, self._masks[self._index[id(backend.native(variable))]])
@@ -189,7 +189,7 @@ class MaskStore:
                 variable.constraint = constraint
 
     def after_update(self, optimizer, variables: Sequence[Any]) -> None:
-        """The part of an update that follows the optimizer's own; runs inside the compiled step."""
+        """Masks weights and drifting slots after the optimizer's update; runs inside the compiled step."""
         for variable in variables:
             index = self._index.get(id(backend.native(variable)))
             if index is not None:
@@ -202,10 +202,10 @@ class MaskStore:
             self._updates.assign_add(1)
 
     def _slots(self, part) -> list[tuple[int, str, Any]]:
-        """(index of the target, attribute, slot) of each state that the optimizer holds for a weight of ours.
+        """Returns (target index, attribute name, slot) for each optimizer slot of a target.
 
-        Keras has no register of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
-        keyed by variable. Factored states have another shape, and no position to clear.
+        Keras has no registry of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
+        keyed by variable. Factored slots differ in shape from their weight, so they are left out.
         """
         if not part.built:
             return []
@@ -234,17 +234,17 @@ def _leak_counts(masks, weights):
 
 
 def leaking(mask, weight):
-    """Boolean tensor, True where a pruned position's weight is not exactly zero."""
+    """Returns a boolean tensor, True at pruned positions whose weight is not exactly zero."""
     mask, weight = ops.convert_to_tensor(mask), ops.convert_to_tensor(weight)
     return ops.logical_and(ops.logical_not(mask), ops.not_equal(weight, 0))
 
 
 @contextlib.contextmanager
 def _safe_divisions(optimizer) -> Iterator[None]:
-    """Inside, Adafactor divides zero by what float32 can hold.
+    """Context manager that raises Adafactor's `epsilon_1` to at least 1e-16, which avoids 0 / 0 in float32.
 
-    Where a whole row and a whole column are pruned, its v = r * c / mean(r) is about 1e-60 by Keras's default and 0 in
-    float32: 0 / 0 is NaN, and the root mean square of the update carries it to every weight.
+    Where a whole row and a whole column are pruned, v = r * c / mean(r) is about 1e-60 with Keras's default, which is
+    0 in float32: 0 / 0 is NaN, and the root mean square of the update spreads the NaN to every weight.
     """
     with contextlib.ExitStack() as stack:
         for part in parts_of(optimizer):
@@ -255,7 +255,7 @@ def _safe_divisions(optimizer) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Masked:
-    """A constraint that is given the weight with its pruned positions at zero."""
+    """Applies the constraint `inner` to the masked weight."""
 
     inner: Any
     mask: Any
@@ -265,16 +265,16 @@ class _Masked:
 
 
 def _at_rest(part, name: str) -> float:
-    """What a slot holds at a pruned position: zero, but for Ftrl's accumulator the value that Keras starts it with.
+    """Returns a slot's value at pruned positions: 0, except Keras's initial value for Ftrl's accumulator.
 
-    Ftrl divides by it: 0 / 0 would be NaN in the next training, when nothing is masked any more.
+    Ftrl divides by its accumulator: with 0, a later training without masks would compute 0 / 0 = NaN.
     """
     divisor = isinstance(part, keras.optimizers.Ftrl) and name == "_accumulators"
     return part.initial_accumulator_value if divisor else 0.0
 
 
 def _masked(gradient, mask):
-    # The type's name, since a tensor of PyTorch has methods named indices and values.
+    # Tests the type's name, because a PyTorch tensor also has methods named `indices` and `values`.
     if type(gradient).__name__ == "IndexedSlices":
         import tensorflow as tf
 
@@ -285,7 +285,7 @@ def _masked(gradient, mask):
 
 
 def _is_another(shape, expected) -> bool:
-    """Whether a shape, which in a graph may be known in part or not at all, cannot be the one expected."""
+    """Returns True if a shape, possibly partly unknown in a graph, is incompatible with the expected shape."""
     if getattr(shape, "rank", 0) is None:
         return False
     found = tuple(shape)
@@ -293,14 +293,14 @@ def _is_another(shape, expected) -> bool:
 
 
 def _drifts(part, name: str) -> bool:
-    """Whether an update can make the slot non-zero at a pruned position although the gradient there is zero."""
-    # The average is taken after the update and before this store acts: an update that mixes positions
-    # (Muon's orthogonalisation) or a constraint of the user's would enter it, and Keras writes it back later.
+    """Returns True if an update can make the slot non-zero at a pruned position although the gradient there is zero."""
+    # Keras averages weights after the update but before this store masks them, and writes the average back later. So
+    # the average can contain non-zeros of an update that mixes positions (Muon) or of the user's constraint.
     return _public_class(part) not in _KEEP_ZERO_SLOTS or name == "_model_variables_moving_average"
 
 
 def _public_class(part) -> type:
-    """The class in `keras.optimizers`; on PyTorch, Keras makes many an instance of a subclass with the same rule."""
+    """Returns the optimizer's public Keras class; on PyTorch, Keras instantiates private subclasses of it."""
     own = (kind for kind in type(part).__mro__ if not kind.__module__.startswith("keras.src.backend."))
     return next(own)
 

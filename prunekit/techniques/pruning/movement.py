@@ -1,4 +1,4 @@
-"""The movement of weights: the statistic that the criterion "movement" ranks by."""
+"""Accumulates the movement of weights, the statistic of the criterion "movement"."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from prunekit.core.update_observer import UpdateObserver, state_variable
 
 
 class Movements(UpdateObserver):
-    """The movement of each weight: the sum over updates of its value times its change.
+    """Accumulates each weight's movement: the sum over updates of the weight's value times its change.
 
-    It is positive where the weight was driven away from zero, and negative where it was driven towards it.
+    The movement is positive for a weight driven away from zero, and negative for a weight driven towards zero.
 
     Args:
         variables: The weights.
-        model: Says under which distribution strategy the sums are created.
+        model: Model whose distribution strategy, if any, is the scope of the sums' creation.
 
-    Source: Sanh et al. 2020, arXiv:2005.07683, eq. 3, with the change that the optimizer made where the paper has that
-        of plain gradient descent.
+    Source: Sanh et al. 2020, arXiv:2005.07683, eq. 3, with the optimizer's actual change in place of the paper's
+        plain gradient descent step.
     """
 
     def __init__(self, variables: Sequence[Any], model: Any):
@@ -37,7 +37,7 @@ class Movements(UpdateObserver):
 
     @property
     def updates(self) -> int:
-        """How many updates were seen."""
+        """Number of accumulated updates."""
         return int(self._updates.numpy())
 
     @property
@@ -46,13 +46,13 @@ class Movements(UpdateObserver):
         return [backend.value_now(variable) for variable in self._sums]
 
     def restore(self, sums: Sequence[Any], updates: int) -> None:
-        """Goes on from the sums and the number of updates of an earlier training."""
+        """Continues from the sums and the number of updates of an earlier training."""
         for variable, total in zip(self._sums, sums, strict=True):
             variable.assign(total)
         self._updates.assign(updates)
 
     def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
-        """Adds value times change."""
+        """Adds one update's value times change to the sums."""
         for index, (before, after) in seen.items():
             total = self._sums[index]
             before, after = (ops.cast(value, total.dtype) for value in (before, after))

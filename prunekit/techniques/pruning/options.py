@@ -1,4 +1,4 @@
-"""What is pruned and how: the options that the callback, the pruner and `prune` share."""
+"""Pruning options shared by `PruningCallback`, `Pruner` and `prune`."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from prunekit.sparsity.scores import Criterion, get_criterion
 
 
 class Options(TypedDict, total=False):
-    """Keyword options that the callback, the pruner and `prune` share; `PruningOptions` holds their meaning."""
+    """Types of the keyword options of `PruningCallback`, `Pruner` and `prune`; see `PruningOptions`."""
 
     criterion: str | Criterion | Callable[..., Any]
     pattern: str | Pattern
@@ -27,25 +27,25 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PruningOptions:
-    """What is pruned and how; strings are shorthands and become the objects they stand for.
+    """Selection of the pruned weights and of the pruning method; string shorthands are converted to objects.
 
     Args:
-        criterion: Which weights matter: "magnitude" (= "l1"), "l2", "movement", "random", a `Criterion`, or a
+        criterion: Importance criterion: "magnitude" (= "l1"), "l2", "movement", "random", a `Criterion`, or a
             function weight -> importance of the same shape, higher = keep.
-        pattern: The shape of the zeros: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
-        allocation: How the sparsity is shared between weights: "uniform", "global", "erk", or an `Allocation`.
-        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default. A
-            training with a Keras optimizer leaves frozen weights out, unless they or their layers are named here.
-        exclude: The same, left out; stronger than `include`.
-        keep_zeros: Weights that are zero when pruning starts stay pruned (a weight that is zero throughout has learned
-            nothing yet, and is not taken for pruned). So a sparse model is never densified, and a run that was
-            interrupted goes on with the masks it had. None = yes, unless `compat` says otherwise.
-        keep_one: Of each weight at least one unit (a single entry, a block, a channel) is kept, where the sparsity
-            would remove all of it. False lets a weight become zero throughout.
-        origin: The optimizer's step that the schedule counts from; None = where it stands when pruning starts.
+        pattern: Sparsity pattern: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
+        allocation: Distribution of the sparsity over the weights: "uniform", "global", "erk", or an `Allocation`.
+        include: Names, globs or `re:` patterns of layers and weights to prune; empty = all weights pruned by default.
+            Training with a Keras optimizer skips frozen weights, unless `include` names them or their layers.
+        exclude: Names, globs or `re:` patterns of layers and weights to skip; overrides `include`.
+        keep_zeros: Whether entries that are zero when pruning starts stay pruned, so that a sparse model stays sparse
+            and a resumed run keeps its masks. A weight whose entries are all zero is treated as untrained, not as
+            pruned. None = True; False with compat="tfmot".
+        keep_one: Whether at least one unit (an entry, a block or a channel) of each weight is kept, even where the
+            sparsity would remove all units. With False, a weight can become entirely zero.
+        origin: Optimizer step from which the schedule counts; None = the optimizer's step when pruning starts.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
-            docs/coming-from-tfmot.md); steps are forward passes, and `origin` is minus those made before. None =
-            prunekit's own rules.
+            docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
+            passes made before. None = prunekit's own rules.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -86,10 +86,10 @@ class PruningOptions:
 
 
 def as_options(options: Mapping[str, Any]) -> PruningOptions:
-    """The options of a call, by keyword.
+    """Returns `PruningOptions` from the keyword options of a call.
 
     Raises:
-        TypeError: One of them is none.
+        TypeError: A name is not a pruning option.
         ValueError: As `PruningOptions`.
     """
     known = [option.name for option in fields(PruningOptions)]

@@ -1,4 +1,4 @@
-"""The rules of a pruning: which steps are due, how masks are chosen, and when they are applied. prunekit's own."""
+"""prunekit's pruning rules: which steps count, how masks are calculated, and when they are enforced."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,70 +12,70 @@ from prunekit.techniques.pruning.options import PruningOptions
 
 
 class Rules:
-    """prunekit's rules: zeros hold after every optimizer update, counts are exact, and schedules land.
+    """prunekit's rules: masks hold after every optimizer update, counts are exact, schedules reach the final sparsity.
 
-    A subclass reproduces another library. `Pruner` and `PruningCallback` ask these methods wherever libraries differ;
-    `pruner` is the `Pruner` that asks.
+    A subclass reproduces another library. `Pruner` and `PruningCallback` call these methods where libraries differ, and
+    pass the `Pruner` as `pruner`.
     """
 
-    # Updates before its landing step at which a training may end, and the schedule lands all the same.
+    # Number of updates before the landing step at which a training may end and still reach the final sparsity.
     grace = 1
-    # When a loop calls `Pruner.step`.
+    # When a loop must call `Pruner.step`; part of error messages.
     stepped = "after each optimizer update"
-    # Whether weights that a training does not change are left out of it, unless `include` names them.
+    # Whether a training skips frozen weights that `include` does not name.
     leaves_frozen = True
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
-        """Refuses what these rules have no answer for."""
+        """Raises ValueError if these rules do not support the schedule or an option."""
 
     def check_targets(self, model: Any, targets: Sequence[Target]) -> None:
-        """Refuses weights that these rules do not prune."""
+        """Raises ValueError if these rules do not support pruning one of the targets."""
 
     def schedule(self, schedule: Schedule, options: PruningOptions) -> Schedule:
-        """The schedule as it is followed."""
+        """Returns the schedule that the pruner follows."""
         return schedule
 
     def calculator(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float) -> MaskCalculator:
-        """What calculates the masks."""
+        """Returns the mask calculator."""
         return MaskCalculator(targets, options, final_sparsity)
 
     def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
-        """How many of so many units a sparsity removes."""
+        """Returns how many of `units` units a sparsity removes."""
         return removed_count(sparsity, units, keep_one=keep_one)
 
     def counted(self, optimizers: list[Any]) -> list[Any]:
-        """Of the optimizers that a loop has, those whose updates are steps; calls of `step` are, where it is none."""
+        """Returns the optimizers whose updates count as steps; if empty, calls of `Pruner.step` count."""
         return optimizers
 
     def check_loop(self, name: str) -> None:
-        """Refuses to be stepped by a loop of prunekit's, after its updates."""
+        """Raises ValueError if the prunekit loop `name`, which steps after updates, does not fit these rules."""
 
     def scope(self, pruner: Any) -> contextlib.AbstractContextManager:
-        """What training steps are traced and run in."""
+        """Returns the context manager in which training steps are traced and run."""
         return pruner.store.enforcing(pruner.optimizers)
 
     def begin(self, pruner: Any) -> None:
-        """Before the first update."""
+        """Runs before the first update."""
         pruner.follow_schedule()
 
     def before_batch(self, pruner: Any) -> None:
-        """When `fit` is about to train on a batch."""
+        """Runs before `fit` trains on a batch."""
 
     def after_batch(self, pruner: Any) -> None:
-        """When `fit` has trained on a batch."""
+        """Runs after `fit` has trained on a batch."""
         pruner.note_updates(pruner.model.steps_per_execution or 1)
 
     def before_evaluation(self, pruner: Any) -> None:
-        """When `fit` is about to evaluate."""
+        """Runs before `fit` evaluates."""
 
     def after_epoch(self, pruner: Any) -> None:
-        """When `fit` ends an epoch."""
+        """Runs when `fit` ends an epoch."""
 
     def step(self, pruner: Any) -> bool:
-        """What `Pruner.step` does; whether masks changed."""
+        """Implements `Pruner.step`; returns True if masks changed."""
         pruner.verify_enforcement()
         return pruner.follow_schedule()
 
     def end_training(self, pruner: Any) -> list[str]:
-        """Acts at the end of a training; returns messages for the user."""
+        """Runs at the end of a training; returns messages for the user."""
         return pruner.finalize_masks()

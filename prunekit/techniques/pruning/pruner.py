@@ -1,4 +1,4 @@
-"""Pruner: schedule -> importance -> masks -> store, after each optimizer update, in any loop."""
+"""Pruner: updates masks on a schedule after optimizer updates, in any training loop."""
 
 import contextlib
 import warnings
@@ -21,7 +21,7 @@ from prunekit.techniques.pruning.movement import Movements
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.tfmot_rules import rules_of
 
-# Steps between two looks for leaks while masks stay as they are: one reads every target and its mask.
+# Steps between two leak checks while the masks do not change: a check reads every target and its mask.
 _CHECK_EVERY = 100
 _WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"
 
@@ -29,21 +29,22 @@ _WITHOUT = "; for a loop with another kind leave it out, on a model that is not 
 class Pruner:
     """Prunes a model while any loop trains it: call `step()` after each optimizer update.
 
-    From construction to `finish()` every update of the optimizer masks gradients first and weights last, inside the
-    compiled step. Build it before the loop's `tf.function` runs for the first time.
+    From construction to `finish()`, every optimizer update masks the gradients first and the weights last, inside the
+    compiled step. Build the Pruner before the loop's `tf.function` runs for the first time.
 
     Args:
-        model: A Keras model that has its weights; changed in place, weights only.
-        schedule: A `Schedule`: step -> sparsity, or one of tensorflow-model-optimization.
-        optimizer: The Keras optimizer, or several, that the loop updates with. None takes the one the model was
-            compiled with. Where there is none, `step()` counts its own calls and re-imposes the masks each time:
-            pass gradients through `mask_gradients` before using them.
+        model: A built Keras model; only its weights are changed, in place.
+        schedule: A `Schedule` (step -> sparsity) or a schedule of tensorflow-model-optimization.
+        optimizer: Keras optimizer of the loop, or a list of optimizers. None uses the compiled model's optimizer.
+            Without any optimizer, `step()` counts its own calls as steps and re-imposes the masks at each call; the
+            loop then passes its gradients through `mask_gradients` before using them.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
             `origin`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
-        ValueError: Nothing to prune, a pattern that matches nothing or does not fit a weight.
-        TypeError: `schedule` is not a schedule, an unknown option.
+        ValueError: No weight to prune; a name pattern that matches no weight; a sparsity pattern that does not fit a
+            weight; an invalid option value.
+        TypeError: `schedule` is not a schedule, `optimizer` is not a Keras optimizer, or an option is unknown.
     """
 
     def __init__(self, model, schedule: Schedule, optimizer=None, **options: Unpack[Options]):
@@ -57,13 +58,13 @@ class Pruner:
 
     @classmethod
     def detached(cls, model, schedule: Schedule, options: PruningOptions, *, training: bool = True) -> "Pruner":
-        """A pruner that is not attached: its owner calls `begin()`, and runs updates inside `enforcing()`.
+        """Returns a Pruner not attached to the optimizer: callers use `begin()`, and run updates in `enforcing()`.
 
         Args:
             model: As for `Pruner`.
-            schedule: The same.
-            options: How it prunes.
-            training: The owner trains the model; frozen weights that `include` does not name are left out then.
+            schedule: As for `Pruner`.
+            options: Pruning options.
+            training: Whether the model will be trained; frozen weights that `include` does not name are then skipped.
         """
         pruner = cls.__new__(cls)
         pruner._prepare(model, schedule, None, options, training=training)
@@ -95,14 +96,14 @@ class Pruner:
         self.events: list[Event] = []
         self._notes: list[str] = []
         self._calls = 0
-        # Updates since the last look at the optimizer, at most, and how many can pass before there is anything to do.
+        # Upper bound of the updates since the last `step()`; number of updates before the next `step()` has work to do.
         self._unseen, self._quiet = 0, 0
         self._checked = 0
         self.origin: int = self._iterations() if options.origin is None else options.origin
         self._done = 0
         self._seen_updates: Any = 0
         self._last_update = -1
-        # Masks that changed are looked at after the next update: a loop that goes around the optimizer shows there.
+        # Changed masks are checked after the next update: weights written outside the optimizer are non-zero by then.
         self._unchecked = False
         self._finished = False
         self._kept = np.array([target.size for target in self.targets])
@@ -111,19 +112,19 @@ class Pruner:
     # The loop -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Adopts zeros that are there already, and applies what the schedule asks before the first update."""
+        """Adopts existing zeros and applies the schedule's sparsity at the current step, before the first update."""
         jax_state.sync_model_state(self.model)
         jax_state.unshare_ema_arrays(self.optimizers)
         if jax_state.steps_are_pure():
             self._seen_updates = jax_state.progress(self.optimizers)
         if self.options.keep_zeros:
             self.adopt_zeros()
-        # A training that is resumed has statistics again after its first update; what is due waits until then.
+        # A resumed training has no movement statistics before its first update, so due mask updates wait until then.
         if self._movements is None or self._movements.updates or not self.step_count:
             self.rules.begin(self)
 
     def adopt_zeros(self) -> None:
-        """Takes the zeros that are there for pruned, but for weights that are zero throughout."""
+        """Adds zero entries of the targets to the masks, except in targets whose entries are all zero."""
         masks = [
             ops.logical_and(self.store.mask(i), ops.not_equal(ops.convert_to_tensor(target.variable), 0))
             for i, target in enumerate(self.targets)
@@ -134,9 +135,9 @@ class Pruner:
         self.store.replace(masks, self.optimizers)
 
     def step(self) -> bool:
-        """To be called after each optimizer update; returns True if masks changed.
+        """Follows the schedule by one step, after an optimizer update; returns True if masks changed.
 
-        With compat="tfmot" it stands for a forward pass in training, and is called before it.
+        With compat="tfmot", a step is a forward pass in training: call `step()` before each such pass.
 
         Raises:
             LeakError: Pruned weights became non-zero, or no update passed through the optimizer since the last call.
@@ -156,7 +157,11 @@ class Pruner:
         return changed
 
     def verify_enforcement(self) -> None:
-        """Checks that the last update was enforced; without an optimizer, re-imposes the masks."""
+        """Checks that the last update was enforced; without an optimizer, re-imposes the masks.
+
+        Raises:
+            LeakError: The update did not pass through the optimizer, or pruned weights became non-zero.
+        """
         if self.optimizers:
             self._check_loop()
         else:
@@ -166,10 +171,10 @@ class Pruner:
             self.check()
 
     def note_updates(self, updates: int) -> None:
-        """Calls `step()` if `updates` more updates can have made something due; for owners of a detached pruner.
+        """Calls `step()`; on JAX, only once enough updates have passed for a mask update or a check to be due.
 
-        On JAX, reading a variable makes Python wait for the device, and `fit` writes its state back only when asked.
-        There `step()` is left out until enough updates have passed for something to be due.
+        On JAX, reading a variable blocks until the device is ready, and `fit` writes its state back only on request.
+        Use this method instead of `step()` with a detached pruner.
 
         Args:
             updates: Upper bound of the number of optimizer updates since the last call.
@@ -185,49 +190,50 @@ class Pruner:
         return next(due, _CHECK_EVERY)
 
     def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients, a list aligned with `model.trainable_variables`, zero at pruned positions.
+        """Returns `gradients`, aligned with `model.trainable_variables`, set to zero at pruned positions.
 
         None stays None, and `tf.IndexedSlices` stay sparse.
 
         Raises:
-            TypeError: It is no list or tuple.
-            ValueError: It has another length, or a gradient another shape than its variable.
+            TypeError: `gradients` is not a list or tuple.
+            ValueError: The number of gradients differs from that of the variables, or the shape of a gradient from
+                that of its variable.
         """
         return self.store.mask_gradients(gradients, self.model.trainable_variables)
 
     def enforce(self) -> None:
-        """Re-imposes every mask on weights and optimizer slots, now."""
+        """Sets weights and optimizer slots to zero at pruned positions, immediately."""
         jax_state.sync_model_state(self.model)
         self.store.enforce(self.optimizers)
 
     @contextlib.contextmanager
     def enforcing(self) -> Iterator[None]:
-        """A scope in which updates of the optimizers are enforced, for owners of a detached pruner."""
+        """Context manager that masks gradients and weights in every optimizer update; for detached pruners."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.rules.scope(self))
             if self._movements is not None:
-                # After the store, so that a change is what remains of it under the mask.
+                # Entered after the store's scope, so that movements count the changes after masking.
                 stack.enter_context(self._movements.observing(self.optimizers))
             yield
 
     def audit(self) -> dict[str, int]:
-        """{weight name: number of pruned positions that are not exactly zero}."""
+        """Returns {weight name: number of pruned positions that are not exactly zero}."""
         jax_state.sync_model_state(self.model)
         return self.store.audit()
 
     def check(self) -> None:
-        """Looks for leaks now: reads every target and its mask once.
+        """Checks all targets for leaks immediately; reads every target and its mask once.
 
         Raises:
-            LeakError: There are some; the masks were re-imposed.
+            LeakError: Pruned weights are non-zero; the masks were re-imposed.
         """
         self._unchecked, self._checked = False, self._done
         self._refuse_leaks(np.array(list(self.audit().values())))
 
     def finish(self) -> None:
-        """Re-imposes the masks and gives model and optimizers back as they were; the zeros stay. Idempotent.
+        """Re-imposes the masks and detaches from model and optimizers; the zeros stay. Idempotent.
 
-        Warns where `step()` was never called although the loop trained and the schedule had masks to change.
+        Warns if the schedule did not end, or if `step()` was never called although the loop trained.
         """
         try:
             if not self._finished:
@@ -246,7 +252,7 @@ class Pruner:
                 warnings.warn(note, stacklevel=3)
 
     def _step_was_forgotten(self) -> bool:
-        # Without an optimizer the calls are the steps: that nothing trained and that they were forgotten look alike.
+        # Without an optimizer, calls are the steps: no training and forgotten calls cannot be told apart.
         trained = self.step_count > 0 or not self.optimizers
         return trained and not self._calls and self._last_update < self.schedule.landing_step
 
@@ -257,7 +263,7 @@ class Pruner:
         )
 
     def end_training(self) -> list[str]:
-        """Ends a training; returns what its owner should tell the user."""
+        """Ends a training: re-imposes the masks, lands the schedule if due; returns messages for the user."""
         return self._end() + self.shortfall(self.step_count, ended=True)
 
     def _end(self) -> list[str]:
@@ -266,7 +272,7 @@ class Pruner:
         return notes + self._bare() + self.late_weights()
 
     def _bare(self) -> list[str]:
-        """What to tell the user about targets of which nothing is left, or one unit; else nothing."""
+        """Returns messages for the user about targets with no unit or one unit left."""
         if not self.events:
             return []
         asked, notes = self.events[-1].asked, []
@@ -286,9 +292,10 @@ class Pruner:
         return notes
 
     def late_weights(self) -> list[str]:
-        """What to tell the user where layers got weights since pruning began; each weight is named once.
+        """Returns messages for the user about weights created since pruning began; each weight is named once.
 
-        A layer that a training step does not call is built later, by an evaluation for one. `skipped` names it too.
+        A layer that the training step does not call is built later, for example by an evaluation. Its weights are
+        also added to `skipped`.
         """
         late = [weight for weight in weights_in(self.model) if weight.name not in self._weights_seen]
         if not late:
@@ -303,7 +310,7 @@ class Pruner:
         ]
 
     def finalize_masks(self) -> list[str]:
-        """Re-imposes the masks, and applies the final sparsity where the schedule is one step short of its end.
+        """Re-imposes the masks; applies the final sparsity if the schedule is one step before its landing step.
 
         Returns messages for the user.
         """
@@ -324,7 +331,7 @@ class Pruner:
         return notes
 
     def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:
-        """What to tell the user where a training of `steps` updates ends before the schedule does; else nothing."""
+        """Returns a message for the user if a training of `steps` updates ends before the schedule; else []."""
         landing = self.schedule.landing_step
         if steps is None or steps >= landing - self.rules.grace:
             return []
@@ -336,13 +343,13 @@ class Pruner:
         ]
 
     def resume_counting(self) -> None:
-        """Continues the step count of the last training with this pruner, also under another optimizer."""
+        """Continues the step count of this pruner's last training, even if the model has a new optimizer."""
         former, self.optimizers = self.optimizers, self.rules.counted(optimizers_of(self.model))
         if not self.optimizers:
-            # Its own calls are the steps.
+            # Without an optimizer, the calls of `step()` are the steps.
             return
         if former == self.optimizers:
-            # A training that was interrupted made updates that nobody looked at yet.
+            # An interrupted training made updates that `step()` has not counted yet.
             self._done += min(max(self.step_count - self._done, 0), self._unseen)
         self._unseen = 0
         self.origin = self._iterations() - self._done
@@ -354,7 +361,7 @@ class Pruner:
         if kind is None:
             self.finish()
             return
-        # The loop broke: its exception is what the user must see, and weights may be NaN.
+        # The loop raised: no check here may hide its exception, and weights may be NaN.
         self._finished = True
         with self._attached:
             self.enforce()
@@ -363,17 +370,17 @@ class Pruner:
 
     @property
     def masks(self) -> dict[str, np.ndarray]:
-        """{weight name: boolean array, True = kept}."""
+        """Masks as {weight name: boolean array, True = kept}."""
         jax_state.sync_model_state(self.model)
         return self.store.masks
 
     @property
     def sparsity(self) -> float:
-        """Fraction of the targets' entries that are pruned now."""
+        """Fraction of the targets' entries that are currently pruned."""
         return overall_sparsity([self])
 
     def fractions(self, sparsity: float) -> list[float]:
-        """The sparsity of each target, in their order, where all of them together have `sparsity`."""
+        """Returns the sparsity of each target, in the order of `targets`, for an overall `sparsity`."""
         return self._calculator.fractions(sparsity)
 
     @property
@@ -382,7 +389,7 @@ class Pruner:
         return self._iterations() - self.origin
 
     def report(self, *, before: Report | None = None, notes: Sequence[str] = ()) -> Report:
-        """What changed, what was skipped and why."""
+        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes."""
         after = inspect(self.model)
         return Report(
             model=after.model,
@@ -400,7 +407,7 @@ class Pruner:
         if not self.optimizers:
             return self._calls
         jax_state.sync_model_state(self.model)
-        # The furthest: a GAN's model may also hold the optimizer that `compile()` makes by default and no one uses.
+        # The maximum: a GAN's model may also hold the unused default optimizer that `compile()` creates.
         return max(int(backend.number(optimizer.iterations)) for optimizer in self.optimizers)
 
     def _check_loop(self) -> None:
@@ -419,7 +426,7 @@ class Pruner:
         self._seen_updates = updates
 
     def follow_schedule(self) -> bool:
-        """Makes the masks that are due; whether they changed."""
+        """Updates the masks if the schedule has an update due; returns True if they changed."""
         step = self.step_count
         due = self._due(step)
         if due is None:
@@ -428,9 +435,9 @@ class Pruner:
         return self._update_masks(step, self.schedule(due))
 
     def _due(self, step: int) -> int | None:
-        """The update step of the schedule that has come by `step` and was not followed yet."""
+        """Returns the schedule's latest update step <= `step`, or None if it was already applied."""
         due = self.schedule.latest_update(step)
-        # Compared, not matched: with steps_per_execution the step moves by several at once.
+        # Not an equality test: with steps_per_execution the step advances by several at once.
         return due if due is not None and due > self._last_update else None
 
     def _update_masks(self, step: int, sparsity: float) -> bool:
@@ -450,7 +457,7 @@ class Pruner:
     def _statistics(self, sparsity: float) -> list[Any] | None:
         if self._movements is None:
             return None
-        # Half a weight of each target is what rounding may add to what is pruned already, as after a resumption.
+        # After a resumption, rounding may differ from the current masks by up to half an entry per target.
         more = sparsity * self._size > self._size - int(self._kept.sum()) + len(self.targets) / 2
         if more and not self._movements.updates:
             raise ValueError(
@@ -475,7 +482,7 @@ class Pruner:
     def _refuse_unmoved(self, pruned) -> None:
         if self._movements is None or not self._movements.updates or not pruned.any():
             return
-        # All alike, they would be pruned by position.
+        # Equal movements would be pruned by position.
         unmoved = pruned & ~np.array([bool(ops.any(ops.not_equal(movement, 0))) for movement in self._movements.sums])
         if unmoved.any():
             named = ", ".join(target.name for target, one in zip(self.targets, unmoved, strict=True) if one)
@@ -497,7 +504,7 @@ class Pruner:
 
 
 def overall_sparsity(pruners: Sequence[Pruner]) -> float:
-    """Fraction of the entries of all targets of the pruners that are pruned now."""
+    """Returns the fraction of currently pruned entries over all targets of the pruners."""
     kept = sum(int(pruner._kept.sum()) for pruner in pruners)
     return 1.0 - kept / sum(pruner._size for pruner in pruners)
 
@@ -516,17 +523,18 @@ def _movements(criterion: Criterion, targets: Sequence[Target], model) -> Moveme
 
 
 def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Report:
-    """Prunes a trained model once, in place, without training; returns the report of what changed.
+    """Prunes a trained model once, in place, without training; returns a `Report`.
 
     Args:
         model: A built Keras model.
-        sparsity: Fraction of the targets' weights to remove, in [0, 1).
-        data: Reserved for criteria that need a pass over data; those that exist need none.
+        sparsity: Fraction of the targets' entries to remove, in [0, 1).
+        data: Reserved for criteria that need a pass over data; must be None, as no existing criterion needs data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
             `origin`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
-        ValueError: As `Pruner`, or data given to a criterion that uses none.
+        ValueError: As for `Pruner`; `data` is not None; the criterion needs statistics of a training ("movement").
+        TypeError: An option is unknown.
     """
     settings = as_options(options)
     criterion = get_criterion(settings.criterion)

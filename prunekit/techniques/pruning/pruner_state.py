@@ -1,4 +1,4 @@
-"""What a pruner knows besides the model's weights, as plain values and arrays, and a pruner that goes on from there."""
+"""Saves the state of a Pruner, apart from the model's weights, as plain values and arrays, and restores it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,9 +23,9 @@ _KINDS = {
 
 
 def pruner_state(pruner: Pruner) -> Snapshot:
-    """Masks, position in the schedule, events and movement sums, as they are now.
+    """Returns the pruner's current masks, schedule position, events and movement sums.
 
-    Zeros in the weights do not say as much: a weight that is kept may be exactly zero by chance.
+    Masks cannot be derived from the weights' zeros, because a kept weight may be exactly zero.
     """
     masks = pruner.masks
     arrays = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
@@ -46,10 +46,11 @@ def pruner_state(pruner: Pruner) -> Snapshot:
 
 
 def restore_pruner(pruner: Pruner, state: Snapshot) -> None:
-    """Goes on from a state, instead of `begin()`; weights and optimizer are those of the same moment already.
+    """Restores a state, instead of calling `begin()`; weights and optimizer must already be restored.
 
     Raises:
-        ValueError: It is the state of a pruner of other weights, or without the movements that this one ranks by.
+        ValueError: The state belongs to a pruner of other weights, is incomplete, or has no movement sums although
+            the criterion needs them.
     """
     values, arrays = state.values, state.arrays
     wrong = lacking(values, _KINDS)

@@ -1,8 +1,8 @@
 """compat="tfmot": the rules of tensorflow-model-optimization 0.8, leaks included.
 
-It wraps layers: each forward pass in training counts a step, changes masks where the schedule says so, from the weights
-as they are, and multiplies the weights by them; the optimizer knows nothing of it. Here the same happens before each
-batch.
+tensorflow-model-optimization wraps layers: each forward pass in training counts as a step, updates the masks from the
+current weights if the schedule has an update due, and multiplies the weights by the masks; optimizer updates are not
+masked. These rules do the same before each batch.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from prunekit.techniques.pruning.policy import Rules
 
 _NAME = "tensorflow-model-optimization"
 _L = keras.layers
-# Looked up by exact type: it refuses subclasses. Of these it prunes what prunekit takes for a kernel or an embedding.
+# Looked up by exact type, because tensorflow-model-optimization refuses subclasses. It prunes the weights of these
+# layers that prunekit classifies as kernels or embeddings.
 _WRAPPED = frozenset(
     (_L.Dense, _L.Conv1D, _L.Conv2D, _L.Conv3D, _L.Conv2DTranspose, _L.Conv3DTranspose, _L.SeparableConv1D)
     + (_L.SeparableConv2D, _L.Embedding, _L.MultiHeadAttention)
@@ -46,10 +47,10 @@ class TfmotRules(Rules):
     leaves_frozen = False
 
     def check(self, schedule: Schedule, options: PruningOptions) -> None:
-        """Refuses what it never had.
+        """Raises for options that tensorflow-model-optimization does not have.
 
         Raises:
-            ValueError: A schedule, criterion, allocation or pattern of prunekit's own.
+            ValueError: The schedule, criterion, allocation, pattern, `keep_one` or `keep_zeros` is not available there.
         """
         self.schedule(schedule, options)
         _pattern(options)
@@ -72,10 +73,10 @@ class TfmotRules(Rules):
             )
 
     def check_targets(self, model: Any, targets: Sequence[Target]) -> None:
-        """Refuses weights that it does not prune, or layers that it does not wrap.
+        """Raises for targets that tensorflow-model-optimization does not prune, or whose layer it does not wrap.
 
         Raises:
-            ValueError: There are some.
+            ValueError: A target is such a weight.
         """
         wrapped = {id(backend.native(variable)) for variable in _variables(model)}
         others = [
@@ -90,26 +91,26 @@ class TfmotRules(Rules):
             )
 
     def schedule(self, schedule: Schedule, options: PruningOptions) -> ForwardPassSchedule:
-        """Counted in forward passes."""
+        """Returns the schedule counted in forward passes."""
         return ForwardPassSchedule(schedule, once=isinstance(options.pattern, NM))
 
     def calculator(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float) -> MaskCalculator:
-        """By threshold."""
+        """Returns a calculator that chooses masks by threshold."""
         return ThresholdCalculator(targets, replace(options, pattern=_pattern(options)), final_sparsity)
 
     def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
-        """All but the kept ones; fewer go where others are tied with these."""
+        """Returns the number of units below the threshold; ties at the threshold reduce the number removed."""
         return units - kept_count(sparsity, units)
 
     def counted(self, optimizers: list[Any]) -> list[Any]:
-        """None: forward passes are steps."""
+        """Returns []: forward passes count as steps, not optimizer updates."""
         return []
 
     def check_loop(self, name: str) -> None:
-        """Refuses prunekit's loops, which step after each update.
+        """Raises for prunekit's own loops, which step after each update.
 
         Raises:
-            ValueError: Always.
+            ValueError: Always, as these rules step before each forward pass.
         """
         raise ValueError(
             f"{name} steps its pruner after each update, and the rules of {_NAME} prune before each forward pass. "
@@ -117,13 +118,13 @@ class TfmotRules(Rules):
         )
 
     def scope(self, pruner: Any) -> contextlib.AbstractContextManager:
-        """Nothing: gradients and updates stay dense."""
+        """Returns an empty context: gradients and updates stay dense."""
         return contextlib.nullcontext()
 
     def begin(self, pruner: Any) -> None:
-        """Nothing, as its first step is the first forward pass; what `pk.prune` asks for at step 0.
+        """Applies the schedule at step 0, for `pk.prune`; in a resumed training, adopts the zeros as masks.
 
-        A training that began elsewhere held masks, and its zeros are where they pruned.
+        In training, the first step is the first forward pass.
         """
         step = pruner.step_count
         if step == 0:
@@ -132,10 +133,10 @@ class TfmotRules(Rules):
             pruner.adopt_zeros()
 
     def before_batch(self, pruner: Any) -> None:
-        """The forward pass.
+        """Steps the pruner before the batch's forward pass.
 
         Raises:
-            ValueError: `fit` calls batches begun without running them one by one.
+            ValueError: The model was compiled with `steps_per_execution` other than 1.
         """
         together = getattr(pruner.model, "steps_per_execution", 1)
         if together != 1:
@@ -146,18 +147,18 @@ class TfmotRules(Rules):
         pruner.step()
 
     def after_batch(self, pruner: Any) -> None:
-        """Nothing: weights are dense between an update and the next forward pass."""
+        """Does nothing: weights are dense between an update and the next forward pass."""
 
     def before_evaluation(self, pruner: Any) -> None:
-        """Forward passes mask the weights also where nothing is trained."""
+        """Enforces the masks, as forward passes in evaluation do in tensorflow-model-optimization."""
         pruner.enforce()
 
     def after_epoch(self, pruner: Any) -> None:
-        """UpdatePruningStep masks the weights at each epoch's end."""
+        """Enforces the masks, as the callback UpdatePruningStep does at each epoch's end."""
         pruner.enforce()
 
     def step(self, pruner: Any) -> bool:
-        """One forward pass in training: masks change first, then the weights are masked."""
+        """Updates the masks if due, then masks the weights, as one forward pass in training; True if masks changed."""
         jax_state.sync_model_state(pruner.model)
         step = pruner.step_count
         due = pruner.schedule.latest_update(step) == step
@@ -166,7 +167,7 @@ class TfmotRules(Rules):
         return changed
 
     def end_training(self, pruner: Any) -> list[str]:
-        """strip_pruning leaves the weights as they are."""
+        """Returns a message if pruned weights are not zero; like strip_pruning, does not mask them."""
         leaks = sum(pruner.audit().values())
         notes = []
         if leaks:
@@ -179,10 +180,10 @@ class TfmotRules(Rules):
 
 
 def _pattern(options: PruningOptions) -> Pattern:
-    """The pattern as it was there.
+    """Returns the pattern as tensorflow-model-optimization implements it.
 
     Raises:
-        ValueError: It had none like it.
+        ValueError: tensorflow-model-optimization has no such pattern.
     """
     pattern = options.pattern
     if pattern in (Unstructured(), Block(1, 1), Block(1, 1, "max")):
@@ -198,7 +199,7 @@ def _pattern(options: PruningOptions) -> Pattern:
 
 
 def _variables(model: Any) -> Iterator[Any]:
-    """The variables of the layers that it wraps, in a model and in those nested in it."""
+    """Yields the variables of the layers that tensorflow-model-optimization wraps, nested models included."""
     for layer in getattr(model, "layers", [model]):
         if isinstance(layer, keras.Model):
             yield from _variables(layer)
@@ -213,40 +214,40 @@ def _knows_cells(layer: Any) -> bool:
 
 @dataclass(frozen=True)
 class RenewedMaskUpdate(MaskUpdate):
-    """Masks that were made from scratch."""
+    """Masks calculated without regard to the former masks."""
 
     changed: bool
 
     def changes(self, kept: np.ndarray) -> bool:
-        """Whether any mask differs from the one before it; as many may have grown back as were pruned."""
+        """Returns True if any mask differs from its former mask; counts may be equal although positions changed."""
         return self.changed
 
 
 class ThresholdCalculator(MaskCalculator):
-    """Chooses masks from the weights as they are: whatever reaches the threshold is kept, pruned before or not."""
+    """Keeps all units whose importance reaches the threshold, whether they were pruned before or not."""
 
     @property
     def _maker(self) -> Callable[..., Any]:
         return _ThresholdMaker
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
-        """The masks for a sparsity, whatever the masks are now."""
+        """Returns the masks for a sparsity, independent of the current masks, which only determine `changed`."""
         choice = super().choose(sparsity, masks, statistics)
         pairs = zip(masks, choice.masks, strict=True)
         changed = any(bool(ops.any(ops.not_equal(former, new))) for former, new in pairs)
         return RenewedMaskUpdate(choice.masks, choice.nans, choice.leaks, choice.kept, changed)
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
-        """None: what reaches the threshold is kept, and the largest always does."""
+        """Returns all False: the largest unit always reaches the threshold."""
         return np.zeros(len(kept), bool)
 
     def _counts(self, sparsity: float) -> np.ndarray:
-        """How many units of each target set its threshold."""
+        """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
 
 
 class _ThresholdMaker:
-    """Makes the mask of weights of one shape."""
+    """Calculates the mask of weights of one shape and layout."""
 
     def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
         self.units = pattern.units(shape, in_axes, out_axes)
@@ -254,7 +255,7 @@ class _ThresholdMaker:
         self._layout = tuple(shape), in_axes, out_axes
 
     def choose(self, weight, importance, mask, kept):
-        """(mask, NaN importances, leaks, kept weights); the weights it is made from are dense, and none is a leak."""
+        """Returns (mask, NaN count, leak count, kept count); leaks are 0, because weights are dense between steps."""
         shape, *axes = self._layout
         pooled = self._pattern.pool(importance, *axes)
         chosen = pooled if isinstance(self._pattern, TailedNM) else _at_threshold(pooled, kept)
@@ -263,21 +264,21 @@ class _ThresholdMaker:
 
 
 def _at_threshold(units, kept):
-    """True for whatever is at least the kept-th largest: all that are tied with it."""
+    """Returns True for units at least as large as the kept-th largest unit, ties included."""
     highest = ops.cast(float("inf"), units.dtype)
     threshold = ops.min(ops.where(largest(units, kept), units, highest))
     return ops.greater_equal(units, threshold)
 
 
-# By the option `compat`.
+# Rules by the value of the option `compat`.
 RULES: dict[str | None, Rules] = {None: Rules(), "tfmot": TfmotRules()}
 
 
 def rules_of(schedule: Schedule, options: PruningOptions) -> Rules:
-    """The rules that the options ask for.
+    """Returns the rules that `options.compat` selects.
 
     Raises:
-        ValueError: They have no answer for the schedule or another option.
+        ValueError: The rules do not support the schedule or an option.
     """
     rules = RULES[options.compat]
     rules.check(schedule, options)
