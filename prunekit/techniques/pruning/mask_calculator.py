@@ -42,7 +42,7 @@ class MaskCalculator:
     Args:
         targets: The weights to prune.
         options: Pruning options.
-        final_sparsity: Largest sparsity of the schedule, which the pattern must be able to reach.
+        final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Raises:
         ValueError: The pattern does not fit a target or cannot reach the sparsity.
@@ -124,7 +124,7 @@ class MaskCalculator:
             kept: Number of kept entries, shape (targets,).
         """
         units = np.array([maker.units for maker in self._makers])
-        # Units at an edge may be smaller than the mean unit size; the factor 2 allows for them.
+        # A unit that is cut off at the edge is smaller than the mean, and kept units may be larger: by less than twice.
         one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
         if self.keep_one and not self.allocation.joint:
             asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
