@@ -1,4 +1,4 @@
-"""What will run on this machine, and what to do about the rest: `prunekit doctor`."""
+"""Implements `prunekit doctor`: checks which features run on this machine, with a remedy for each missing feature."""
 
 import importlib
 import importlib.metadata
@@ -17,7 +17,7 @@ from prunekit.recipe.loader import RecipeError, builtin_recipes
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of the JSON form: counts up where a key changes its meaning or goes.
+# Version of the JSON output; increases when a key changes its meaning or is removed.
 DOCTOR_VERSION = 1
 _LONGEST_REASON = 160
 _KERAS = "Keras 3"
@@ -27,13 +27,13 @@ _TRAINING = ("tensorflow", "jax", "torch")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that prunekit does, and whether it will run here.
+    """Check of one prunekit feature in this environment.
 
     Attributes:
-        name: What, such as "pruning in fit".
-        detail: Where it will run, or what is missing.
-        remedy: What to do, in one line; None where nothing is missing.
-        essential: Whether there is no pruning and training without it.
+        name: Name of the feature, such as "pruning in fit".
+        detail: Place where the feature runs, or the missing requirement.
+        remedy: Remedy in one line; None if nothing is missing.
+        essential: True if pruning and training require the feature.
     """
 
     name: str
@@ -43,33 +43,33 @@ class Check:
 
     @property
     def status(self) -> str:
-        """Either "ok" or "missing"."""
+        """Status of the feature: "ok" or "missing"."""
         return "ok" if self.remedy is None else "missing"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values."""
         return {"name": self.name, "status": self.status, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Examination:
-    """The environment, and what will run in it."""
+    """The environment and the checks of all features in it."""
 
     environment: Environment
     checks: tuple[Check, ...]
 
     @property
     def missing(self) -> tuple[Check, ...]:
-        """What will not run."""
+        """Checks of the features that will not run."""
         return tuple(check for check in self.checks if check.status != "ok")
 
     @property
     def ok(self) -> bool:
-        """Whether models can be pruned and trained here."""
+        """True if models can be pruned and trained here."""
         return not any(check.essential for check in self.missing)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values."""
         return {
             "doctor_version": DOCTOR_VERSION,
             "ok": self.ok,
@@ -79,7 +79,7 @@ class Examination:
 
 
 def examine() -> Examination:
-    """What runs here and what does not: imports what each part needs, and compiles a small function."""
+    """Checks all features here: imports each feature's packages, and compiles a small function."""
     here = environment.describe()
     return Examination(here, tuple(check(here) for check in _CHECKS))
 
@@ -127,7 +127,7 @@ def _xla(here: Environment) -> Check:
     if here.xla is None:
         return Check("XLA", f"not used by Keras on {here.backend}")
     if not here.xla:
-        # Keras asks for XLA by itself wherever all layers support it.
+        # By default, Keras compiles with XLA whenever all layers support it.
         return Check("XLA", _reason(str(here.xla_problem)), "compile models with jit_compile=False")
     return Check("XLA", f"compiles for {here.main_device}")
 
@@ -151,7 +151,7 @@ def _pictures(_: Environment) -> Check:
 def _recipes(here: Environment) -> Check:
     if here.problem is not None:
         return _without_keras("recipes")
-    # All that a run imports, wherever it comes from.
+    # Importing the runner imports all modules that a run needs.
     problem = _import_problem("prunekit.recipe.runner")
     found = builtin_recipes()
     if problem is not None or not found:
@@ -185,7 +185,7 @@ _CHECKS: tuple[Callable[[Environment], Check], ...] = (
 )
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
+# ---- shared by the checks --------------------------------------------------------------------------------------------
 
 
 def _without_keras(name: str, *, essential: bool = False) -> Check:
@@ -215,13 +215,13 @@ def _package(name: str, package: str, module: str, remedy: str) -> Check:
 
 
 def _import_problem(module: str) -> str | None:
-    """Why a module cannot be imported; None where it can."""
+    """Returns the reason why a module cannot be imported, or None if the import succeeds."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # What is not there at all, and not a part of it or something that it needs.
+        # "not installed" only if the package itself is absent, not one of its submodules or dependencies.
         return "not installed" if error.name in (module, module.partition(".")[0]) else _reason(str(error))
-    except Exception as error:  # noqa: BLE001 (a library that is there and broken fails as it likes)
+    except Exception as error:  # noqa: BLE001 (a broken library can raise any exception)
         return _reason(str(error) or type(error).__name__)
     return None
 
@@ -239,7 +239,7 @@ def _start_keras(here: Environment, asked: str | None) -> str:
     if asked not in (None, "tensorflow"):
         return _SWITCH
     again = f"pip install --force-reinstall '{_requirement('keras')}' '{_requirement('tensorflow')}'"
-    # The backend may come from ~/.keras/keras.json as well.
+    # Without KERAS_BACKEND, the backend may come from ~/.keras/keras.json.
     return again if asked is not None else f"{_SWITCH}; where that does not help, {again}"
 
 
@@ -252,20 +252,20 @@ def _install(package: str) -> str:
 
 
 def _requirement(package: str) -> str:
-    """The package with the versions that prunekit declares, such as "keras>=3.13"; its name where it declares none."""
+    """Returns prunekit's declared requirement, such as "keras>=3.13"; only the package's name if none is declared."""
     try:
         declared = importlib.metadata.requires("prunekit") or []
     except importlib.metadata.PackageNotFoundError:
-        # A source checkout on sys.path without an installation.
+        # prunekit is a source checkout on sys.path, not installed.
         declared = []
     return next((text for text in declared if re.match(r"[\w.-]+", text + " ")[0] == package), package)  # type: ignore[index]
 
 
-# ---- for people ------------------------------------------------------------------------------------------------------
+# ---- text output -----------------------------------------------------------------------------------------------------
 
 
 def show_examination(found: Examination, console: "Console") -> None:
-    """Prints the environment, the checks, and what they come to; in a pipe one line for each thing."""
+    """Prints the environment, the checks and the verdict; in a pipe, one line per item."""
     from rich.text import Text
 
     _show_rows(console, list(_facts(found.environment)))
@@ -286,7 +286,7 @@ def _style(check: Check) -> str:
 
 
 def _show_rows(console: "Console", rows: Sequence[tuple[str, ...]], styles: Sequence[str] = ()) -> None:
-    """Prints rows whose first cells are short and whose last one is folded on a terminal."""
+    """Prints rows in columns; on a terminal the last column folds long texts, the other columns do not wrap."""
     from rich.table import Table
     from rich.text import Text
 

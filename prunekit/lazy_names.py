@@ -1,4 +1,4 @@
-"""Public names of a package that are loaded on first use (PEP 562)."""
+"""Loads the public names of a package on first use (PEP 562)."""
 
 import importlib
 import sys
@@ -7,18 +7,18 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for the `__init__.py` of a package.
+    """Returns `__getattr__` and `__dir__` for the `__init__.py` of a package.
 
     Args:
-        package: The package's own name.
-        homes: Public name -> the module that defines it, or the folder in which it is a module.
+        package: Name of the package.
+        homes: Public name -> module that defines the name; for a public module, the package that contains the module.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = importlib.import_module(homes[name])
-        # A folder's public module is no attribute of it before it is imported.
+        # A submodule is not an attribute of its package before the submodule is imported.
         value = importlib.import_module(f"{home.__name__}.{name}") if hasattr(home, "__path__") else getattr(home, name)
         vars(sys.modules[package])[name] = value
         return value

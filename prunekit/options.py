@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Defines the arguments and options that several commands share."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 
 
 class AtLeast(click.IntRange):
-    """A whole number from a lowest one on; click's own name for it is "integer range", also in errors."""
+    """A whole number with a minimum; replaces click's type name "integer range", which also appears in errors."""
 
     name = "whole number"
 

@@ -1,6 +1,6 @@
-"""How prunekit shows itself on a terminal: tables, progress, and no start-up messages of others.
+"""Prints tables and progress on a terminal, and hides other libraries' start-up messages.
 
-Imports nothing heavy itself: `prunekit --help` must answer at once.
+Does not import heavy modules at import time: `prunekit --help` must be fast.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ TRACEBACK = "PRUNEKIT_TRACEBACK"
 
 
 def console() -> "Console":
-    """Standard output, for tables."""
+    """Returns a rich console on standard output, for tables."""
     from rich.console import Console
 
-    # In a pipe there is no width to keep to, and a table cut at 80 columns is of no use to `grep`.
+    # A pipe has no width, and rich's default of 80 columns would cut tables that `grep` must read whole.
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def load_keras_quietly() -> None:
-    """Imports Keras and its backend without TensorFlow's start-up messages, unless the user has asked for them.
+    """Imports Keras and its backend without TensorFlow's start-up messages, unless the user enabled the messages.
 
-    Some come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL, from C++ and straight to file descriptor 2.
+    C++ code writes some messages directly to file descriptor 2 before TensorFlow reads TF_CPP_MIN_LOG_LEVEL.
     """
     asked = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3" or os.environ.get(TRACEBACK)
     if asked or "keras" in sys.modules:
@@ -44,7 +44,7 @@ def load_keras_quietly() -> None:
     try:
         saved = os.dup(2)
     except OSError:
-        # Standard error is closed: there is nobody to disturb.
+        # Standard error is closed, so no message can appear.
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -59,7 +59,7 @@ def load_keras_quietly() -> None:
 
 @contextlib.contextmanager
 def warnings_in_lines() -> Iterator[None]:
-    """Inside, a warning is one line on standard error, without the source line that gave it."""
+    """Context manager that prints each warning as one line on standard error, without the source line."""
     if os.environ.get(TRACEBACK):
         yield
         return
@@ -75,7 +75,7 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 
 
 def show_point(event: "Swept") -> None:
-    """Says on standard error that a point of a sweep has ended."""
+    """Prints one line on standard error for a sweep point that has ended."""
     from prunekit.delivery.sweeps import point_line
 
     click.echo(point_line(event), err=True)
@@ -111,7 +111,7 @@ class Display:
             self._bar.stop()
 
     def __call__(self, event: "Progress") -> None:
-        """Shows one event of the runner."""
+        """Shows one progress event of a run."""
         if self._bar is None:
             self._print(event)
             return
@@ -127,7 +127,7 @@ class Display:
             self._bar.update(task, completed=event.fraction, text=escape(event.text))
 
     def _print(self, event: "Progress") -> None:
-        """One line at the start of a step, one at the end of each epoch, one at the end of the step."""
+        """Prints one line at the start of a step, at the end of each epoch and at the end of the step."""
         turning_point = event.epoch is not None or event.fraction in (0.0, 1.0)
         line = f"[{event.step}/{event.steps} {event.kind}] {event.text}"
         if turning_point and not event.finished and line != self._last:

@@ -1,4 +1,4 @@
-"""What a zip archive (`.keras`, `.npz`) says about its members, checked before anything in it is read."""
+"""Checks the members that a zip archive (`.keras`, `.npz`) declares before any member is read."""
 
 import os
 import stat
@@ -12,24 +12,24 @@ _ENCRYPTED = 0x1
 
 
 class FileRefused(ValueError):
-    """A file that is damaged, hostile, or beyond what is read; the text is one line that names the file."""
+    """Raised for a file that is damaged, hostile or beyond the limits; the message is one line and names the file."""
 
     def __init__(self, message: str):
-        """The message, with what would break the line or steer a terminal written as an escape."""
+        """Stores the message, with line breaks and terminal control characters written as escapes."""
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a file is believed; SECURITY.md says why each is what it is.
+    """Limits on the sizes that a file may declare; SECURITY.md gives the reason for each limit.
 
     Attributes:
-        members: Most entries of an archive.
-        expanded_bytes: Unpacked, an archive may always take so many bytes, however well it is packed.
-        expansion: Beyond that, at most so many times the bytes of the file.
-        config_bytes: Most bytes of a model's description (`config.json`).
-        config_levels: Most levels of lists and mappings in it.
-        objects: Most groups and datasets of an HDF5 file.
+        members: Maximum number of entries of an archive.
+        expanded_bytes: Unpacked bytes that an archive may always take, at any compression ratio.
+        expansion: Unpacked bytes may exceed `expanded_bytes` up to this multiple of the bytes of the file.
+        config_bytes: Maximum bytes of a model's description (`config.json`).
+        config_levels: Maximum nesting depth of lists and mappings in `config.json`.
+        objects: Maximum number of groups and datasets of an HDF5 file.
     """
 
     members: int = 10_000
@@ -45,7 +45,7 @@ class Limits:
                 raise ValueError(f"a limit is a positive whole number. Received: {name}={value!r}.")
 
     def allowance(self, stored: int) -> int:
-        """The most bytes that `stored` bytes may become."""
+        """Returns the maximum number of unpacked bytes of a file with `stored` bytes."""
         return max(self.expanded_bytes, self.expansion * stored)
 
 
@@ -54,15 +54,15 @@ LIMITS = Limits()
 
 @contextmanager
 def checked_archive(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Iterator[zipfile.ZipFile]:
-    """The open archive, none of whose members is out of bounds; nothing is unpacked.
+    """Yields the open archive after all its members passed the checks; unpacks nothing.
 
     Args:
         path: The file.
-        limits: How much of it is believed.
+        limits: Limits on the sizes that the file may declare.
 
     Raises:
-        FileRefused: It is no whole zip archive, or one that is refused, with the name of the member.
-        OSError: It cannot be opened.
+        FileRefused: The file is not a complete zip archive, or a member is refused; the message names the member.
+        OSError: The file cannot be opened.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -87,7 +87,7 @@ def _check(path: str, archive: zipfile.ZipFile, size: int, limits: Limits) -> No
         if problem is not None:
             raise FileRefused(f"{path}: the member {ascii(member.filename)[:80]} {problem}.")
         names.add(member.filename)
-    # Against the size of the file and not of the packed members: those may claim the same bytes for themselves.
+    # Compared with the file's size, not the members' packed sizes: several members may claim the same bytes.
     unpacked = sum(member.file_size for member in members)
     if unpacked > limits.allowance(size):
         raise FileRefused(
@@ -97,7 +97,7 @@ def _check(path: str, archive: zipfile.ZipFile, size: int, limits: Limits) -> No
 
 
 def _problem(member: zipfile.ZipInfo) -> str | None:
-    """Why this member is refused."""
+    """Returns the reason to refuse the member, or None."""
     name, kind = member.orig_filename, stat.S_IFMT(member.external_attr >> 16)
     parts = name.replace("\\", "/").split("/")
     if not name.isprintable() or "\\" in name or ":" in parts[0] or not parts[0] or ".." in parts:

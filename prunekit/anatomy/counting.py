@@ -1,4 +1,4 @@
-"""How many multiply-accumulates one call of a layer does: the arithmetic to which the table of layer types refers."""
+"""Formulas for the multiply-accumulates of one layer call, to which the table of layer types refers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 Shape = tuple[int, ...]
 
-# What a factor of a product comes from: the index of an input of the call, or the name of an attribute of the layer
-# (a weight, or a sublayer with weights).
+# Sources of a factor of a product: indices of inputs of the call, or names of attributes of the layer (a weight, or a
+# sublayer with weights).
 Sources = tuple["int | str", ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer: the tensors that went in, in the order of `call`'s signature, and that came out.
+    """Shapes of one layer call: inputs in the order of `call`'s signature, and outputs.
 
     Attributes:
-        inputs: Shapes of the tensors that went in.
-        outputs: Shapes of the tensors that came out.
-        types: Types of those that went in ("float32", "bool"); empty where they are not known.
+        inputs: Shapes of the input tensors.
+        outputs: Shapes of the output tensors.
+        types: Dtypes of the input tensors ("float32", "bool"); empty if unknown.
     """
 
     inputs: tuple[Shape, ...]
@@ -31,11 +31,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Product:
-    """A product inside a layer that is not one of an activation with a kernel.
+    """A product inside a layer, other than that of an activation with a kernel.
 
     Attributes:
-        macs: Its multiply-accumulates in one call; the gradient of either factor needs as many.
-        factors: What each of its two factors comes from.
+        macs: Multiply-accumulates of the product in one call; the gradient of each factor needs the same number.
+        factors: Sources of each of its two factors.
     """
 
     macs: int
@@ -44,12 +44,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Steps:
-    """An inner layer and the time steps to which another applies it.
+    """An inner layer, and the time steps to which an outer layer applies it.
 
     Attributes:
         layer: The inner layer.
         shape: Shape of one step's features, (batch, features ...).
-        number: How many steps there are.
+        number: Number of time steps.
         state: For recurrent layers, a function that returns the state before the first step.
     """
 
@@ -63,12 +63,12 @@ class Steps:
 
 
 def per_input_row(layer: Any, call: Call) -> int:
-    """All axes of the input but the last."""
+    """Returns the product of the lengths of all input axes except the last."""
     return math.prod(call.inputs[0][:-1])
 
 
 def per_example(layer: Any, call: Call) -> int:
-    """The size of the batch."""
+    """Returns the batch size."""
     return call.inputs[0][0]
 
 
@@ -77,25 +77,25 @@ def _channels(layer: Any, shape: Shape) -> int:
 
 
 def per_output_position(layer: Any, call: Call) -> int:
-    """Positions of the output, over the batch."""
+    """Returns the number of output positions in the whole batch."""
     return math.prod(call.outputs[0]) // _channels(layer, call.outputs[0])
 
 
 def per_input_position(layer: Any, call: Call) -> int:
-    """Positions of the input, over the batch."""
-    # A transposed convolution spreads every input position over the whole kernel; what padding crops is counted too.
+    """Returns the number of input positions in the whole batch."""
+    # A transposed convolution spreads every input position over the whole kernel; cropped outputs are counted too.
     return math.prod(call.inputs[0]) // _channels(layer, call.inputs[0])
 
 
 def einsum_labels(layer: Any) -> tuple[str, str, str]:
-    """Labels of input, kernel and output of an EinsumDense, spaces removed ("...x", "xy", "...y")."""
+    """Returns the labels of input, kernel and output of an EinsumDense, without spaces ("...x", "xy", "...y")."""
     inputs, output = layer.equation.replace(" ", "").split("->")
     data, kernel = inputs.split(",")
     return data, kernel, output
 
 
 def einsum_uses(layer: Any, call: Call) -> int:
-    """Axes of the input that the kernel does not have."""
+    """Returns the product of the lengths of the input axes that the kernel does not have."""
     data, kernel, _ = einsum_labels(layer)
     shape = call.inputs[0]
     before, dots, after = data.partition("...")
@@ -108,7 +108,7 @@ def einsum_uses(layer: Any, call: Call) -> int:
 
 
 def reversible_uses(layer: Any, call: Call) -> dict[str, int]:
-    """Rows of the input of the reverse projection."""
+    """Returns the input rows of the reverse projection; 0 for a lookup."""
     # A lookup multiplies nothing and adds an axis; the reverse projection keeps the rank.
     rows = math.prod(call.inputs[0][:-1]) if len(call.inputs[0]) == len(call.outputs[0]) else 0
     return {"embeddings": rows} if layer.tie_weights else {"embeddings": 0, "reverse_embeddings": rows}
@@ -118,27 +118,27 @@ def reversible_uses(layer: Any, call: Call) -> dict[str, int]:
 
 
 def _key(call: Call) -> int:
-    """Which input is the key: the third where it is one, and no mask; else the value."""
+    """Returns the index of the key input: the third input if it is a key and not a mask, else the value's."""
     return 2 if len(call.types) > 2 and "float" in call.types[2] else 1
 
 
 def _attended(scores: int, sums: int, query: Sources, key: Sources, value: Sources) -> tuple[Product, ...]:
-    """Scores (query times key) and the sum of the values that they weigh."""
+    """Returns two products: scores (query times key), and the sum of the values weighted by the scores."""
     return Product(scores, (query, key)), Product(sums, ((*query, *key), value))
 
 
 def attention_products(layer: Any, call: Call) -> tuple[Product, ...]:
-    """Scores (queries x values x width) plus the weighted sum of the values."""
+    """Returns the products of the scores (queries x values x width) and of the weighted sum of the values."""
     query, value = call.inputs[0], call.inputs[1]
     pairs = math.prod(query[:-1]) * value[-2]
-    # Scores of the mode "concat" are sums of activations, without a product.
+    # In the mode "concat" scores are sums of activations, without a product.
     scores = pairs * query[-1] if layer.score_mode == "dot" else 0
     sums = Product(pairs * value[-1], ((0, _key(call), "scale", "concat_score_weight"), (1,)))
     return Product(scores, ((0,), (_key(call),))), sums
 
 
 def additive_attention_products(layer: Any, call: Call) -> tuple[Product, ...]:
-    """Scores (scale times tanh of each pair's sum) plus the weighted sum of the values."""
+    """Returns the products of the scores (scale times tanh of each pair's sum) and of the weighted sum of values."""
     query, value = call.inputs[0], call.inputs[1]
     pairs = math.prod(query[:-1]) * value[-2]
     return _attended(pairs * query[-1], pairs * value[-1], ("scale",), (0, _key(call)), (1,))
@@ -150,7 +150,7 @@ def _projected(scores: int, sums: int, call: Call) -> tuple[Product, ...]:
 
 
 def multi_head_products(layer: Any, call: Call) -> tuple[Product, ...]:
-    """The two products of every head, between projections."""
+    """Returns the two products between activations of all heads, without the projections."""
     query, value = call.inputs[0], call.inputs[1]
     axes = [axis % len(query) for axis in layer._attention_axes]
     pairs = layer._num_heads * math.prod(query[:-1]) * math.prod(value[axis] for axis in axes)
@@ -158,13 +158,13 @@ def multi_head_products(layer: Any, call: Call) -> tuple[Product, ...]:
 
 
 def group_query_products(layer: Any, call: Call) -> tuple[Product, ...]:
-    """The two products of every query head; heads that share a key multiply with it one by one."""
+    """Returns the two products of all query heads; each of the heads that share a key multiplies with it."""
     query, value = call.inputs[0], call.inputs[1]
     each = layer.num_query_heads * math.prod(query[:-1]) * value[1] * layer.head_dim
     return _projected(each, each, call)
 
 
 def dot_products(layer: Any, call: Call) -> tuple[Product, ...]:
-    """The contraction of the two inputs."""
+    """Returns the product that contracts the two inputs."""
     axis = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
     return (Product(math.prod(call.outputs[0]) * call.inputs[0][axis], ((0,), (1,))),)

@@ -1,4 +1,4 @@
-"""How many weights lead into each output unit of a target and out of each of its input units, counted over a mask."""
+"""Fan in and fan out of a target: the kept weights per output unit and per input unit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class UnitMatrices:
-    """A target as a batch of matrices (inputs x outputs), one for each entry along the parallel axes.
+    """Axes of a target seen as a batch of matrices (inputs x outputs), with a matrix per entry of the parallel axes.
 
     Attributes:
         shape: The target's shape, with the axis of its output units split in two, (groups, units), where a grouped
             convolution has groups.
         parallel: Axes that number input and output units alike.
-        inputs: Axes that number the input units, the parallel ones left out.
-        outputs: Axes that number the output units, the parallel ones left out.
-        positions: All other axes: an output unit sums over them as it does over `inputs`.
+        inputs: Axes that number the input units, without the parallel axes.
+        outputs: Axes that number the output units, without the parallel axes.
+        positions: All other axes; an output unit sums over these axes and over `inputs`.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class UnitMatrices:
 
 
 def unit_matrices(target: Target) -> UnitMatrices:
-    """The target's axes, each in one part, as the table of layers gives them."""
+    """Returns the target's axes by their function, as the table of layers defines them."""
     shape, parallel, inputs, outputs = target.shape, target.parallel_axes, target.in_axes, target.out_axes
     if target.groups > 1:
         split = outputs[-1]
@@ -59,14 +59,14 @@ def unit_matrices(target: Target) -> UnitMatrices:
 
 
 def fans(target: Target, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(fan in, fan out) of each weight, int64, of shapes that broadcast against the target's.
+    """Returns (fan in, fan out) of each weight, int64, of shapes that broadcast against the target's.
 
     A weight's fan in is the number of weights that its output unit sums over, and its fan out the number of weights
     that its input unit feeds. Positions count in both, as the receptive field of a convolution does; strides do not.
 
     Args:
         target: The weight.
-        mask: Boolean, the target's shape, True = kept: only kept weights are counted. None counts all.
+        mask: Boolean, the target's shape, True = kept: only kept weights are counted. None counts all weights.
     """
     matrices = unit_matrices(target)
     kept = np.broadcast_to(True, matrices.shape) if mask is None else mask.reshape(matrices.shape)

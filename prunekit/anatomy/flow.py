@@ -1,7 +1,7 @@
-"""Which tensors of a symbolic pass get a gradient when the loss depends on every output of the model.
+"""Determines which tensors of a symbolic pass get a gradient when the loss depends on every output of the model.
 
-A tensor gets one if a trained weight was used on the way to it and an output depends on it: what is left of a training
-step once everything that no weight's gradient needs is cut away.
+A tensor gets a gradient if it depends on a trained weight and an output of the model depends on it: operations that no
+weight's gradient needs are left out, as in a training step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One layer call of a symbolic pass, with the tensors themselves: inputs in the order of `call`'s signature."""
+    """One layer call of a symbolic pass, with its symbolic tensors: inputs in the order of `call`'s signature."""
 
     layer: Any
     inputs: tuple[Any, ...]
@@ -24,17 +24,17 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class SymbolicPass:
-    """What one symbolic pass did.
+    """Record of one symbolic pass.
 
     Attributes:
-        calls: Its layer calls, in the order in which they ended.
-        inputs: The tensors that it started from.
-        dependent: For each of these, whether trained weights were used on the way to it.
-        outputs: What came out of it.
+        calls: Layer calls of the pass, in the order in which they ended.
+        inputs: Input tensors of the pass.
+        dependent: For each input, True if it depends on trained weights.
+        outputs: Output tensors of the pass.
         trained: The Keras variables that are trained.
-        needed: Whether the loss depends on what came out.
-        repeated: Whether the pass is one step of many: all outputs but the first are inputs of the next one, in the
-            places of all inputs but the first.
+        needed: True if the loss depends on the outputs.
+        repeated: True if the pass is one of several time steps: all outputs but the first are inputs of the next step,
+            in the places of all inputs but the first.
     """
 
     calls: Sequence[Seen]
@@ -47,17 +47,17 @@ class SymbolicPass:
 
 
 class Flow(Protocol):
-    """Answers for the calls of one pass."""
+    """Gradient flow through the layer calls of one pass."""
 
     def depends(self, call: Seen) -> tuple[bool, ...]:
-        """For each input of the call: whether a trained weight was used on the way to it."""
+        """Returns, for each input of the call, True if the input depends on a trained weight."""
 
     def receives(self, call: Seen) -> tuple[bool, ...]:
-        """For each output of the call: whether it gets a gradient."""
+        """Returns, for each output of the call, True if the output gets a gradient."""
 
 
 def gradient_flow(seen: SymbolicPass) -> Flow:
-    """The flow of gradients in a pass: exact on TensorFlow, elsewhere an upper bound from the order of the calls."""
+    """Returns the gradient flow of a pass: exact on TensorFlow, elsewhere an upper bound from the order of calls."""
     graph = getattr(seen.inputs[0], "graph", None) if seen.inputs else None
     return _InOrder(seen) if graph is None else _InGraph(seen, graph)
 
@@ -71,7 +71,7 @@ def _differentiable(tensor: Any) -> bool:
 
 
 class _InGraph:
-    """The pass is a graph, and a tape follows its operations in just this way."""
+    """Gradient flow through the operations of the pass's graph, which a gradient tape follows in the same way."""
 
     def __init__(self, seen: SymbolicPass, graph: Any) -> None:
         self._graph = graph
@@ -100,17 +100,17 @@ class _InGraph:
         graph = getattr(tensor, "graph", None)
         if graph is None or not _differentiable(tensor):  # arrays and eager tensors are constants
             return False
-        # A branch or a function of the user's own has a graph of its own: what happens there is taken to count.
+        # A branch or a user's function has a graph of its own: its tensors are assumed to carry a gradient.
         return graph is not self._graph or getattr(tensor, "name", None) in names
 
     def _reads(self, trained: Sequence[Any]) -> set[str]:
-        """Names that the trained variables have inside the graph."""
+        """Returns the names that the trained variables have inside the graph."""
         handles = {id(handle) for variable in trained for handle in _handles(variable)}
         return {inside.name for outside, inside in self._graph.captures if id(outside) in handles}
 
     def _onwards(self, begins: set[str]) -> set[str]:
         names = set(begins)
-        for operation in self._graph.get_operations():  # in the order in which they were made
+        for operation in self._graph.get_operations():  # in the order of their creation
             if operation.type != "StopGradient" and any(tensor.name in names for tensor in operation.inputs):
                 names.update(tensor.name for tensor in operation.outputs if _carries(tensor))
         return names
@@ -127,12 +127,12 @@ class _InGraph:
 
 
 def _handles(variable: Any) -> list[Any]:
-    # A variable of a distribution strategy is one per device.
+    # Under a distribution strategy a variable has one component per device.
     return [part.handle for part in getattr(variable.value, "values", [variable.value])]
 
 
 def _carries(tensor: Any) -> bool:
-    """Whether gradients pass through it: numbers, and the variables and lists of a loop."""
+    """Returns True if gradients pass through the tensor: numbers, and the variables and lists of a loop."""
     return _differentiable(tensor) or tensor.dtype.name in ("resource", "variant")
 
 
@@ -140,7 +140,7 @@ def _carries(tensor: Any) -> bool:
 
 
 class _InOrder:
-    """The inputs depend on no trained weight; what follows the first call that uses one is taken to depend on it."""
+    """Gradient flow by call order: unseen tensors after the first use of a trained weight count as dependent."""
 
     def __init__(self, seen: SymbolicPass) -> None:
         self._answers: dict[int, tuple[tuple[bool, ...], tuple[bool, ...]]] = {}

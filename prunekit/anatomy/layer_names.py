@@ -1,4 +1,4 @@
-"""Layers of a model by the names that users give: a name, a path, or a path and the number of the call."""
+"""Looks up a model's layers by name, by path, or by path and number of the call."""
 
 import difflib
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ class Site:
 
     Attributes:
         layer: The layer.
-        label: As the user named it.
-        call: Which of its calls in a pass, counted from 0; None where it has only one.
+        label: The layer's name as the user wrote it.
+        call: Number of the layer's call within a pass, from 0; None if the name gives no number.
     """
 
     layer: Any
@@ -26,10 +26,10 @@ class Site:
 
 
 def as_names(names: Any, option: str) -> list[Any]:
-    """Several names of layers, or one, as a list.
+    """Returns one layer name, or several, as a list.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: `names` is neither a string nor an iterable.
     """
     if isinstance(names, str):
         return [names]
@@ -39,17 +39,17 @@ def as_names(names: Any, option: str) -> list[Any]:
 
 
 def find_site(model: Any, name: Any, option: str) -> Site:
-    """The layer of that name or path, such as "block/conv_1"; ("conv_1", 2) stands for its third call in a pass.
+    """Returns the layer with a name or path such as "block/conv_1"; ("conv_1", 2) is its third call in a pass.
 
     Raises:
-        TypeError: It is no name.
-        ValueError: No layer has it, or several have.
+        TypeError: `name` is not a layer name.
+        ValueError: No layer, or more than one layer, has the name.
     """
     label, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
     if not isinstance(label, str) or not (call is None or isinstance(call, int)):
         raise TypeError(f"`{option}` takes a layer's name, or (name, number of the call). Received: {name!r}.")
     below = [place for place in places(model) if place.path and not isinstance(place.layer, keras.layers.InputLayer)]
-    # An RNN and its cell have one path, and different full paths.
+    # An RNN and its cell have the same path, but different full paths.
     matches = (
         [place for place in below if label == key(place)]
         for key in (lambda place: place.full_path, lambda place: place.path, lambda place: place.names[-1])

@@ -1,6 +1,6 @@
-"""The one door for model files: `.keras` archives and HDF5 files are looked through before Keras opens them.
+"""Loading of model files: checks `.keras` archives and HDF5 files before Keras opens them.
 
-Keras refuses much of this by itself, each version something more; what is refused here does not depend on the version.
+Keras itself refuses many of these files, each version more of them; the checks here do not depend on the version.
 """
 
 import inspect
@@ -25,13 +25,13 @@ from prunekit.anatomy.tracing import item_bytes
 
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"
-# Where functions named in a config may come from; others, such as keras.utils and keras.saving, do more than compute.
+# Modules whose functions a config may name; functions in others, such as keras.utils, may do more than compute.
 FUNCTIONS = frozenset(
     "builtins keras.activations keras.constraints keras.initializers keras.layers keras.losses keras.metrics "
     "keras.ops keras.optimizers keras.quantizers keras.random keras.regularizers".split()
 )
 PACKAGES = ("keras", "builtins")
-# Layers that run what another file holds; safe mode refuses them as well, where it is not switched off.
+# Layers that run code from another file; safe mode refuses them too, unless it is switched off.
 FOREIGN = frozenset({"TFSMLayer", "TorchModuleWrapper"})
 _IN_PYTHON = "build the model in a factory instead: model: {factory: package.module:function}"
 _LOCAL_HEADER = 30
@@ -39,14 +39,14 @@ _PATCHED = threading.RLock()
 
 
 def check_model_file(path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
-    """Raises where `path` is no `.keras` file that may be opened; builds no model and changes nothing.
+    """Raises unless `path` is a `.keras` file that may be opened; builds no model and changes nothing.
 
     Args:
         path: The file.
-        limits: How much of it is believed.
+        limits: Limits on the sizes that the file may declare.
 
     Raises:
-        FileRefused: It is missing, damaged, hostile, or of another kind.
+        FileRefused: The file is missing, damaged, hostile, or of another kind.
     """
     path = os.fspath(path)
     if not path.endswith(".keras"):
@@ -78,16 +78,16 @@ def load_model(
     limits: Limits = LIMITS,
     load: Callable[..., Any] | None = None,
 ) -> Any:
-    """The model in a `.keras` file, checked first and read in safe mode: no code in the file is run.
+    """Returns the model in a `.keras` file, checked first and read in safe mode: no code in the file is run.
 
     Args:
         path: The file.
-        compile: Also compile the model as it was when it was saved.
-        limits: How much of the file is believed.
-        load: What opens the file after the checks, called as `load(path, compile=..., safe_mode=True)`.
+        compile: True also restores the compile configuration that the model had when it was saved.
+        limits: Limits on the sizes that the file may declare.
+        load: Function that opens the file after the checks, called as `load(path, compile=..., safe_mode=True)`.
 
     Raises:
-        FileRefused: It is missing, damaged, hostile, or needs classes that are not registered.
+        FileRefused: The file is missing, damaged, hostile, or needs classes that are not registered.
     """
     check_model_file(path, limits)
     path = os.fspath(path)
@@ -96,15 +96,15 @@ def load_model(
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
-    """Gives `model` the weights in a `.keras` file, which is checked first.
+    """Loads the weights in a `.keras` file into `model`, after checking the file.
 
     Args:
-        model: Built, and of the same layers.
+        model: A built model with the same layers as the saved model.
         path: The file.
-        limits: How much of it is believed.
+        limits: Limits on the sizes that the file may declare.
 
     Raises:
-        FileRefused: It is missing, damaged or hostile, or holds the weights of another model.
+        FileRefused: The file is missing, damaged or hostile, or holds the weights of another model.
     """
     check_model_file(path, limits)
     with _reasons(os.fspath(path)):
@@ -118,7 +118,7 @@ def _reasons(path: str) -> Iterator[None]:
     except FileRefused as error:
         raise FileRefused(f"{path} cannot be read: {error}") from error
     except Exception as error:
-        # Any exception: a damaged file makes layers raise whatever they please.
+        # Catches any exception: a damaged file makes layers raise exceptions of every kind.
         raise FileRefused(f"{path} cannot be read: {_reason(error)}") from error
 
 
@@ -137,16 +137,16 @@ def _reason(error: Exception) -> str:
 
 
 def check_config(text: str | bytes, path: str, packages: tuple[str, ...] = PACKAGES, limits: Limits = LIMITS) -> None:
-    """Raises where a model's description (JSON) holds code, names foreign modules, or is beyond the limits.
+    """Raises if a model's description (JSON) holds code, names foreign modules, or is beyond the limits.
 
     Args:
         text: The description.
-        path: The file that it is from, for errors.
-        packages: What classes and functions may come from, besides those that are registered.
-        limits: How much is believed.
+        path: The file with the description, for error messages.
+        packages: Packages that may define the classes and functions, besides registered classes and functions.
+        limits: Limits on the description's size and nesting.
 
     Raises:
-        FileRefused: With the reason.
+        FileRefused: The check failed; the message gives the reason.
     """
     _check_config_size(path, len(text), limits)
     try:
@@ -174,9 +174,9 @@ def _check_config_size(path: str, size: int, limits: Limits) -> None:
 
 
 def _check_object(value: dict[str, Any], path: str, packages: tuple[str, ...]) -> None:
-    """One object of a description: what Keras would look up and call to make it."""
+    """Raises if an object of a description names code, a class or a function that Keras must not look up and call."""
     kind, module, config = value.get("class_name"), value.get("module"), value.get("config")
-    # Not left to safe mode alone: a process may have switched that off for all files.
+    # Safe mode alone is not enough: the process may have disabled it for all files.
     if kind == "__lambda__" or (kind == "Lambda" and isinstance(config, dict) and _is_legacy_code(config)):
         raise FileRefused(
             f"{path} cannot be read: it holds Python code (a Lambda layer), which is never run. If you trust it, "
@@ -207,7 +207,7 @@ def _offers_functions(module: str) -> bool:
 
 
 def _is_legacy_code(config: dict[str, Any]) -> bool:
-    """Whether a Lambda layer of `.h5` files carries its function as bytes: [code, defaults, closure]."""
+    """Returns True if a Lambda layer of an `.h5` file holds its function as bytes: [code, defaults, closure]."""
     return any(
         isinstance(config.get(name), list) and config.get(f"{name}_type", "lambda") in ("lambda", "raw")
         for name in ("function", "output_shape", "mask")
@@ -228,15 +228,15 @@ def _check_config_member(path: str, archive: zipfile.ZipFile, limits: Limits) ->
 
 
 def check_h5(file: str | os.PathLike[str] | IO[bytes], path: str | None = None, limits: Limits = LIMITS) -> None:
-    """Raises where an HDF5 file points out of itself, or promises more numbers than it holds.
+    """Raises if an HDF5 file links to another place or file, or declares more numbers than it holds.
 
     Args:
         file: The file, or its path.
-        path: What errors call it.
-        limits: How much of it is believed.
+        path: Name of the file in error messages.
+        limits: Limits on the sizes that the file may declare.
 
     Raises:
-        FileRefused: With the place inside the file.
+        FileRefused: The check failed; the message gives the place inside the file.
     """
     path = os.fspath(file) if path is None else path  # type: ignore[arg-type]
     try:
@@ -258,15 +258,15 @@ def check_h5(file: str | os.PathLike[str] | IO[bytes], path: str | None = None, 
 def check_legacy_h5(
     path: str | os.PathLike[str], packages: tuple[str, ...] = ("keras", "tf_keras", "builtins"), limits: Limits = LIMITS
 ) -> None:
-    """Raises where a model that older Keras saved as `.h5` holds code, points out of itself, or is beyond the limits.
+    """Raises if an `.h5` model of older Keras holds code, links to another place or file, or is beyond the limits.
 
     Args:
         path: The file.
-        packages: What its classes may come from.
-        limits: How much of it is believed.
+        packages: Packages that may define its classes.
+        limits: Limits on the sizes that the file may declare.
 
     Raises:
-        FileRefused: With the reason.
+        FileRefused: The check failed; the message gives the reason.
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
@@ -281,7 +281,7 @@ def check_legacy_h5(
 
 
 def _objects(root: h5py.File, path: str, limits: Limits) -> Iterator[h5py.Group | h5py.Dataset]:
-    """Every group and dataset once, whatever way leads to it."""
+    """Yields every group and dataset once, even if several paths lead to it."""
     pending, seen = [root], {_address(root)}
     while pending:
         group = pending.pop()
@@ -313,14 +313,14 @@ def _promised_bytes(item: Any, path: str) -> int:
 
 @contextmanager
 def weights_member(path: str, archive: zipfile.ZipFile) -> Iterator[BinaryIO]:
-    """The weights of an archive, as a file in which one can jump about.
+    """Yields the weights of an archive as a seekable file.
 
     Raises:
-        FileRefused: They are damaged.
+        FileRefused: The weights are damaged.
     """
     member = archive.getinfo(WEIGHTS)
     try:
-        # Opening compares the two places where an archive says what a member is.
+        # `open` compares the member's two descriptions: in the central directory and in front of the data.
         with archive.open(member) as packed:
             if member.compress_type == zipfile.ZIP_DEFLATED:
                 yield io.BytesIO(packed.read())
@@ -335,7 +335,7 @@ def weights_member(path: str, archive: zipfile.ZipFile) -> Iterator[BinaryIO]:
 
 
 class _Window(io.RawIOBase):
-    """A stretch of a file, as a file; a zip archive's own reader starts anew with each step back."""
+    """A byte range of a file, as a file; the zip archive's own reader reads from the start after each backward seek."""
 
     def __init__(self, file: BinaryIO, start: int, size: int):
         self._file, self._start, self._size, self._at = file, start, size, 0
@@ -360,18 +360,18 @@ class _Window(io.RawIOBase):
 
 @contextmanager
 def bounded_weights(most: int, layers: Any = keras.layers.Layer) -> Iterator[None]:
-    """Inside, layers that this thread builds may make weights of `most` bytes in all, and no more.
+    """Limits the weights that layers built by this thread create inside the scope to `most` bytes in total.
 
     Args:
-        most: How many bytes.
-        layers: The class whose `add_weight` makes them; legacy Keras has one of its own.
+        most: Maximum number of bytes.
+        layers: The class whose `add_weight` creates the weights; legacy Keras has its own class.
 
     Raises:
-        FileRefused: Before the weight beyond the bound is allocated.
+        FileRefused: A weight would exceed the bound; it is not allocated.
     """
     with _PATCHED:
         original, thread, made = layers.add_weight, threading.get_ident(), 0
-        # Legacy Keras has the name first, Keras 3 the shape.
+        # In legacy Keras the first argument is the name, in Keras 3 the shape.
         bound = inspect.signature(original).bind_partial
 
         def counted(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Variables of the backend that a layer holds and Keras does not know: no Keras optimizer trains them."""
+"""Finds backend variables that a layer holds and Keras does not track: no Keras optimizer trains them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from prunekit.anatomy.layers import leaves_of
 
 
 def raw_variables(layer: Any) -> list[str]:
-    """The attributes of `layer` that hold a `tf.Variable`, a `tf.Module` with variables, or a `torch.nn.Parameter`.
+    """Returns the attributes of `layer` with a `tf.Variable`, a `tf.Module` with variables or a `torch.nn.Parameter`.
 
-    Those of sublayers are not among them. Arrays of JAX are values, not variables, and are not among them either.
+    Attributes of sublayers are not included. JAX arrays are values, not variables, and are not included either.
     """
     if keras.backend.backend() == "torch":
-        # Keras keeps the parameters of its own variables in another module.
+        # Keras keeps the parameters of its own variables in a separate module.
         return [name for name, parameter in vars(layer).get("_parameters", {}).items() if parameter is not None]
     if keras.backend.backend() == "tensorflow":
         return [name for attribute in vars(layer) if not attribute.startswith("_") for name in _names(layer, attribute)]
@@ -29,6 +29,6 @@ def _names(layer: Any, attribute: str) -> Iterator[str]:
     for leaf, suffix in leaves_of(vars(layer)[attribute], tf.Variable | tf.Module):
         if isinstance(leaf, tf.Variable):
             yield attribute + suffix
-        # Layers, optimizers and metrics of Keras are modules of TensorFlow too.
+        # Keras layers, optimizers and metrics are instances of `tf.Module` too.
         elif not type(leaf).__module__.startswith("keras.") and not isinstance(leaf, keras.Layer):
             yield from (f"{attribute}{suffix}/{variable.name.split(':')[0]}" for variable in leaf.variables)

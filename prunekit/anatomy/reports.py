@@ -1,4 +1,4 @@
-"""What a report on a model says of its weights, as plain data. Imports no Keras: reading a report needs none."""
+"""Reports on a model's weights, as plain data. Does not import Keras: reading a report must not need Keras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prunekit.anatomy.tables import plain, table
 
 @dataclass(frozen=True)
 class Skipped:
-    """A weight (or a layer) that is not pruned, and why."""
+    """A weight or layer that is not pruned, with the reason."""
 
     name: str
     reason: str
@@ -28,10 +28,10 @@ class WeightRow:
             "unknown" for a weight of a custom layer.
         shape: Shape of the variable.
         size: Number of weights.
-        zeros: How many of them are exactly zero.
-        pattern: What the zeros form: "dense", "unstructured", "2:4", "block 4x1", "channel" ...
-        macs: Multiply-accumulates of these weights for one example, forward; 0 where unknown, as the notes then say.
-        sparse_macs: The part of them whose weight is not zero.
+        zeros: Number of weights that are exactly zero.
+        pattern: Pattern of the zeros: "dense", "unstructured", "2:4", "block 4x1", "channel" ...
+        macs: Multiply-accumulates of these weights for one example, forward; 0 if unknown, with an entry in the notes.
+        sparse_macs: The multiply-accumulates whose weight is not zero.
         bytes: Bytes in memory and in a file that stores zeros like other values.
     """
 
@@ -54,7 +54,7 @@ class WeightRow:
 
 @dataclass(frozen=True)
 class Event:
-    """One mask update: the sparsity that was asked for and the one reached at a step."""
+    """One mask update: the requested and the reached sparsity at a step."""
 
     step: int
     asked: float
@@ -63,16 +63,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Report:
-    """The weights of a model, and what an operation changed in them.
+    """The weights of a model, and the changes that an operation made to them.
 
     Attributes:
         model: Name of the model.
         weights: Every weight variable, each once, in the order of the model's layers.
-        skipped: Weights that the operation left alone, and why.
-        events: Its mask updates.
-        notes: What a reader should know about these figures.
+        skipped: Weights that the operation skipped, with reasons.
+        events: Mask updates of the operation.
+        notes: Remarks that a reader needs to interpret the figures.
         before: The report from before the operation.
-        targets: Names of the weights that it pruned.
+        targets: Names of the weights that the operation pruned.
     """
 
     model: str
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, those that are not trained included."""
+        """Number of weights, including weights that are not trained."""
         return sum(row.size for row in self.weights)
 
     @property
@@ -107,12 +107,12 @@ class Report:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of all weights for one example, forward; `pk.cost` adds those between activations."""
+        """Multiply-accumulates of all weights for one example, forward; `pk.cost` adds products between activations."""
         return sum(row.macs for row in self.weights)
 
     @property
     def sparse_macs(self) -> int:
-        """The part of `macs` whose weight is not zero."""
+        """The multiply-accumulates in `macs` whose weight is not zero."""
         return sum(row.sparse_macs for row in self.weights)
 
     @property
@@ -121,7 +121,7 @@ class Report:
         return sum(row.bytes for row in self.weights)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, properties included, as JSON can hold it."""
+        """Returns all fields and properties as JSON-serializable values."""
         properties = ("parameters", "zeros", "sparsity", "target_sparsity", "macs", "sparse_macs", "bytes")
         return {
             "model": self.model,
@@ -135,7 +135,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        """A table of the weights as plain text, with totals, what was skipped, and the notes."""
+        """Returns a table of the weights as plain text, with totals, skipped weights and notes."""
         head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")
         rows = [_cells(row, marked=row.name in self.targets) for row in self.weights]
         total = ("total", "", self.zeros, self.parameters, self.sparsity, "", self.macs, self.sparse_macs, self.bytes)
@@ -155,7 +155,7 @@ def _cells(row: WeightRow, *, marked: bool) -> tuple[str, ...]:
 
 
 def _by_reason(skipped: tuple[Skipped, ...]) -> list[str]:
-    """One line per reason: with many layers, forty biases are one fact."""
+    """Returns one line per reason, since large models have many weights that are skipped for the same reason."""
     counts = Counter(item.reason for item in skipped)
     lines = []
     for reason, count in counts.items():

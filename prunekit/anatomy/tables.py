@@ -1,10 +1,10 @@
-"""Tables as plain text, in columns of one width."""
+"""Formats tables as plain text with columns of fixed width."""
 
 from collections.abc import Collection, Sequence
 
 
 def plain(value: object) -> str:
-    """A cell: numbers with separators, fractions with four digits, "?" for what is not known."""
+    """Returns a cell's text: numbers with separators, fractions with four digits, "?" for unknown values."""
     if value is None:
         return "?"
     if isinstance(value, float):
@@ -15,13 +15,13 @@ def plain(value: object) -> str:
 def table(
     head: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: tuple[str, ...], *, left: Collection[int]
 ) -> list[str]:
-    """Its lines, with rules under the head and above the total.
+    """Returns the table's lines, with rules under the head and above the total.
 
     Args:
         head: Names of the columns.
         rows: Cells of each row.
         total: Cells of the last row.
-        left: Columns that are aligned to the left, the others to the right.
+        left: Indices of left-aligned columns; all other columns are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, total, strict=True)]
 
@@ -37,7 +37,7 @@ def table(
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """The rows as lines, columns two spaces apart: those in `left` begin together, the others end together."""
+    """Returns the rows as lines, columns two spaces apart: columns in `left` left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [
         [

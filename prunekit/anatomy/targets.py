@@ -1,4 +1,4 @@
-"""From a model and include/exclude patterns to the weights that are pruned, and to the reasons why others are not."""
+"""Selects a model's weights to prune by include and exclude patterns, with a reason for each skipped weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prunekit.anatomy.raw_variables import raw_variables
 from prunekit.anatomy.reports import Skipped
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
-# Stands for "some weight of this layer": a pattern that matches it does not single out one weight.
+# Placeholder name for any weight of a layer: a pattern that matches it selects the layer, not one weight.
 _ANY_WEIGHT = "qxzjq"
 _OUT_BY_DEFAULT = {
     "bias": "a bias: out unless include names it",
@@ -39,7 +39,7 @@ _OUT_BY_DEFAULT = {
 
 
 class _OneVariable:
-    """Says how large its variable is."""
+    """Base class with the shape and size of `variable`."""
 
     variable: Any
 
@@ -60,14 +60,14 @@ class Target(_OneVariable):
 
     Attributes:
         variable: The Keras variable.
-        layer: The layer that owns it (for RNN layers, the cell).
+        layer: The layer that owns the variable (for RNN layers, the cell).
         name: Readable path from the layers' names inside the model, such as "block/conv_1/kernel"; unique in the model
             and the same in every copy of it, unlike `variable.path`.
         role: "kernel", "recurrent_kernel", "embedding", "depthwise_kernel", "bias", "normalization" or "other".
         in_axes: Input (reduction) axes.
         out_axes: Axes that number the output units. Axes in neither are spatial or batch axes.
         parallel_axes: Axes along which nothing is summed; see `WeightSpec`.
-        groups: Into so many groups the output units fall, each with input units of its own.
+        groups: Number of groups of output units; each group has input units of its own.
     """
 
     variable: Any = field(repr=False)
@@ -90,14 +90,14 @@ class Target(_OneVariable):
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One way down from the model to a layer.
+    """One path from the model down to a layer.
 
     Attributes:
         layer: The layer.
-        path: Layer names from below the model down to it, joined by "/"; "" for the model itself. The cell of an RNN
-            adds no name: its weights are "lstm/kernel".
+        path: Layer names from below the model down to the layer, joined by "/"; "" for the model itself. The cell of an
+            RNN adds no name: its weights are "lstm/kernel".
         full_path: The same, cells included ("lstm/lstm_cell").
-        names: The names of the layers on the way, its own last.
+        names: The names of the layers on the path; the layer's own name is last.
     """
 
     layer: Any
@@ -108,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Weight(_OneVariable):
-    """One weight variable of a model, once, with every place from which it can be reached."""
+    """One weight variable of a model, with all places from which it can be reached."""
 
     variable: Any
     layer: Any
@@ -121,12 +121,12 @@ class Weight(_OneVariable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the weights; that of the variable, unless it holds two of them to a byte (int4)."""
+        """Shape of the weights: the variable's shape, unless the variable packs two weights into each byte (int4)."""
         return weight_shape(self.layer, self.attribute, self.variable)
 
     @property
     def values(self) -> Any:
-        """The weights as a tensor of that shape."""
+        """Returns the weights as a tensor of shape `shape`."""
         return weight_values(self.layer, self.attribute, self.variable)
 
 
@@ -135,7 +135,7 @@ def _join(path: str, name: str) -> str:
 
 
 def places(model: Any) -> Iterator[Place]:
-    """Every layer inside `model`, itself first, depth first; a shared layer comes once per place."""
+    """Yields `model`, then every layer inside it, depth first; a shared layer appears once per place."""
     yield from _below(Place(model), frozenset({id(model)}))
 
 
@@ -146,7 +146,7 @@ def _below(place: Place, ancestors: frozenset[int]) -> Iterator[Place]:
         if id(child) in ancestors:
             continue
         seen[child.name] += 1
-        # Two layers of one name under one parent are legal in subclassed models.
+        # In subclassed models two layers under one parent may have the same name.
         name = child.name if seen[child.name] == 1 else f"{child.name}#{seen[child.name]}"
         path = place.path if child is cell_of(place.layer) else _join(place.path, name)
         below = Place(child, path, _join(place.full_path, name), (*place.names, child.name))
@@ -159,7 +159,7 @@ def _prefixes(path: str) -> Iterator[str]:
 
 
 def weights_in(model: Any) -> list[Weight]:
-    """Every weight of a built model, each variable once, in the order of its layers."""
+    """Returns every weight of a built model, each variable once, in the order of the layers."""
     found: dict[int, list[tuple[Place, str, WeightSpec]]] = {}
     variables: dict[int, Any] = {}
     for place in places(model):
@@ -170,7 +170,7 @@ def weights_in(model: Any) -> list[Weight]:
 
 
 def _weight(variable: Any, owners: list[tuple[Place, str, WeightSpec]]) -> Weight:
-    # A tied variable belongs to the layer whose type the table knows, whoever else holds it.
+    # A tied variable is assigned to the first owner whose layer type is in the table of layers.
     place, label, spec = next((owner for owner in owners if owner[2].role != "unknown"), owners[0])
     paths = [_join(path, name) for at, name, _ in owners for path in (at.path, at.full_path)]
     scopes = [scope for at, _, _ in owners for path in (at.path, at.full_path) for scope in _prefixes(path)]
@@ -190,7 +190,7 @@ def _weight(variable: Any, owners: list[tuple[Place, str, WeightSpec]]) -> Weigh
 def check_built(model: Any) -> None:
     """Raises for anything but a Keras 3 model that has its weights.
 
-    `model.built` alone does not tell: models with a `train_step` of their own (autoencoders, GANs, classes that hold a
+    `model.built` alone is not sufficient: models with a custom `train_step` (autoencoders, GANs, classes that hold a
     network as an attribute) stay unbuilt for Keras, although the layers inside them are built.
 
     Raises:
@@ -234,7 +234,7 @@ class _Matcher:
         return self._match(text) is not None
 
     def kind(self, weight: Weight) -> str:
-        """ "layer" if it matches the layer or what it is in, "weight" if it singles out this weight, "" if neither."""
+        """Returns "layer" if the layer or a model around it matches, "weight" if only this weight matches, else ""."""
         if any(map(self, weight.scopes)):
             return "layer"
         return self._of_paths(weight.paths)
@@ -252,13 +252,13 @@ class _Matcher:
 
 
 class _Selection:
-    """The weights that one pattern matches, and how: through their layer, or each by its own name."""
+    """The weights that one pattern matches, each by its layer's name or by its own name."""
 
     def __init__(self, matcher: _Matcher, model: Any, weights: list[Weight]) -> None:
         self.matcher = matcher
         kinds = [matcher.kind(weight) for weight in weights]
         if not any(kinds):
-            # Last resort only: `variable.path` starts with the model's own name, which a glob would match by accident.
+            # Last resort only: `variable.path` starts with the model's name, which a glob could match by accident.
             kinds = [matcher.kind_by_variable_path(weight) for weight in weights]
         self.kinds = {weight.name: kind for weight, kind in zip(weights, kinds, strict=True)}
         if not any(kinds):
@@ -268,18 +268,18 @@ class _Selection:
         return bool(self.kinds[weight.name])
 
     def names(self, weight: Weight) -> bool:
-        """Whether it asks for this very weight. The plain name of a depthwise layer asks for its kernel."""
+        """Returns True if the pattern names this weight. The plain name of a depthwise layer names its kernel."""
         named = self.matcher.literal and self.matcher.pattern in (weight.layer.name, weight.layer_path)
-        # A separable convolution has a kernel that is in by default; its plain name asks for that one alone.
+        # A separable convolution has a kernel that is pruned by default; its plain name selects only that kernel.
         depthwise = weight.spec.role == "depthwise_kernel" and not owns_kernels(weight.layer)
         return self.kinds[weight.name] == "weight" or (named and depthwise)
 
     def spells_out(self, weight: Weight) -> bool:
-        """Whether it asks for this very weight, or is the plain name of its layer or of a model that holds it."""
+        """Returns True if the pattern names this weight, or is the plain name of its layer or of a model around it."""
         return self.kinds[weight.name] == "weight" or (self.matcher.literal and self.matches(weight))
 
     def _refuse(self, model: Any, weights: list[Weight]) -> None:
-        """Raises unless the pattern matches a layer without weights, which an exclude may do."""
+        """Raises ValueError, except for an `exclude` pattern that matches a layer without weights."""
         layers = [place for place in places(model) if place.path]
         known = dict.fromkeys(
             [weight.name for weight in weights]
@@ -296,7 +296,7 @@ class _Selection:
 
 
 def near_misses(pattern: str, known: list[str], weights: list[Weight]) -> str:
-    """The part of an error that says which of the known names were near, or else which weights there are."""
+    """Returns an error's hint: the known names that are similar to `pattern`, or else the names of the weights."""
     plain = re.sub(r"[^\w/#]+", "", pattern.removeprefix("re:"))
     close = difflib.get_close_matches(plain, known, n=5, cutoff=0.5)
     if close:
@@ -322,25 +322,25 @@ def find_targets(
     also: Sequence[str] = (),
     training: bool = False,
 ) -> tuple[list[Target], list[Skipped]]:
-    """The weights to prune, in the order of the model's layers, and every other weight with the reason.
+    """Returns (targets, skipped): the weights to prune in layer order, and all other weights with reasons.
 
-    Left to itself it takes every kernel and embedding, each variable once however many layers share it. Biases,
-    normalisation weights, depthwise kernels and the weights of custom layers that prunekit does not know are taken
-    where a pattern in `include` singles them out ("conv_1/bias", "*/gamma"); a pattern that selects whole layers
-    ("block_1", "conv_*", "dense/*") takes their kernels.
+    By default every kernel and embedding is a target; a variable that several layers share appears once. Biases,
+    normalisation weights, depthwise kernels and the weights of custom layers that prunekit does not know are targets
+    only if a pattern in `include` matches the single weight ("conv_1/bias", "*/gamma"); a pattern that selects whole
+    layers ("block_1", "conv_*", "dense/*") selects their kernels.
 
     Args:
         model: A built Keras 3 model or layer.
-        include: Patterns; given, nothing else is pruned. Globs, or regular expressions after "re:", that must match the
-            whole of a layer's name, of a readable path ("block/conv_1/kernel"), of the path of a layer or nested model
-            (everything in it), or, where none of these match, of `variable.path` or its beginning.
-        exclude: Patterns of the same kind that win over `include`.
-        also: Roles that are taken like kernels, though pruning leaves them out.
-        training: The model is trained meanwhile: weights that are not among its trainable variables are taken only
-            where a pattern in `include` singles them out, or is the plain name of their layer.
+        include: Patterns; if given, only matching weights are pruned. A pattern is a glob, or a regular expression
+            after "re:", and must match a whole layer name, a whole readable path ("block/conv_1/kernel"), the path of
+            a layer or nested model (all weights in it), or, if none of these match, `variable.path` or its beginning.
+        exclude: Patterns of the same kind, with priority over `include`.
+        also: Roles that are selected like kernels, although pruning skips them by default.
+        training: True if the model is trained meanwhile: weights outside its trainable variables are then selected only
+            if a pattern in `include` names the single weight or is the plain name of its layer or of a model around it.
 
     Raises:
-        TypeError: `model` is no Keras 3 model.
+        TypeError: `model` is not a Keras 3 model.
         ValueError: The model is not built; a pattern matches nothing, or nothing that can be pruned; no weight is left.
     """
     check_built(model)
@@ -381,7 +381,7 @@ def _target(weight: Weight) -> Target:
 def _reason_to_skip(
     weight: Weight, included: list[_Selection], excluded: list[_Selection], also: Sequence[str], frozen: bool
 ) -> str:
-    """Why the weight is not a target; "" if it is one. Raises where include asks for one that cannot be pruned."""
+    """Returns the reason to skip the weight, or "" for a target; raises if `include` names an unprunable weight."""
     for selection in excluded:
         if selection.matches(weight):
             return f"excluded by {selection.matcher.pattern!r}"
@@ -404,7 +404,7 @@ def _reason_to_skip(
 
 
 def _obstacle(weight: Weight) -> str:
-    """Why the weight cannot be pruned at all; "" if it can."""
+    """Returns the reason why the weight cannot be pruned at all, or "" if it can be pruned."""
     reason = refusal(weight.layer) or weight.spec.refused
     if reason:
         return reason
@@ -437,14 +437,14 @@ def _check_each_include_takes_something(
 
 
 def unbuilt_layers(model: Any) -> Iterator[Place]:
-    """The layers of the model, or the model itself, that have no weights yet and create some when they are built."""
+    """Yields the unbuilt layers, possibly including the model itself, that create weights when they are built."""
     for place in places(model):
         if not place.layer.built and makes_weights(place.layer):
             yield place
 
 
 def raw_variables_in(model: Any) -> list[Skipped]:
-    """The variables that layers of the model hold without Keras knowing them, with that as the reason."""
+    """Returns the variables in the model's layers that Keras does not track, as skipped weights with that reason."""
     return [
         Skipped(_join(place.path, name), "a variable that Keras does not know, and does not train: use add_weight()")
         for place in places(model)

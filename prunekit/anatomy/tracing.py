@@ -1,4 +1,4 @@
-"""One pass over a model on tensors without values: what its layer calls do, and which of it a gradient passes."""
+"""Symbolic pass over a model: counts the operations and bytes of its layer calls, forward and backward."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _type_name(dtype: Any) -> str:
 
 
 def item_bytes(dtype: Any) -> int:
-    """Bytes of one number of this type; 0 for text and whatever else has no fixed size."""
-    # NumPy has no bfloat16 or float8 of its own to ask; the number in the type's name is its bits.
+    """Returns the bytes of one number of this dtype; 0 for text and other dtypes without a fixed size."""
+    # NumPy has no bfloat16 or float8; the number in the dtype's name is its size in bits.
     name = _type_name(dtype)
     bits = re.search(r"\d+", name)
     return int(bits.group()) // 8 if bits else int(name == "bool")
@@ -34,21 +34,21 @@ def item_bytes(dtype: Any) -> int:
 
 @dataclass
 class Trace:
-    """What one symbolic pass over a model showed.
+    """Counts from one symbolic pass over a model.
 
     Attributes:
         batch_size: Number of examples in the pass.
         trained: The variables that are trained.
-        uses: id of a variable -> multiply-accumulates that one element of it takes part in, forward.
+        uses: id of a variable -> multiply-accumulates per element of the variable, forward.
         gradient_uses: The same in the backward pass, for the gradients of the weights and of the activations together.
         products: id of a layer -> multiply-accumulates between activations, forward.
         gradient_products: The same in the backward pass.
         outputs: id of a layer -> shape of its first output.
-        output_bytes: id of a layer -> bytes of what its calls put out; a tensor that passes through counts once, for
-            the innermost layer.
+        output_bytes: id of a layer -> bytes of the outputs of its calls; a tensor that passes through several layers
+            counts once, for the innermost layer.
         gradient_bytes: id of a layer -> bytes of the gradients of these tensors.
-        unknown: id of a layer -> why its multiply-accumulates are not known.
-        unsized: id of a layer -> why the bytes that it puts out are not known.
+        unknown: id of a layer -> reason why its multiply-accumulates are unknown.
+        unsized: id of a layer -> reason why the bytes of its outputs are unknown.
     """
 
     batch_size: int = 1
@@ -64,7 +64,7 @@ class Trace:
     unsized: dict[int, str] = field(default_factory=dict)
 
     def add(self, seen: Seen, flow: Flow, times: int) -> Call:
-        """Counts the multiply-accumulates of `times` calls like this one."""
+        """Adds the multiply-accumulates of `times` calls equal to `seen` to the counts; returns the call's shapes."""
         layer, key = seen.layer, id(seen.layer)
         types = tuple(_type_name(tensor.dtype) for tensor in seen.inputs)
         call = Call(tuple(map(self._static, seen.inputs)), tuple(map(self._static, seen.outputs)), types)
@@ -92,7 +92,7 @@ class Trace:
         return call
 
     def add_bytes(self, seen: Seen, flow: Flow, times: int, known: set[int]) -> None:
-        """Counts the tensors that `times` calls like this one put out, but for those already `known`."""
+        """Adds the output bytes of `times` calls equal to `seen` to the counts, without tensors already in `known`."""
         for tensor, has_gradient in zip(seen.outputs, flow.receives(seen), strict=True):
             if id(tensor) in known:
                 continue
@@ -106,7 +106,7 @@ class Trace:
             _increase(self.gradient_bytes, id(seen.layer), size * has_gradient)
 
     def _static(self, tensor: Any) -> Shape:
-        # Layers that work on strings lose the batch's size; elsewhere an open size leaves the count unknown.
+        # Layers that process strings lose the batch size; in other layers an open size makes the count unknown.
         return tuple(
             int(length) if length is not None else (1 if axis else self.batch_size)
             for axis, length in enumerate(tensor.shape)
@@ -118,7 +118,7 @@ def _increase(counts: dict[int, int], key: int, amount: int) -> None:
 
 
 def _irregular(tensor: Any) -> bool:
-    """Whether it is sparse or ragged."""
+    """Returns True if the tensor is sparse or ragged."""
     return any(hasattr(tensor, name) for name in ("dense_shape", "row_splits", "nse"))
 
 
@@ -132,11 +132,11 @@ class _Needed:
         self._own = own_variables(seen.layer)
 
     def weight(self, variable: Any) -> bool:
-        """Whether that of a weight is needed."""
+        """Returns True if the backward pass needs the gradient of the weight."""
         return self._any and id(variable) in self._trained
 
     def of(self, sources: Sources) -> bool:
-        """Whether that of a factor which comes from these is needed."""
+        """Returns True if the backward pass needs the gradient of a factor that is computed from `sources`."""
         return self._any and any(
             source < len(self._inputs) and self._inputs[source]
             if isinstance(source, int)
@@ -153,7 +153,7 @@ class _Needed:
 
 
 class _Symbolic(keras.Operation):
-    """Runs a function on tensors without values; state that it would change is thrown away."""
+    """Runs a function on symbolic tensors (without values) and discards its state updates."""
 
     received: list[Any]
     returned: list[Any]
@@ -170,16 +170,16 @@ class _Symbolic(keras.Operation):
 
 @dataclass(frozen=True)
 class _Pending:
-    """A pass to do.
+    """A pass that is still to be run.
 
     Attributes:
-        function: What is called.
-        args: Its arguments, with tensors without values.
-        kwargs: The same.
-        times: How often the model does it.
-        dependent: Whether trained weights were used on the way to each tensor in the arguments; empty: to none.
-        needed: Whether the loss depends on what comes out.
-        repeated: Whether all outputs but the first are the next time's inputs.
+        function: The function to call.
+        args: Its positional arguments, with symbolic tensors.
+        kwargs: Its keyword arguments, with symbolic tensors.
+        times: Number of times that the model runs the pass.
+        dependent: For each tensor in the arguments, True if it depends on trained weights; empty if none does.
+        needed: True if the loss depends on the outputs.
+        repeated: True if all outputs but the first are inputs of the next repetition.
     """
 
     function: Callable[..., Any]
@@ -192,7 +192,7 @@ class _Pending:
 
 
 def _in_order(layer: Any, args: tuple, kwargs: dict) -> list[Any]:
-    """The arguments in the order of the signature: attention may be called with value and key by name."""
+    """Returns the arguments in the order of the signature: attention may receive value and key by name."""
     try:
         return list(inspect.signature(layer.call).bind(*args, **kwargs).arguments.values())
     except TypeError:  # arguments that Keras takes for itself
@@ -204,7 +204,7 @@ def _tensors(structure: Any) -> list[Any]:
 
 
 def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = False) -> Trace:
-    """Runs the model once on tensors without values and counts every layer call, those of shared layers one by one."""
+    """Runs the model once on symbolic tensors and counts every layer call; each call of a shared layer counts."""
     shapes = [tuple(tensor.shape) for tensor in _tensors(prepared[:2])]
     trained = tuple(variable for variable in model.variables if variable.trainable)
     found = Trace(shapes[0][0] if shapes and shapes[0] else 1, trained)
@@ -215,7 +215,7 @@ def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = Fal
 
 
 def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
-    """Counts the calls that the function makes; returns the inner passes still to do."""
+    """Counts the layer calls of the pass and returns the inner passes that are still to be run."""
     calls: list[Seen] = []
     inside: list[Any] = []
 
@@ -223,7 +223,7 @@ def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
         if inside:
             return original(layer, *args, **kwargs)
         if is_repeater(layer):
-            # The backend may call the inner layer once, in a loop, or never: it gets a pass of its own.
+            # The backend may call the inner layer once, in a loop, or never, so a separate pass counts the inner layer.
             inside.append(layer)
         try:
             outputs = original(layer, *args, **kwargs)
@@ -250,7 +250,7 @@ def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
 
 
 def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
-    """The pass over one time step of a layer that goes over several; none for other layers."""
+    """Returns the pass over one time step for a layer that iterates over time steps; an empty list for others."""
     steps = steps_of(seen.layer, call)
     if steps is None:
         return []
@@ -266,17 +266,17 @@ def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
 
 
 def _declared_inputs(model: Any) -> Any:
-    # Functional models keep the structure (dict, list) of their inputs; `inputs` is that structure, flattened.
+    # `_inputs_struct` of a Functional model has the structure (dict, list) of the inputs; `inputs` is flattened.
     return getattr(model, "_inputs_struct", getattr(model, "inputs", None))
 
 
 def fixed_batch(model: Any) -> int | None:
-    """The batch size that the model's own inputs prescribe; None where any will do."""
+    """Returns the batch size that the model's declared inputs fix, or None if any batch size is accepted."""
     return next((tensor.shape[0] for tensor in _tensors(_declared_inputs(model)) if tensor.shape[0] is not None), None)
 
 
 def _symbolic_inputs(model: Any, batch_size: int, inputs: Any) -> tuple[tuple, dict, int]:
-    """(args, kwargs, times): tensors without values to call the model on, and how many such calls the batch is."""
+    """Returns (args, kwargs, times): symbolic arguments for a call of the model, and the calls that make one batch."""
     if inputs is None:
         declared = _declared_inputs(model)
         if declared is None:
@@ -310,7 +310,7 @@ def _with_batch(model: Any, structure: Any, batch_size: int) -> Any:
 
 
 def _inputs_from_build(model: Any, batch_size: int) -> tuple[tuple, dict, int]:
-    """Inputs of a model that declares none, from the shapes that it was built on."""
+    """Returns inputs for a model without declared inputs, from the shapes on which it was built."""
     config = model.get_build_config() or {}
     shapes = config.get("shapes_dict") or {"input_shape": config.get("input_shape")}
     if any(shape is None for shape in shapes.values()):
@@ -329,7 +329,7 @@ def _inputs_from_build(model: Any, batch_size: int) -> tuple[tuple, dict, int]:
 
 
 def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = False) -> Trace:
-    """`trace`, with whatever goes wrong inside the user's layers turned into a ValueError that names the remedy."""
+    """Returns `trace(...)`; turns exceptions from the user's layers into a ValueError that names the remedy."""
     if type(model).call in (keras.Layer.call, keras.Model.call):
         parts = ", ".join(f"{part.name!r}" for part in sublayers(model))
         raise ValueError(
@@ -340,7 +340,7 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
     try:
         return trace(model, prepared, training=training)
     except Exception as error:
-        # Keras puts a paragraph about overriding methods before what went wrong.
+        # Keras puts a paragraph about overriding methods before the actual error.
         cause = str(error).split("Error encountered:\n\n")[-1].strip()
         raise ValueError(
             f"The model {model.name!r} could not be followed on tensors without values. Received: "

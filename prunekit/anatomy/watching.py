@@ -1,4 +1,4 @@
-"""Watching a model's layer calls while it runs, without a change to the model."""
+"""Observes a model's layer calls while it runs, without changing the model."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _WATCHED = threading.local()
 @contextmanager
 def watching(see: Callable[[Callable[..., Any], Any, tuple, dict], Any]) -> Iterator[None]:
     """Sends every layer call of this thread through `see(original, layer, args, kwargs)`, which returns its outputs."""
-    # Keras offers no hook on calls, and wrapping single layers would leave marks on the user's model.
+    # Keras offers no hook on layer calls, and wrapping single layers would modify the user's model.
     with _ONE_AT_A_TIME:
         original, thread = keras.layers.Layer.__call__, threading.get_ident()
 
@@ -33,5 +33,5 @@ def watching(see: Callable[[Callable[..., Any], Any, tuple, dict], Any]) -> Iter
 
 
 def is_watched() -> bool:
-    """Whether layer calls of this thread are watched."""
+    """Returns True while layer calls of this thread are watched."""
     return getattr(_WATCHED, "depth", 0) > 0

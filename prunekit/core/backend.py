@@ -1,4 +1,4 @@
-"""The one place that knows the backend: which it is, where variables live, what they hold, and how they are written."""
+"""Backend-specific access: identity of the backend, and creation, reading and writing of its variables."""
 
 import contextlib
 from typing import Any
@@ -8,15 +8,15 @@ import numpy as np
 
 
 def on_tensorflow() -> bool:
-    """Whether Keras runs on TensorFlow, the home of what is collected inside training steps."""
+    """Returns True if Keras runs on TensorFlow; only there, values are collected inside training steps."""
     return keras.backend.backend() == "tensorflow"
 
 
 def require_tensorflow(name: str) -> None:
-    """Refuses another backend in one line.
+    """Raises unless Keras runs on TensorFlow.
 
     Raises:
-        RuntimeError: Keras runs on another backend.
+        RuntimeError: Keras runs on another backend; the message starts with `name`.
     """
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
@@ -26,10 +26,10 @@ def require_tensorflow(name: str) -> None:
 
 
 def require_one_replica(name: str, remedy: str) -> None:
-    """Refuses a distribution strategy of several replicas.
+    """Raises under a distribution strategy with more than one replica.
 
     Raises:
-        RuntimeError: One is in scope; the message ends in `remedy`.
+        RuntimeError: A strategy with several replicas is in scope; the message ends with `remedy`.
     """
     import tensorflow as tf
 
@@ -42,7 +42,7 @@ def require_one_replica(name: str, remedy: str) -> None:
 
 
 def inside_graph() -> bool:
-    """Whether the caller is being traced into a graph, where Python runs once and not at every step."""
+    """Returns True while TensorFlow traces the caller into a graph, where Python code runs once, not at every step."""
     if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
@@ -51,24 +51,24 @@ def inside_graph() -> bool:
 
 
 def variable_scope(model) -> contextlib.AbstractContextManager:
-    """Where variables that live beside the model's must be created: under its distribution strategy, if it has one."""
+    """Returns the scope in which to create variables beside the model's: that of its distribution strategy, if any."""
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy is not None else contextlib.nullcontext()
 
 
 def native(variable) -> Any:
-    """The backend's own variable under a Keras one (itself if it is one already): the identity both kinds share.
+    """Returns the backend variable that a Keras variable wraps, or `variable` itself if it is a backend variable.
 
-    JAX has none: a Keras variable is given another array by every update, and is itself what stays.
+    Its `id` identifies variables of both kinds. On JAX each update replaces the array, so `variable` is returned.
     """
     return variable if keras.backend.backend() == "jax" else getattr(variable, "_value", variable)
 
 
 def value_now(variable) -> Any:
-    """A tensor with what a variable holds at this moment, whatever is assigned to it later.
+    """Returns the variable's current value as a tensor that later assignments do not change.
 
-    On TensorFlow `keras.ops.convert_to_tensor` returns the Keras variable itself: it is read where it is used, and a
-    `tf.function` that is given one takes it through NumPy and back, which costs more than choosing masks does.
+    On TensorFlow `keras.ops.convert_to_tensor` returns the Keras variable itself, whose value is read at each use; a
+    `tf.function` converts a Keras variable argument through NumPy and back, which costs more than mask selection.
     """
     if keras.backend.backend() != "tensorflow":
         return keras.ops.convert_to_tensor(variable)
@@ -76,7 +76,7 @@ def value_now(variable) -> Any:
 
 
 def select(mask, value, rest: float = 0.0) -> Any:
-    """`value` where the mask is True, elsewhere `rest`, in the type of `value`."""
+    """Returns `value` where the mask is True and `rest` elsewhere, in the dtype of `value`."""
     # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
     value = keras.ops.convert_to_tensor(value)
     return keras.ops.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype))
@@ -88,8 +88,8 @@ def fill_outside(mask, variable, rest: float = 0.0) -> None:
     if keras.backend.backend() == "torch" and value is native(variable):
         import torch
 
-        # In place: a new array of the size, and copying it, would take twice as long as the rest. Inside a
-        # StatelessScope the value is another, which is not ours to change.
+        # In place: allocating a new array and copying it would take twice as long as the selection. Inside a
+        # StatelessScope the value is another tensor, which must not be changed in place.
         with torch.no_grad():
             torch.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype), out=value)
     else:
@@ -97,6 +97,6 @@ def fill_outside(mask, variable, rest: float = 0.0) -> None:
 
 
 def number(scalar) -> float | int:
-    """What a scalar variable or tensor holds, as a Python number."""
-    # Keras's convert_to_numpy makes NumPy 2 warn of TensorFlow's variables.
+    """Returns the value of a scalar variable or tensor as a Python number."""
+    # Keras's convert_to_numpy makes NumPy 2 emit a warning for TensorFlow variables.
     return np.asarray(scalar.numpy() if hasattr(scalar, "numpy") else scalar).item()

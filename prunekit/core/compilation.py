@@ -1,4 +1,4 @@
-"""Functions compiled for the backend, and when they are traced again."""
+"""Compilation of functions for the backend, and control over when they are traced again."""
 
 import contextlib
 import weakref
@@ -11,26 +11,26 @@ from prunekit.core import backend
 
 
 def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Callable[..., Any]:
-    """`function`, a pure function of tensors, compiled for the backend: traced once per shape and type.
+    """Compiles `function`, a pure function of tensors, for the backend; it is traced once per shape and dtype.
 
-    PyTorch runs it as it is: its operations are dispatched eagerly, and a compiler would cost more than it saves here.
+    On PyTorch it returns `function` unchanged: operations run eagerly there, and compiling costs more than it saves.
 
     Args:
-        function: Works on the backend's tensors.
-        open_shapes: On TensorFlow, one trace serves all lengths of each axis; what the function returns may have no
-            static shape then.
+        function: Takes and returns tensors of the backend.
+        open_shapes: On TensorFlow, one trace serves all lengths of each axis; tensors that the function returns may
+            then have no static shape.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # Where one compiled function calls another twenty times, TensorFlow would copy it as often into the caller, and
-        # optimise each copy: a second, for a small network.
+        # Without "_noinline", a compiled function that calls another one twenty times gets twenty copies of it inlined
+        # and optimised by TensorFlow: a second, for a small network.
         options: dict[str, Any] = {"experimental_attributes": {"_noinline": True}}
         if open_shapes:
             return OpenFunction(function, closed_from=None, pure=True, **options)
         traced = tf.function(function, autograph=False, **options)
-        # TensorFlow counts traces by line of code, so one function per shape looks to it like one that is traced again
-        # and again, and it warns. There is no public way to tell it.
+        # TensorFlow counts traces by line of code, so one function per shape counts as one function traced too often,
+        # and TensorFlow warns. No public option disables the warning.
         traced._omit_frequent_tracing_warning = True
         return traced
     if keras.backend.backend() == "jax":
@@ -41,7 +41,7 @@ def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Call
 
 
 def compiled_effect(function: Callable[[], Any]) -> Callable[[], Any]:
-    """`function`, which takes nothing, and reads or assigns variables, compiled where the backend can compile that."""
+    """Compiles `function`, which takes no arguments and reads or assigns variables, on TensorFlow only."""
     return compiled(function) if keras.backend.backend() == "tensorflow" else function
 
 
@@ -50,7 +50,7 @@ class _TraceKey:
 
 
 class _TracingScope:
-    """One tracing scope, with the key of the traces made in it."""
+    """A tracing scope and the cache key of the traces made in it."""
 
     def __init__(self) -> None:
         self.tracing = _TraceKey()
@@ -61,10 +61,10 @@ _SCOPES = [_TracingScope()]
 
 @contextlib.contextmanager
 def fresh_traces() -> Iterator[None]:
-    """Inside, every `OpenFunction` is traced anew; its former traces are used again afterwards.
+    """Makes every `OpenFunction` trace anew inside the scope; afterwards, its former traces are used again.
 
-    For scopes that change how a step is traced. Scopes may be left in any order: when one is left, the scopes that were
-    entered later trace anew, since their traces contain the one that was left.
+    For scopes that change how a step is traced. Scopes may close in any order: when a scope closes, all scopes that
+    were entered later trace anew, because their traces contain the changes of the closed scope.
     """
     mine = _TracingScope()
     _SCOPES.append(mine)
@@ -82,11 +82,11 @@ class OpenFunction:
 
     Args:
         function: Takes and returns structures of tensors; None is allowed among its arguments.
-        closed_from: Axes from this one on have a static length in the trace. 1 leaves the number of examples open, so
-            that the last, smaller batch of an epoch costs no second trace; None leaves every axis open.
-        xla: Whether XLA compiles it (then once per shape).
-        pure: Whether it depends on its arguments alone, so that `fresh_traces` does not concern it.
-        **options: For `tf.function`.
+        closed_from: First axis with a static length in the trace; later axes are static as well. 1 leaves the number
+            of examples open, so a smaller last batch of an epoch needs no second trace; None leaves every axis open.
+        xla: True compiles the function with XLA, once per shape.
+        pure: True if the result depends only on the arguments; `fresh_traces` then has no effect on the function.
+        **options: Keyword arguments of `tf.function`.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class OpenFunction:
 
     @property
     def traces(self) -> int:
-        """How often the function was traced."""
+        """Number of times that the function was traced."""
         return self._function.experimental_get_tracing_count()
 
     @property
     def graphs(self) -> list[Any]:
-        """The graph of each trace, the first one first."""
+        """Graph of each trace, in order of tracing."""
         function, signatures = self._now()
         return [function.get_concrete_function(*specs).graph for specs in signatures.values()]
 
@@ -123,7 +123,7 @@ class OpenFunction:
         if signature not in signatures:
             signatures[signature] = specs
             function.get_concrete_function(*specs)
-        # TensorFlow finds the trace whose specification these tensors meet.
+        # TensorFlow selects the trace whose input specification matches these tensors.
         return function(*arguments)
 
     @property

@@ -17,7 +17,7 @@ def is_chief(strategy: Any = None) -> bool:
 
     Args:
         strategy: A `tf.distribute` strategy; None uses the strategy in scope. Ignored on JAX, where process 0 is the
-            chief, and on PyTorch, where every process is.
+            chief, and on PyTorch, where every process is the chief.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -42,14 +42,14 @@ def speaks_for(model: Any) -> bool:
 
 @contextlib.contextmanager
 def across_replicas(model: Any) -> Iterator[None]:
-    """Inside, `fit` and `evaluate` under a `tf.distribute` strategy see the data that they would see on one replica.
+    """In the scope, `fit` and `evaluate` under a `tf.distribute` strategy read the same data as on one replica.
 
-    Keras 3.15 draws a batch before the first epoch to build the model from, so that a data set that shuffles anew in
-    each iteration is one ahead; inside, it draws none where all is built. Under MultiWorkerMirroredStrategy, it fails:
-    it takes that batch for one of all workers, which no process has, and averages the logs of a step along an axis that
-    a number has not. Inside, it takes the batch of this process, and a step returns its logs with one axis.
+    Keras 3.15 draws a batch before the first epoch to build the model, which advances a data set that reshuffles in
+    each iteration by one; in the scope, Keras draws no batch for a model that is already built. Under
+    MultiWorkerMirroredStrategy, Keras fails: it expects a batch of all workers, which no process has, and averages the
+    scalar logs of a step along an axis. In the scope, the batch of this process is used, and logs have one axis.
 
-    At the end the model is as it was. Under no strategy nothing changes.
+    The model's methods are restored at the end of the scope. Without a strategy, the scope changes nothing.
 
     Args:
         model: A Keras model made in the strategy's scope; it need not be compiled yet.
@@ -59,7 +59,7 @@ def across_replicas(model: Any) -> Iterator[None]:
             undo.enter_context(patching.shadowed(model, "_maybe_symbolic_build", functools.partial(_build, model)))
         if _has_workers(model):
             undo.enter_context(train_function.fresh_functions(model))
-            # An `evaluate` that Keras failed in has left its function here.
+            # A failed `evaluate` leaves its compiled function in this attribute.
             model.test_function = None
             for name in ("train_step", "test_step"):
                 undo.enter_context(patching.wrapped(model, name, _with_an_axis))

@@ -1,8 +1,8 @@
-"""Training steps that are pure functions, as on JAX: state goes in, new state comes out.
+"""Support for training steps that are pure functions from old to new state, as on JAX.
 
-What such a step reads and is not part of its state, its compiler takes for a constant. Masks therefore travel with the
-optimizer's variables for as long as they are to be held: through `fit`, `train_on_batch` and every loop that passes
-`optimizer.variables` to `optimizer.stateless_apply`. Elsewhere these functions do nothing.
+The compiler treats every value that such a step reads outside its state as a constant. Masks are therefore added to
+the optimizer's variables while they are enforced: in `fit`, `train_on_batch` and every loop that passes
+`optimizer.variables` to `optimizer.stateless_apply`. On other backends these functions do nothing.
 """
 
 import contextlib
@@ -17,28 +17,28 @@ from prunekit.core.optimizers import parts_of
 
 
 def steps_are_pure() -> bool:
-    """Whether this backend's compiled steps take their variables as arguments."""
+    """Returns True if the backend's compiled steps take their variables as arguments."""
     return keras.backend.backend() == "jax"
 
 
 def sync_model_state(model) -> None:
-    """Writes the compiled step's state back to the model's variables, where `fit` on JAX holds it apart from them."""
+    """Writes the compiled step's state back to the model's variables; `fit` on JAX keeps the two apart."""
     synchronise = getattr(model, "jax_state_sync", None)
     if synchronise is not None:
         synchronise()
 
 
 def at_hand(variables: Sequence[Any]) -> bool:
-    """Whether the variables hold their values: on JAX, `fit` takes those away while its steps run."""
+    """Returns True if the variables hold their values: on JAX, `fit` removes the values while its steps run."""
     return all(getattr(variable, "_value", variable) is not None for variable in variables)
 
 
 def unshare_ema_arrays(optimizers: Sequence[Any]) -> None:
-    """Gives the weight averages of optimizers with `use_ema` arrays of their own.
+    """Copies the weight averages of optimizers with `use_ema`, so that no average shares its weight's array.
 
-    At the end of `fit` Keras assigns each average to its weight, so that both share one array. Compiled steps, also of
-    `evaluate`, are given the memory of their arguments: the average would be lost, or JAX would refuse to donate one
-    array twice.
+    At the end of `fit` Keras assigns each average to its weight, so both share one array. Compiled steps, including
+    those of `evaluate`, donate the memory of their arguments: the average would be lost, or JAX would refuse to
+    donate one array twice.
     """
     if steps_are_pure():
         for part in (part for one in optimizers for part in parts_of(one)):
@@ -48,10 +48,10 @@ def unshare_ema_arrays(optimizers: Sequence[Any]) -> None:
 
 
 def progress(optimizers: Sequence[Any]) -> tuple[float, ...]:
-    """Numbers of which every update of one of the optimizers changes some."""
+    """Returns the optimizers' counters; every update of any of the optimizers changes at least one of the numbers."""
     scales = [one for one in optimizers if isinstance(one, keras.optimizers.LossScaleOptimizer) and one.built]
-    # `iterations` stands still while gradients are accumulated. An update that a LossScaleOptimizer skips is none to
-    # the optimizer inside.
+    # `iterations` does not change while gradients are accumulated. An update that a LossScaleOptimizer skips does not
+    # reach its inner optimizer.
     counters = [part._iterations for one in optimizers for part in parts_of(one)]
     counters += [v for one in scales for v in one._variables]
     return tuple(backend.number(counter) for counter in counters)
@@ -59,11 +59,11 @@ def progress(optimizers: Sequence[Any]) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def masks_in_optimizer_state(optimizer, rows: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Inside, the masks are among the optimizer's variables, but not among those that it saves or loads.
+    """Adds the masks to the optimizer's variables inside the scope, but not to the variables that it saves or loads.
 
     Args:
-        optimizer: The optimizer that a loop updates with.
-        rows: (weight that the optimizer updates, its mask variable).
+        optimizer: The optimizer that the training loop uses.
+        rows: Pairs (weight that the optimizer updates, mask variable of the weight).
     """
     if not steps_are_pure():
         yield
@@ -102,7 +102,7 @@ def _remove(part, guests) -> None:
 
 
 def _without(joined, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of an optimizer, run while the guests are out."""
+    """Returns the optimizer's method as a function that removes the added masks while it runs."""
 
     def run(*args, **kwargs):
         former = [(part, list(part._variables)) for part, _ in joined]
@@ -119,9 +119,9 @@ def _without(joined, method: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def before_scale_checks(optimizers: Sequence[Any], mask: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a LossScaleOptimizer is given `mask(gradients, variables)`: what is masked skips no step.
+    """Passes `mask(gradients, variables)` to each LossScaleOptimizer, so masked gradients never make it skip a step.
 
-    Its `stateless_apply` looks at the gradients before any `apply` is called.
+    `LossScaleOptimizer.stateless_apply` tests the gradients for infinity and NaN before it calls any `apply`.
     """
     scaled = [one for one in optimizers if isinstance(one, keras.optimizers.LossScaleOptimizer) and steps_are_pure()]
     with contextlib.ExitStack() as stack:
@@ -142,10 +142,10 @@ def _masked_first(optimizer, mask, method):
 
 
 class StateOfFit:
-    """Hands what joined the optimizer since `fit` took its state through one call of a train function.
+    """Adds variables that joined the optimizer after `fit` took its state to the state of one train function call.
 
     Args:
-        model: With the optimizer as it was when `fit` took the state.
+        model: The model; its optimizer must have the variables that it had when `fit` took the state.
     """
 
     def __init__(self, model):
@@ -153,7 +153,7 @@ class StateOfFit:
         self._own = {id(variable) for variable in self._optimizer.variables} if steps_are_pure() else set()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args)`, a train function of Keras."""
+        """Returns `function(*args)`, where `function` is a train function of Keras."""
         if not steps_are_pure():
             return function(*args)
         taken, iterator = args
@@ -171,22 +171,22 @@ class StateOfFit:
             if id(variable) in self._own:
                 kept.append(value)
             else:
-                # The array that went in is gone: the compiled step was given its memory.
+                # The input array no longer exists: the compiled step was given its memory.
                 variable._value = value
         return logs, (trainable, others, kept, metrics)
 
     def _put_back(self, taken: Sequence[Any]) -> None:
-        """Restores the values that `fit` took from the variables, for example after a batch that could not be read.
+        """Restores the values that `fit` took from the variables, for example after a batch could not be read.
 
-        `fit` itself would restore the values after its last step, and lose later writes by callbacks: weights from
-        before the masks changed.
+        `fit` itself would restore the values after its last step and lose later writes by callbacks: the weights
+        would have their values from before the masks changed.
         """
         owners = self._model.trainable_variables, self._model.non_trainable_variables, self._optimizer.variables
         held = [*owners, self._model.metrics_variables]
         held[2] = [variable for variable in held[2] if id(variable) in self._own]
         rows = [row for pair in zip(held, taken, strict=True) for row in zip(*pair, strict=True)]
         if any(value.is_deleted() for _, value in rows):
-            return  # The step began, and was given their memory.
+            return  # The step had begun and was given the arrays' memory.
         for variable, value in rows:
             if variable._value is None:
                 variable._value = value
@@ -195,9 +195,9 @@ class StateOfFit:
 
 @contextlib.contextmanager
 def fresh_step(model) -> Iterator[None]:
-    """Inside, the model's `train_step` is a function of its own to JAX, which shares traces between equal ones.
+    """Gives the model a new `train_step` object inside the scope; JAX shares traces between equal functions.
 
-    A bound method equals itself: what was traced of it with one mask store would be run with the next.
+    Bound methods of one model are equal, so JAX would reuse a step traced with one mask store for the next store.
     """
     if not (steps_are_pure() and hasattr(model, "train_step")):
         yield

@@ -1,4 +1,4 @@
-"""One pass of a model over real tensors, watched: what each layer puts out, and what goes into its activation."""
+"""Observes one pass of a model over real tensors: each layer's output and the input of its activation function."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from prunekit.anatomy.layers import is_repeater
 from prunekit.anatomy.watching import watching
 from prunekit.core import patching
 
-# Functions that losses undo where a model ends in them.
+# Activation functions at a model's end that losses invert.
 LINKS = ("softmax", "sigmoid")
 
 
 def observe(model: Any, inputs: Any, see: Callable[[Any, Any, Any], None], *, training: bool = True) -> Any:
-    """The model's outputs on `inputs`, while `see(layer, before, after)` is told of every call of a layer.
+    """Returns the model's outputs on `inputs` and calls `see(layer, before, after)` after every layer call.
 
-    `after` is the first floating-point tensor that the layer put out, and `before` the same before its activation
-    function. Layers inside recurrent and time-distributed ones are not told of: the backend runs them in a loop. The
-    model's state (moving averages, random seeds) is as it was afterwards.
+    `after` is the layer's first floating-point output, and `before` the same tensor before the activation function.
+    Layers inside recurrent and time-distributed layers are not reported: the backend runs them in a loop. The model's
+    state (moving averages, random seeds) stays unchanged.
     """
     inside: list[Any] = []
 
@@ -38,7 +38,7 @@ def observe(model: Any, inputs: Any, see: Callable[[Any, Any, Any], None], *, tr
             inside.clear()
         after = _first_float(outputs)
         if after is not None:
-            # An activation layer that has no function to hear is given what comes before it.
+            # A layer that is itself an activation has no `activation` to wrap: its input is the value before it.
             alone = args and not hasattr(layer, "activation") and activation_of(layer) in LINKS
             before = args[0] if alone else after
             see(layer, heard[0] if heard else before, after)
@@ -50,7 +50,7 @@ def observe(model: Any, inputs: Any, see: Callable[[Any, Any, Any], None], *, tr
 
 @contextmanager
 def _hearing_activation(layer: Any) -> Iterator[list[Any]]:
-    """What the layer's activation function is given goes into the list."""
+    """Yields a list that collects the inputs of the layer's activation function."""
     heard: list[Any] = []
     function = vars(layer).get("activation")
     if not callable(function):
@@ -71,34 +71,34 @@ def _first_float(structure: Any) -> Any:
 
 
 def is_float(value: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers."""
+    """Returns True if `value` is a tensor of floating-point numbers."""
     return hasattr(value, "dtype") and "float" in keras.backend.standardize_dtype(value.dtype)
 
 
 def as_tensors(data: Any) -> Any:
-    """The structure of arrays as one of tensors."""
+    """Returns the structure `data` with its arrays converted to tensors."""
     return keras.tree.map_structure(ops.convert_to_tensor, data)
 
 
 def spread(values: Any) -> Any:
-    """Standard deviation of all values, as a tensor of at least float32; squares neither overflow nor vanish."""
+    """Returns the standard deviation of all values, at least float32; its squares neither overflow nor underflow."""
     values = wide(values)
     scale = largest(values)
     return scale * ops.std(values / scale)
 
 
 def wide(values: Any) -> Any:
-    """The values as at least float32."""
+    """Returns the values cast to at least float32."""
     return ops.cast(values, keras.backend.result_type(values.dtype, "float32"))
 
 
 def largest(values: Any) -> Any:
-    """The largest magnitude; 1 where all are zero."""
+    """Returns the largest magnitude among the values, or 1 if all values are zero."""
     magnitude = ops.max(ops.absolute(values))
     return ops.where(magnitude == 0, ops.ones_like(magnitude), magnitude)
 
 
 def activation_of(layer: Any) -> str:
-    """Name of the layer's activation function; of its class, in lower case, where it is one (`Softmax`)."""
+    """Returns the name of the layer's activation function, or its class name in lower case without one (`softmax`)."""
     function = getattr(layer, "activation", None)
     return getattr(function, "__name__", "") if function is not None else type(layer).__name__.lower()

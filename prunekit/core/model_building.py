@@ -1,4 +1,4 @@
-"""Builds what a model lacks from the first batch of `fit`, as Keras does when it traces the first training step."""
+"""Builds a model's unbuilt layers from the first batch of `fit`, as Keras does when it traces the first step."""
 
 import contextlib
 import itertools
@@ -14,10 +14,10 @@ from prunekit.core.patching import around_updates
 
 
 def waits_for_data(model) -> bool:
-    """Whether layers of the model get their weights when `fit` traces its first step, after its callbacks began.
+    """Returns True if `fit` creates some layers' weights only in its first step, after callbacks have begun.
 
-    True on TensorFlow alone. On the other backends, and under a distribution strategy, Keras builds the model from a
-    batch before it calls any callback.
+    Always False outside TensorFlow and under a distribution strategy: there, Keras builds the model from a batch
+    before it calls any callback.
     """
     if not on_tensorflow() or getattr(model, "_distribute_strategy", None) is not None:
         return False
@@ -25,18 +25,18 @@ def waits_for_data(model) -> bool:
 
 
 def build_from_batch(model, batches: Any) -> Any:
-    """Builds the layers that the model's training step calls, without training; returns the batches to train on.
+    """Builds the layers that the model's training step calls, without training, and returns the batches to train on.
 
     The step is traced on the types and shapes of a batch and never run, so weights, batch statistics and random seeds
-    are as they were, and optimizers are not asked to update. A step that cannot be traced is run on the first batch
-    inside a `keras.StatelessScope`, which throws away what the step changes.
+    stay unchanged, and optimizers do not update. A step that cannot be traced is run on the first batch inside a
+    `keras.StatelessScope`, which discards the step's changes.
 
     Args:
         model: A compiled Keras model on TensorFlow.
-        batches: What Keras passes to the model's train function: an iterator of a `tf.data.Dataset`, or any other.
+        batches: The iterator that Keras passes to the model's train function, of a `tf.data.Dataset` or any other kind.
 
     Returns:
-        An iterator with the same batches, the first one included.
+        An iterator over the same batches, including the first.
 
     Raises:
         RuntimeError: The step fails before all layers have their weights.
@@ -50,7 +50,7 @@ def build_from_batch(model, batches: Any) -> Any:
         _trace(model, batches.element_spec if first is None else first)
     except Exception as error:  # noqa: BLE001 (the user's own step: reading values while tracing fails in many ways)
         if first is None:
-            # A train function of Keras takes any iterator, so the first batch can be put back.
+            # A train function of Keras accepts any iterator, so the first batch can be returned to the stream.
             first, batches = _first(batches)
         if not _run_stateless(model, first) and any(True for _ in unbuilt_layers(model)):
             raise RuntimeError(
@@ -78,7 +78,7 @@ def _trace(model, batch: Any) -> None:
 
 
 def _run_stateless(model, batch: Any) -> bool:
-    """Whether the step came to its end: it may stop where it uses gradients, which are None inside the scope."""
+    """Returns True if the step completed: it may fail where it uses gradients, which are None inside the scope."""
     with _without_updates(model), keras.StatelessScope():
         try:
             model.train_step(batch)
@@ -89,10 +89,10 @@ def _run_stateless(model, batch: Any) -> bool:
 
 @contextlib.contextmanager
 def _without_updates(model) -> Iterator[None]:
-    """Inside, the model's optimizers update nothing, and every `tf.function` is part of its caller."""
+    """Disables the model's optimizer updates and inlines every `tf.function` into its caller, inside the scope."""
     import tensorflow as tf
 
-    # A `tf.function` inside the step would keep its trace, in which nothing is updated, and be run with it later.
+    # A `tf.function` inside the step would keep a trace without updates, and training would reuse that trace.
     inline = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -100,5 +100,5 @@ def _without_updates(model) -> Iterator[None]:
             yield
     finally:
         tf.config.run_functions_eagerly(inline)
-        # Losses that layers added are tensors of a graph that is gone; the next trace would read them.
+        # Losses added by layers are tensors of the discarded graph; the next trace would read them.
         model._clear_losses()

@@ -1,4 +1,4 @@
-"""Methods of one instance shadowed or wrapped for the length of a scope, `optimizer.apply` above all."""
+"""Temporary replacement and wrapping of methods of single instances, mainly of `optimizer.apply`."""
 
 import contextlib
 import functools
@@ -10,8 +10,8 @@ import keras
 
 @contextlib.contextmanager
 def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An instance attribute over a method or a property's value, and whatever was in the instance before put back."""
-    # Through __dict__: Keras objects track what is assigned to them, and this is not theirs to track.
+    """Sets an instance attribute over a method or property inside the scope, then restores the instance's attribute."""
+    # Written to `__dict__`: `setattr` on a Keras object would make Keras track the value as part of the model.
     attributes = vars(owner)
     missing = object()
     former = attributes.get(name, missing)
@@ -27,7 +27,7 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """A method of one instance as `wrap(method)`. Who wraps it several times may leave in any order."""
+    """Replaces a method of one instance by `wrap(method)` inside the scope; nested scopes may close in any order."""
     attributes = vars(owner)
     wrapping = attributes.get(name)
     if not isinstance(wrapping, _Wrapping):
@@ -40,7 +40,7 @@ def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable
 
 
 class _Wrapping:
-    """Stands in an instance before a method that is wrapped, while it is."""
+    """Callable that shadows a method of an instance and applies all wrappers that are currently active."""
 
     def __init__(self, owner: Any, name: str):
         functools.update_wrapper(self, getattr(owner, name))
@@ -66,10 +66,10 @@ class _Wrapping:
 
 @contextlib.contextmanager
 def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Iterator[None]:
-    """Inside, every `apply` of the optimizers is `around(optimizer, update, gradients, variables)`, also when traced.
+    """Replaces `apply` of the optimizers by `around(optimizer, update, gradients, variables)`, also in traced steps.
 
-    `apply` is the one method through which `fit`, `apply_gradients` and tape loops pass. It is shadowed on the
-    instance, so the optimizer's class, config and saved state are untouched. `update(gradients)` is its own `apply`.
+    `fit`, `apply_gradients` and tape loops all call `apply`. It is shadowed on the instance, so the optimizer's class,
+    config and saved state are untouched. `update(gradients)` calls the optimizer's original `apply`.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
@@ -79,14 +79,14 @@ def around_updates(optimizers: Sequence[Any], around: Callable[..., Any]) -> Ite
 
 
 def _reached(optimizer) -> Any:
-    """The one whose `apply` is called: on JAX, a LossScaleOptimizer goes around its own."""
+    """Returns the optimizer whose `apply` a step calls: on JAX, LossScaleOptimizer calls its inner optimizer's."""
     while keras.backend.backend() == "jax" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 class _Apply:
-    """Stands before `optimizer.apply`, with its signature."""
+    """Replacement of `optimizer.apply`, with the same signature."""
 
     def __init__(self, optimizer: Any, around: Callable[..., Any], inner: Callable[..., Any]):
         self._optimizer = optimizer
@@ -97,7 +97,7 @@ class _Apply:
         if trainable_variables is None:
             variables = list(self._optimizer._trainable_variables) if self._optimizer.built else []
             if len(variables) != len(grads):
-                return self._inner(grads)  # Keras says what is wrong.
+                return self._inner(grads)  # Keras raises the error.
         else:
             variables = trainable_variables = list(trainable_variables)
         return self._around(

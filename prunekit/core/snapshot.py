@@ -1,4 +1,4 @@
-"""Snapshots: named arrays and plain values in one file, which is whole or not there; a digest tells."""
+"""Snapshots: named arrays and plain values in one file, written atomically and verified by a digest."""
 
 import errno
 import hashlib
@@ -17,21 +17,21 @@ import numpy as np
 _MAGIC = b"prunekit snapshot 1 "
 _HEADER = len(_MAGIC) + 64 + 1 + 16 + 1
 _PIECE = 1 << 22
-# What a name ends with until its file is whole.
+# Suffix of a file's name until the file is complete.
 PARTIAL = ".partial"
 
 
 class DamagedSnapshot(ValueError):
-    """A file that is no snapshot, or not all of one."""
+    """Raised when a file is not a snapshot, or is incomplete or changed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a snapshot holds.
+    """The content of a snapshot.
 
     Attributes:
-        values: Whatever JSON can say; floats come back bit for bit.
-        arrays: By name; read from a file they are maps of it, read-only.
+        values: JSON-serializable values; floats are restored bit for bit.
+        arrays: Name -> array; arrays read from a file are read-only memory maps of the file.
     """
 
     values: dict[str, Any]
@@ -39,23 +39,23 @@ class Snapshot:
 
 
 def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
-    """Writes a snapshot: under another name, to the disk itself, and only then under its own.
+    """Writes a snapshot atomically: to a temporary file that is synced to disk and then renamed.
 
     Args:
-        path: The file; an older one is there until the new one takes its place.
-        snapshot: Its arrays are of numbers, and may be maps of files.
+        path: The file; an older file stays until the new file replaces it.
+        snapshot: The snapshot; its arrays hold numbers and may be memory maps of files.
 
     Raises:
-        OSError: The folder cannot be written or the disk is full; `path` is as it was, and nothing else is left.
+        OSError: The folder cannot be written or the disk is full; `path` is unchanged, and no other file remains.
     """
     _write_whole(Path(path), lambda file: _write(file, snapshot))
 
 
 def write_bytes(path: str | os.PathLike[str], content: Any) -> None:
-    """Writes a file as `write_snapshot` does: whole or not at all.
+    """Writes a file atomically, as `write_snapshot` does.
 
     Raises:
-        OSError: The folder cannot be written or the disk is full; `path` is as it was, and nothing else is left.
+        OSError: The folder cannot be written or the disk is full; `path` is unchanged, and no other file remains.
     """
     _write_whole(Path(path), lambda file: file.write(content))
 
@@ -75,12 +75,12 @@ def _write_whole(path: Path, write: Callable[[Any], Any]) -> None:
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """What `write_snapshot` wrote.
+    """Reads a snapshot that `write_snapshot` wrote.
 
     Raises:
-        DamagedSnapshot: The file is no snapshot, cut short, or changed, or describes what it does not hold: whoever
-            can write a file can write its digest.
-        OSError: It cannot be read.
+        DamagedSnapshot: The file is not a snapshot, is truncated or changed, or its description does not match its
+            content. The last is checked too, because anyone who can write the file can write a valid digest.
+        OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         head = file.read(_HEADER)
@@ -90,7 +90,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         total = hashlib.sha256()
         while piece := file.read(_PIECE):
             total.update(piece)
-        # The size first: to read so many bytes takes so much memory, whether they are there or not.
+        # The size first: `read(length)` allocates that much memory, even if the file is shorter.
         if int(length) > file.tell() - _HEADER or head != _head(total, int(length)):
             raise DamagedSnapshot(f"{os.fspath(path)} is cut short or was changed")
         file.seek(_HEADER)
@@ -119,7 +119,7 @@ def _write(file: Any, snapshot: Snapshot) -> None:
 
 
 def _head(total: Any, length: int) -> bytes:
-    """Of fixed size: the digest of all that follows it and of this number, which says how much of that is JSON."""
+    """Returns the header, of fixed size: the digest of all later bytes and `length`, then `length`, the JSON's size."""
     whole = total.copy()
     whole.update(b"%d" % length)
     return _MAGIC + whole.hexdigest().encode() + b" %16d\n" % length
@@ -130,10 +130,10 @@ def _raw(array: np.ndarray) -> memoryview:
 
 
 def _described(described: Any, data: np.ndarray, start: int) -> Snapshot:
-    """What `described` says of `data`, whose arrays begin at `start`.
+    """Returns the snapshot that `described` describes; its arrays begin at byte `start` of `data`.
 
     Raises:
-        ValueError, TypeError, KeyError, OverflowError: The two do not fit.
+        ValueError, TypeError, KeyError, OverflowError: `described` does not match `data`.
     """
     values, rows = described["values"], described["arrays"]
     arrays = dict(_arrays(data, rows, start))
@@ -150,7 +150,7 @@ def _arrays(data: np.ndarray, rows: list[dict[str, Any]], start: int) -> Iterato
         end = start + math.prod(shape) * dtype.itemsize
         if end > len(data):
             raise ValueError(f"{end:,} bytes, and there are {len(data):,}")
-        # Numbers need not begin where a processor likes to read them, so that files copy byte for byte.
+        # Arrays are not aligned to their item size, so files copy byte for byte.
         yield name, data[start:end].view(dtype).reshape(shape)
         start = end
     if start != len(data):
@@ -158,7 +158,7 @@ def _arrays(data: np.ndarray, rows: list[dict[str, Any]], start: int) -> Iterato
 
 
 def _numbers(name: Any) -> np.dtype:
-    """The type of numbers with this name: no Python objects, texts, or types made of others."""
+    """Returns the numeric dtype of this name; raises for Python objects, text and structured dtypes."""
     dtype = np.dtype(name) if isinstance(name, str) else None
     if dtype is None or dtype.kind not in "biufcV" or dtype_name(dtype) != name:
         raise ValueError(f"numbers of type {str(name)[:60]}")
@@ -166,23 +166,23 @@ def _numbers(name: Any) -> np.dtype:
 
 
 def lacking(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> str | None:
-    """The first name without a value of its kind: the file was whole, and somebody else's or another version's.
+    """Returns the first name whose value is missing or of another kind: the file has another origin or version.
 
     Args:
-        values: Of a snapshot.
-        kinds: Name -> a class, or several.
+        values: The values of a snapshot.
+        kinds: Name -> expected class, or tuple of classes.
     """
     return next((name for name, kind in kinds.items() if not isinstance(values.get(name), kind)), None)
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """What `np.dtype` makes the type from again."""
-    # bfloat16 and its like are not NumPy's own: their strings say only how many bytes they have.
+    """Returns the name from which `np.dtype` recreates the dtype."""
+    # bfloat16 and similar dtypes are not part of NumPy: their `str` gives only their number of bytes.
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the disk keep the names in a folder, as far as its file system can."""
+    """Syncs a folder's entries to disk, if its file system supports that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -196,11 +196,11 @@ def sync_folder(folder: Path) -> None:
 class Snapshots:
     """The two newest snapshots of a series, in files of one folder.
 
-    Where the newest is damaged, the one before it is used, with a warning.
+    If the newest snapshot is damaged, the previous snapshot is used, with a warning.
 
     Args:
-        folder: Where; made with the first snapshot.
-        stem: What their names begin with.
+        folder: Folder of the files; created with the first snapshot.
+        stem: Prefix of the file names.
     """
 
     KEPT = 2
@@ -208,11 +208,11 @@ class Snapshots:
     def __init__(self, folder: str | os.PathLike[str], stem: str):
         self._folder, self._stem = Path(folder), stem
         self._name = re.compile(rf"{re.escape(stem)}-(\d{{6,}})")
-        # The number of one that is known to be whole.
+        # Number of a snapshot that is known to be intact.
         self._whole: int | None = None
 
     def newest(self) -> Snapshot | None:
-        """The newest that is whole; None where there is none."""
+        """Returns the newest intact snapshot, or None if there is no intact snapshot."""
         found, damaged, used = None, [], "no other is left"
         for number in sorted(self._numbers(), reverse=True):
             try:
@@ -227,20 +227,20 @@ class Snapshots:
         return found
 
     def __bool__(self) -> bool:
-        """Whether there is any file of the series, whole or not."""
+        """Returns True if the folder has any file of the series, intact or damaged."""
         return bool(self._numbers())
 
     def write(self, snapshot: Snapshot) -> None:
-        """Adds one, and removes those before the last two.
+        """Writes a new snapshot and removes all snapshots before the last two.
 
         Raises:
-            OSError: It cannot be written; those that were there still are.
+            OSError: The snapshot cannot be written; the earlier snapshots remain.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         numbers = self._numbers()
         number = max(numbers, default=0) + 1
         write_snapshot(self._path(number), snapshot)
-        # Not by number alone: between this one and the last whole one, some may be damaged.
+        # Not by number alone: snapshots between this one and the last intact one may be damaged.
         kept = {number, self._whole if self._whole is not None else number - 1}
         for old in numbers:
             if old not in kept:

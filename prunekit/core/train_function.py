@@ -11,12 +11,12 @@ from prunekit.core import compilation, jax_state
 
 
 class ScopedTrainFunction:
-    """The model's train function compiled anew, and run inside a scope for one batch at a time.
+    """A second compilation of the model's train function, which runs inside a scope, one batch at a time.
 
-    `fit` reads `model.train_function` before each batch, and builds it before any callback runs; on a model that was
-    fitted before it is already traced, so whatever a callback changes then is ignored. A second function, traced only
-    inside the scope, cures that. It stands in the model's place from `arm()` until its one call begins, so that
-    between batches, when other callbacks save, evaluate, raise or are interrupted, the model is the user's own.
+    `fit` builds `model.train_function` before any callback runs and reads it before each batch; on a model that was
+    fitted before, it is already traced, so changes by a callback have no effect. This second function is traced only
+    inside the scope. It replaces `model.train_function` from `arm()` until its single call begins, so between
+    batches, when other callbacks save, evaluate, raise or are interrupted, the model has its own train function.
     """
 
     def __init__(self, model, scope: Callable[[], contextlib.AbstractContextManager]):
@@ -26,13 +26,13 @@ class ScopedTrainFunction:
 
     def _build(self) -> None:
         self._original = self._model.train_function
-        # Inside the scope: on JAX, how a step's state is laid out over devices is settled here.
+        # Inside the scope: on JAX, building fixes the layout of the step's state over devices.
         with self._scope(), jax_state.fresh_step(self._model):
             self._model.make_train_function(force=True)
         self._scoped, self._model.train_function = self._model.train_function, self._original
 
     def fits(self, model) -> bool:
-        """Whether the model would still run the train function that this one was made beside: then so may this one."""
+        """Returns True if `model.train_function` is unchanged since this object was built: the object is reusable."""
         return model is self._model and model.train_function is self._original
 
     def arm(self) -> None:
@@ -41,30 +41,30 @@ class ScopedTrainFunction:
         if current is self._run_once:
             return
         if current is not self._original and not _is_scoped(current):
-            # A callback built it anew, as one that unfreezes layers does: what it changed is to be traced.
+            # A callback, for example one that unfreezes layers, rebuilt it: trace the callback's changes.
             self._build()
         self._original, self._model.train_function = current, self._run_once
 
     def disarm(self) -> None:
-        """The model's own train function is back; nothing happens where it already is."""
+        """Restores the model's own train function; does nothing if it is already in place."""
         if self._model.train_function is self._run_once:
             self._model.train_function = self._original
 
     @property
     def _run_once(self):
-        # One object for `is`: a bound method is made anew at each access.
+        # Cached for comparisons with `is`: each access to a method creates a new bound method.
         return self.__dict__.setdefault("_bound", self._call)
 
     def _call(self, *args):
         self.disarm()
-        # Two callbacks in one fit: the one that was armed first runs inside the scope of the other, traced in both.
+        # Two callbacks in one fit: the function armed first runs inside the scope of the other, traced in both scopes.
         state = jax_state.StateOfFit(self._model)
         with self._scope():
             return state.call(self._original if _is_scoped(self._original) else self._scoped, *args)
 
 
 class _PreparedCall:
-    """Stands in for the model's train function for one call, which first prepares what is to be called."""
+    """Replaces the model's train function for one call, which runs `prepare` before the model's train function."""
 
     def __init__(self, model, prepare: Callable[[Any], Any]):
         self._model, self._prepare = model, prepare
@@ -77,9 +77,9 @@ class _PreparedCall:
 
 
 def prepare_next_call(model, prepare: Callable[[Any], Any]) -> None:
-    """When the model's train function is called next, calls `prepare(batches)` first.
+    """Makes the next call of the model's train function call `prepare(batches)` first.
 
-    Then the train function that the model has by that time is called with the batches that `prepare` returned.
+    The call then runs the model's current train function, which `prepare` may replace, on the batches it returned.
     """
     model.train_function = _PreparedCall(model, prepare).call
 
@@ -90,15 +90,15 @@ def _is_scoped(train_function) -> bool:
 
 @contextlib.contextmanager
 def fresh_train_function(model) -> Iterator[None]:
-    """Inside, the model traces a new train function; at the end it has its former one back.
+    """Makes the model trace a new train function inside the scope, and restores the former one at the end.
 
-    For loops of `train_on_batch`: a function traced earlier would not see what is attached now. Scopes may be left in
-    any order: those entered later trace anew then, without what was left.
+    For loops of `train_on_batch`: a function traced earlier would not contain what is attached now. Scopes may close
+    in any order: scopes entered later then trace anew, without the changes of the closed scope.
     """
     if not hasattr(model, "train_function"):
         yield
         return
-    # In the instance for as long as a scope is open, and not in a table of ours, which would keep the model alive.
+    # Stored in the instance while a scope is open; a module-level table would keep the model alive.
     opened = vars(model).setdefault(_OPENED, [])
     mine = _FormerFunction(model)
     opened.append(mine)
@@ -110,10 +110,10 @@ def fresh_train_function(model) -> Iterator[None]:
         later = opened[opened.index(mine) + 1 :]
         opened.remove(mine)
         for one in reversed(later):
-            # What later scopes found was traced in this one. The next one gives back what this one found instead.
+            # Later scopes hold functions traced in this scope. The next scope restores this scope's function instead.
             same = one is later[0] and one.compiled_as is mine.compiled_as
             one.function = mine.function if same else None
-        # A model that was compiled anew meanwhile has no use for a function that updates with its old optimizer.
+        # If the model was compiled again meanwhile, the former function would update with the old optimizer.
         keep = not later and getattr(model, "_compile_config", None) is mine.compiled_as
         model.train_function = mine.function if keep else None
         if not opened:
@@ -124,7 +124,7 @@ _OPENED = "_train_functions_before_scopes"
 
 
 class _FormerFunction:
-    """The train function that a scope found, and what the model was compiled with then."""
+    """The train function and compile configuration that a model had when a scope began."""
 
     def __init__(self, model):
         self.function = model.train_function
@@ -133,9 +133,9 @@ class _FormerFunction:
 
 @contextlib.contextmanager
 def fresh_functions(model) -> Iterator[None]:
-    """Inside, whatever the model and the loops on the core compile is traced anew; at the end its former state is back.
+    """Makes the model's and the core loops' compiled functions trace anew in the scope; restores the old ones after it.
 
-    For what is to be traced into steps, and to leave no trace.
+    For scopes whose changes must be part of the traced steps and must not remain afterwards.
     """
     forward = {name: getattr(model, name) for name in ("test_function", "predict_function") if hasattr(model, name)}
     with compilation.fresh_traces(), fresh_train_function(model):
@@ -148,10 +148,10 @@ def fresh_functions(model) -> Iterator[None]:
 
 
 def callback_list_above() -> keras.callbacks.CallbackList | None:
-    """The list that is calling the callback from which this is called; None where something else calls it.
+    """Returns the callback list that runs the calling callback; None if something else calls the callback.
 
-    Keras does not tell a callback what list it is in, and only the list has an end: callbacks listed after ours write
-    weights after us (EarlyStopping restores its best ones in on_train_end) and raise after us.
+    Keras gives a callback no reference to its list, and only the list knows when all callbacks have ended: callbacks
+    after this one write weights later (EarlyStopping restores the best weights in on_train_end) and may raise later.
     """
     frame = sys._getframe(1)
     while frame is not None:

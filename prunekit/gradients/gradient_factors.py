@@ -1,4 +1,4 @@
-"""What one weight's per-example gradients are made of: factors that give their norms without multiplying them out.
+"""Factored per-example gradients of one weight, whose norms are computed without forming the gradients.
 
 Every class has `gradient(shape)`, of shape (batch, *shape); `square_sum(shape)`, the squared L2 norm of each example's
 gradient, of shape (batch,); and `squares(shape)`, the squares summed over examples, of the weight's shape.
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Products:
-    """sum over t of a[:, t, :, None] * g[:, t, None, :]: the gradient of a kernel that is multiplied with `a`.
+    """sum over t of a[:, t, :, None] * g[:, t, None, :]: the gradient of a kernel that multiplies `a`.
 
     Attributes:
-        a: What the kernel multiplies, of shape (batch, uses, inputs).
-        g: Gradients of what comes out, of shape (batch, uses, outputs).
+        a: Inputs of the kernel, of shape (batch, uses, inputs).
+        g: Gradients of the outputs, of shape (batch, uses, outputs).
 
     Source: Goodfellow 2015, arXiv:1510.01799; for several uses Rochette et al. 2019, arXiv:1912.06015.
     """
@@ -27,16 +27,16 @@ class Products:
     g: Any
 
     def gradient(self, shape: Sequence[int]) -> Any:
-        """The factors multiplied out."""
+        """Returns the gradients, formed from the factors."""
         if self._once:
-            # An outer product: a batch of matrix products with one term each takes several times as long.
+            # An outer product: a batched matrix product with one term each takes several times as long.
             product = tf.transpose(self.a, (0, 2, 1)) * self.g
         else:
             product = tf.matmul(self.a, self.g, transpose_a=True)
         return tf.reshape(product, (-1, *shape))
 
     def square_sum(self, shape: Sequence[int]) -> Any:
-        """The squared norms, from the Gram matrices of both factors where these are smaller than the gradients."""
+        """Returns the squared norms, from both factors' Gram matrices if these are smaller than the gradients."""
         if self._once:
             return _square_sum(self.a) * _square_sum(self.g)
         if 2 * (self.a.shape[1] or math.inf) ** 2 <= math.prod(shape):
@@ -46,7 +46,7 @@ class Products:
         return _square_sum(self.gradient(shape))
 
     def squares(self, shape: Sequence[int]) -> Any:
-        """The squares: one product of squared factors where each example uses the kernel once."""
+        """Returns the summed squares: one product of squared factors if each example uses the kernel once."""
         if self._once:
             product = tf.matmul(tf.square(self.a[:, 0]), tf.square(self.g[:, 0]), transpose_a=True)
             return tf.reshape(product, tuple(shape))
@@ -57,13 +57,13 @@ class Products:
         return self.a.shape[1] == 1
 
     def merged(self, other: "Products") -> "Products":
-        """Both together: a second call of a shared layer is only more uses, so that cross terms are in."""
+        """Returns the sum of both: a second call of a shared layer adds uses, so cross terms are included."""
         return Products(tf.concat([self.a, other.a], 1), tf.concat([self.g, other.g], 1))
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """Row `indices[b, t]` of an embedding has g[b, t] added to its gradient.
+    """Gradient of an embedding: g[b, t] is added to row `indices[b, t]` for example b.
 
     Attributes:
         indices: Rows, integers of shape (batch, uses).
@@ -74,32 +74,32 @@ class Lookups:
     g: Any
 
     def gradient(self, shape: Sequence[int]) -> Any:
-        """Dense, however few rows were touched."""
+        """Returns dense gradients, even if few rows were looked up."""
         batch = tf.shape(self.g)[0]
         rows, _ = self._flat(shape[0])
         total = tf.math.unsorted_segment_sum(tf.reshape(self.g, (-1, shape[1])), rows, batch * shape[0])
         return tf.reshape(total, (-1, *shape))
 
     def square_sum(self, shape: Sequence[int]) -> Any:
-        """From the rows that were touched alone: a row met twice is summed before it is squared."""
+        """Returns the squared norms, from the looked-up rows only; repeated rows are summed before squaring."""
         rows, batch = self._flat(shape[0])
         touched, place = tf.unique(rows)
         sums = tf.math.unsorted_segment_sum(tf.reshape(self.g, (-1, shape[1])), place, tf.size(touched))
         return tf.math.unsorted_segment_sum(tf.reduce_sum(tf.square(sums), 1), touched // shape[0], batch)
 
     def squares(self, shape: Sequence[int]) -> Any:
-        """As `square_sum`, gathered by row instead of by example."""
+        """Returns the summed squares as `square_sum` does, but gathered by row instead of by example."""
         rows, _ = self._flat(shape[0])
         touched, place = tf.unique(rows)
         sums = tf.math.unsorted_segment_sum(tf.reshape(self.g, (-1, shape[1])), place, tf.size(touched))
         return tf.math.unsorted_segment_sum(tf.square(sums), touched % shape[0], shape[0])
 
     def merged(self, other: "Lookups") -> "Lookups":
-        """Both together."""
+        """Returns the sum of both."""
         return Lookups(tf.concat([self.indices, other.indices], 1), tf.concat([self.g, other.g], 1))
 
     def _flat(self, rows: int) -> tuple[Any, Any]:
-        """One number per (example, row), in the order of the lookups; and the number of examples."""
+        """Returns one number per (example, row), in the order of the lookups, and the number of examples."""
         batch = tf.shape(self.indices, out_type="int64")[0]
         first = tf.range(batch, dtype="int64")[:, None] * rows
         return tf.reshape(tf.cast(self.indices, "int64") + first, (-1,)), batch
@@ -107,24 +107,24 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Whole:
-    """Gradients that are multiplied out already, of shape (batch, *shape): biases, and layers without a formula."""
+    """Gradients that are already formed, of shape (batch, *shape): biases, and layers without a formula."""
 
     each: Any
 
     def gradient(self, shape: Sequence[int]) -> Any:
-        """As they are."""
+        """Returns the gradients unchanged."""
         return tf.reshape(self.each, (-1, *shape))
 
     def square_sum(self, shape: Sequence[int]) -> Any:
-        """Squared and summed."""
+        """Returns the squares, summed per example."""
         return _square_sum(self.each)
 
     def squares(self, shape: Sequence[int]) -> Any:
-        """Squared and summed over examples."""
+        """Returns the squares, summed over examples."""
         return tf.reduce_sum(tf.square(self.gradient(shape)), 0)
 
     def merged(self, other: "Whole") -> "Whole":
-        """The sum: the gradients of two calls of a shared layer add up."""
+        """Returns the sum: the gradients of two calls of a shared layer add up."""
         return Whole(self.each + other.each)
 
 
@@ -132,7 +132,7 @@ Contribution = Products | Lookups | Whole
 
 
 def together(parts: Sequence[Contribution], shape: Sequence[int]) -> Contribution:
-    """One contribution out of those of all calls that use a weight; multiplied out only where kinds differ."""
+    """Merges the contributions of all calls that use a weight; forms gradients only if the kinds differ."""
     total: Any = parts[0]
     for part in parts[1:]:
         if type(part) is not type(total):

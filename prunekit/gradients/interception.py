@@ -1,4 +1,4 @@
-"""Gradients at layers' outputs, caught on their way back during training: changed, replaced, or summed up."""
+"""Interception of the gradients at layers' outputs during training, to change, replace or accumulate them."""
 
 import functools
 import threading
@@ -22,37 +22,37 @@ from prunekit.gradients.statistics import norms
 
 @contextmanager
 def intercepting(model: Any, functions: Mapping[Any, Callable[[Any], Any]]) -> Iterator[None]:
-    """Inside, the gradient at a layer's output passes through a function of yours before it goes further back.
+    """Inside the scope, applies functions to the gradients at layers' outputs before backpropagation continues.
 
-    Holds in `model.fit` and `train_on_batch` (of a model that was fitted before too, and with `PruningCallback`), in
-    `TapeLoop`, and under tapes of your own, wherever a pass runs through the layer. Layers further back, and the
-    layer's own weights, see what the function returns. The forward pass is the same, bit for bit; afterwards model,
-    layers and the model's compiled functions are as they were. A `tf.function` of your own is to be traced inside, and
-    not to be used after it.
+    Works in `model.fit` and `train_on_batch` (also for a model that was fitted before, and with `PruningCallback`), in
+    `TapeLoop`, and under the user's own tapes, wherever a pass runs through the layer. Earlier layers, and the layer's
+    own weights, receive the gradient that the function returns. The forward pass is the same, bit for bit; at the end
+    the model, its layers and its compiled functions are restored. A user's own `tf.function` must be traced inside the
+    scope and must not be used after it.
 
-    `per_example` and its kin take gradients apart at layers' outputs, and are not for the inside.
+    Do not use `per_example` and related functions inside: they split gradients at layers' outputs themselves.
 
-    A layer's name stands for all its calls, ("name", 1) for the second one in a pass of the model. A function is called
-    once per floating-point output and call. Where the model ends in a softmax or sigmoid whose logits a Keras loss
-    looks up, no gradient reaches its output; the function gets the one at the logits. Gradients are those of the loss
-    as the loop scales it: a mean over the batch has 1/batch in it, a LossScaleOptimizer its scale.
+    A layer's name means all its calls, ("name", 1) only its second call in a pass of the model. A function is called
+    once per floating-point output and call. If the model ends in a softmax or sigmoid whose logits a Keras loss reads,
+    no gradient reaches that output; the function receives the gradient at the logits. Gradients are those of the loss
+    as the loop scales it: a mean over the batch includes 1/batch, and a LossScaleOptimizer's loss includes its scale.
 
     Args:
         model: A built Keras model.
-        functions: Of each layer by name or path, such as "block/conv_1", or (name, number of the call): a function
-            gradient -> gradient of the same shape and dtype, made of TensorFlow or Keras operations.
+        functions: Layer name, path such as "block/conv_1", or (name, number of the call) -> a function from a gradient
+            to a gradient of the same shape and dtype, made of TensorFlow or Keras operations.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: `functions` is no mapping of names to functions; a function returns no tensor.
-        ValueError: No layer has the name; there is no such call; a function returns another shape or dtype; the layer
+        TypeError: `functions` is not a mapping of names to functions; a function does not return a tensor.
+        ValueError: No layer has the name, or no call the number; a function returns another shape or dtype; the layer
             runs inside `vectorized_map`, or inside a graph's loop or condition with a function that uses variables.
 
     Warns:
-        UserWarning: At the end, if no gradient came back to one of the functions.
+        UserWarning: At the end, one of the functions has received no gradient.
 
-    Source: Ganin and Lempitsky 2015, arXiv:1409.7495, section 3, for a layer that is the identity forwards and another
-        function backwards (there the gradient's reversal).
+    Source: Ganin and Lempitsky 2015, arXiv:1409.7495, section 3, for a layer that is the identity in the forward pass
+        and another function in the backward pass (there the gradient's reversal).
     """
     backend.require_tensorflow("intercepting")
     check_built(model)
@@ -79,18 +79,18 @@ def intercepting(model: Any, functions: Mapping[Any, Callable[[Any], Any]]) -> I
 
 
 def clipped_by_norm(limit: Any, *, per_example: bool = True) -> Callable[[Any], Any]:
-    """A function gradient -> gradient, shortened to an L2 norm of `limit` where it is longer, else as it was.
+    """Returns a function that scales a gradient down to the L2 norm `limit` if its norm is larger.
 
-    Norms are computed in at least float32 and neither overflow nor vanish. A gradient with NaN or infinity stays as it
-    is.
+    Norms are computed in at least float32 and neither overflow nor underflow. A gradient with NaN or infinity is
+    returned unchanged.
 
     Args:
         limit: Largest norm, in the gradient's units; above zero. A tensor or variable may change during training.
-        per_example: Whether each example (row of the first axis) has its own norm, over all other axes; else the whole
-            gradient has one.
+        per_example: True computes one norm per example (row of the first axis), over all other axes; False computes
+            one norm of the whole gradient.
 
     Raises:
-        ValueError: The limit is not above zero.
+        ValueError: `limit` is not above zero.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
     """
@@ -137,7 +137,7 @@ def _interceptions(model: Any, functions: Any) -> list["_Interception"]:
 
 @contextmanager
 def _calling(layer: Any, instead: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Keras looks a layer's `call` up on the instance, in whatever thread and trace: what stands there is called."""
+    """Replaces a layer's `call` on the instance, where Keras looks it up in every thread and trace."""
     name = "call" if getattr(layer, "quantization_mode", None) is None else "quantized_call"
     with patching.wrapped(layer, name, instead):
         yield
@@ -159,20 +159,20 @@ def _intercepted(these: list["_Interception"], counter: "_CallCounter", original
 
 
 class _CallCounter(threading.local):
-    """In each thread, how often layers were called since the innermost pass of the model began."""
+    """Counts, per thread, the calls of each layer since the innermost pass of the model began."""
 
     def __init__(self) -> None:
         self._counts: list[Counter[int]] = []
 
     def next_call(self, layer: Any) -> int:
-        """The number of the call that begins; -1 outside a pass."""
+        """Returns the number of the call that begins, or -1 outside a pass."""
         if not self._counts:
             return -1
         self._counts[-1][id(layer)] += 1
         return self._counts[-1][id(layer)] - 1
 
     def counted(self, original: Any, found: list["_Interception"]) -> Callable[..., Any]:
-        """The model's `call` as one pass, which must have the calls that are named."""
+        """Returns the model's `call` as one counted pass, which must contain the calls that `found` names."""
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ class _CallCounter(threading.local):
 
 
 class _Interception:
-    """One function, around the outputs of one layer's calls."""
+    """A function applied to the gradients at the outputs of a layer's calls."""
 
     def __init__(self, site: Site, function: Callable[[Any], Any]):
         self.site = site
@@ -201,14 +201,14 @@ class _Interception:
         self._function = function
 
     def around(self, outputs: Any) -> Any:
-        """The outputs, whose gradients pass through the function."""
+        """Returns the outputs unchanged, with the function applied to their gradients."""
         return keras.tree.map_structure(self._around_one, outputs)
 
     def _around_one(self, leaf: Any) -> Any:
         if not is_differentiable(leaf):
             return leaf
         graph = graph_in_scope()
-        # vectorized_map rewrites each operation it saw, and custom gradients are lost on the way: not silently.
+        # vectorized_map rewrites each traced operation and loses custom gradients: raise instead of ignoring that.
         if graph is not None and "loop_body" in graph.get_name_scope().split("/"):
             raise ValueError(
                 f"The layer {self.site.label!r} is called inside vectorized_map, where gradients cannot be "
@@ -229,11 +229,11 @@ class _Interception:
 
     def _passed(self, gradient: Any) -> Any:
         self.reached = True
-        gradient = tf.convert_to_tensor(gradient)  # an upstream tf.gather gives IndexedSlices
+        gradient = tf.convert_to_tensor(gradient)  # a later tf.gather gives IndexedSlices
         graph = graph_in_scope()
         before = _variables_in(graph)
         result = self._function(gradient)
-        # _WhileBodyGradFuncGraph, _CondGradFuncGraph: TensorFlow refuses these too, in words that lead nowhere.
+        # _WhileBodyGradFuncGraph, _CondGradFuncGraph: TensorFlow refuses variables there too, with an unclear error.
         if "Grad" in type(graph).__name__ and _variables_in(graph) > before:
             raise ValueError(
                 f"The function for {self.site.label!r} uses variables (GradientStatistics does), which TensorFlow does "
@@ -265,5 +265,5 @@ class _Interception:
 
 
 def _variables_in(graph: Any) -> int:
-    """How many variables from outside a graph uses."""
+    """Returns the number of outer variables that a graph uses."""
     return sum(tensor.dtype == tf.resource for tensor in getattr(graph, "external_captures", ()))

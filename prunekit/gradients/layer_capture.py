@@ -1,4 +1,4 @@
-"""Running a model as a function whose inputs or outputs are a layer's activations, without rewriting the model."""
+"""Runs a model as a function from or to a layer's activations, without rewriting the model."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,11 +19,11 @@ _SUBSTITUTED: ContextVar[Mapping[int, tuple[Any, Any]]] = ContextVar("_SUBSTITUT
 
 @contextmanager
 def substituted_variables(pairs: Iterable[tuple[Any, Any]] = ()) -> Iterator[None]:
-    """Inside, each paired Keras variable is read as its tensor, and no variable is assigned. Nested scopes add up."""
+    """Makes each paired Keras variable read as its tensor and discards assignments, in the scope; scopes can nest."""
     standing = {**_SUBSTITUTED.get(), **{id(variable): (variable, tensor) for variable, tensor in pairs}}
     token = _SUBSTITUTED.set(standing)
     try:
-        # Keras looks at the innermost scope only, so each repeats what those around it say.
+        # Keras reads only the innermost scope, so each scope repeats the pairs of the outer scopes.
         with keras.StatelessScope(list(standing.values())):
             yield
     finally:
@@ -35,7 +35,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def exact_moments() -> Iterator[None]:
-    """Layers that normalise have right second derivatives: TensorFlow's variance takes its mean for a constant."""
+    """Corrects second derivatives of normalisation layers: TensorFlow's variance treats its mean as a constant."""
     thread = threading.get_ident()
 
     def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
@@ -46,7 +46,7 @@ def exact_moments() -> Iterator[None]:
         variance = tf.reduce_mean(tf.math.squared_difference(x, mean), axes, keepdims=keepdims)
         return mean if keepdims else tf.squeeze(mean, axes), variance
 
-    # Keras looks the function up in every call. What was there is put back, so two threads must take turns.
+    # Keras looks `tf.nn.moments` up in every call. The former function is restored, so threads must take turns.
     with _ONE_AT_A_TIME:
         original = tf.nn.moments
         with patching.shadowed(tf.nn, "moments", moments):
@@ -62,18 +62,18 @@ def run(
     at: Site | None = None,
     through: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The model's output, or another part of what a pass shows. The model's state stays as it was.
+    """Returns the model's output, or the part that `of` selects; the model's state stays unchanged.
 
     Args:
         model: A built Keras model.
-        x: Its inputs.
-        training: As the model is called.
-        of: None for the model's output; a `Site` for that layer's; a function of the output for what it returns.
-        at: Where `through` is applied.
-        through: Function of the outputs of the layer at `at`, which takes their place in the model.
+        x: Inputs of the model.
+        training: The `training` argument of the model's call.
+        of: None returns the model's output, a `Site` its layer's output, a function the function of the model's output.
+        at: Layer call to which `through` is applied.
+        through: Function of the outputs of the layer at `at`; its result replaces the outputs in the model.
 
     Raises:
-        ValueError: A layer is not called, or several times, or out of sight.
+        ValueError: A layer is not called, is called several times, or is called where calls cannot be observed.
     """
     watched = [site for site in (of if isinstance(of, Site) else None, at) if site is not None]
     calls: dict[int, list[Any]] = {id(site.layer): [] for site in watched}
@@ -117,7 +117,7 @@ def _chosen(site: Site, calls: list[Any]) -> Any:
 
 
 def own_tensors(structure: Any, see: Callable[[Any], None] | None = None) -> Any:
-    """The same tensors under new identities, each shown to `see`: a layer may return its very inputs."""
+    """Returns copies of the tensors and passes each to `see`: a layer may return its input tensors themselves."""
 
     def own(leaf: Any) -> Any:
         if not is_differentiable(leaf):
@@ -131,7 +131,7 @@ def own_tensors(structure: Any, see: Callable[[Any], None] | None = None) -> Any
 
 
 def like(tensor: Any, model_of: Any) -> Any:
-    """`tensor`, with the mask that Keras keeps on the other one."""
+    """Returns `tensor` with the Keras mask of `model_of`."""
     mask = getattr(model_of, "_keras_mask", None)
     if mask is not None:
         tensor._keras_mask = mask
@@ -139,17 +139,17 @@ def like(tensor: Any, model_of: Any) -> Any:
 
 
 def is_differentiable(leaf: Any) -> bool:
-    """Whether it is a tensor of floating-point numbers."""
+    """Returns True if `leaf` is a tensor of floating-point numbers."""
     return tf.is_tensor(leaf) and leaf.dtype.is_floating
 
 
 def graph_in_scope() -> Any:
-    """The graph that operations go into; None where they run at once."""
+    """Returns the graph to which operations are added, or None in eager execution."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def tensors(model: Any, structure: Any) -> Any:
-    """Arrays as tensors, floating-point ones in the precision of the model's weights; tensors as they are."""
+    """Converts arrays to tensors, floating-point arrays to the dtype of the model's weights; keeps tensors as is."""
     weights = [weight.dtype for weight in model.weights if backend.native(weight).dtype.is_floating]
     precision = weights[0] if weights else keras.config.floatx()
 

@@ -1,7 +1,7 @@
-"""Per-example gradients of the layers whose output is linear in their weights, from inputs and output gradients.
+"""Formulas for per-example gradients, from inputs and output gradients, of layers that are linear in their weights.
 
-These formulas are derivatives of one `call` each, so they are looked up by that very method: a subclass with a `call`
-of its own is none of them, and is differentiated in general.
+Each formula is the derivative of one `call` method, so formulas are looked up by that method: for a subclass with its
+own `call` there is no formula, and its gradients are computed by general differentiation.
 """
 
 import itertools
@@ -22,12 +22,12 @@ Formula = Callable[[Any, Any, Any], Mapping[str, Contribution]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a layer type's per-example gradients are found.
+    """Rule for the per-example gradients of a layer type.
 
     Attributes:
         formula: Function (layer, inputs, output gradient) -> contribution per attribute.
-        before_activation: Whether the gradient meant is that of what goes into `layer.activation`.
-        applies: Function (layer) -> whether the formula holds for a layer with these options.
+        before_activation: True if the formula takes the gradient at the input of `layer.activation`.
+        applies: Function (layer) -> True if the formula holds for a layer with these options.
     """
 
     formula: Formula
@@ -36,8 +36,8 @@ class Rule:
 
 
 def rule_of(layer: Any) -> Rule | None:
-    """The rule for a layer; None where its gradients have to be found in general."""
-    # LoRA and quantization change what a call computes; `refusal` knows both. Rematerialised calls run out of sight.
+    """Returns the rule for a layer, or None if its gradients need general differentiation."""
+    # LoRA and quantization change the result of a call; `refusal` detects both. Rematerialised calls are unobserved.
     if "call" in vars(layer) or refusal(layer) or getattr(layer, "_remat_mode", None) is not None:
         return None
     rules = (rule for method, rule in _RULES if type(layer).call is method and rule.applies(layer))
@@ -45,7 +45,7 @@ def rule_of(layer: Any) -> Rule | None:
 
 
 def _rows(tensor: Any, features: int) -> Any:
-    """Of shape (batch, uses, features), whatever axes lie between."""
+    """Returns the tensor in shape (batch, uses, features), with all axes between merged into uses."""
     between = tensor.shape[1:]
     if between.is_fully_defined():
         return tf.reshape(tensor, (-1, between.num_elements() // features, features))
@@ -53,7 +53,7 @@ def _rows(tensor: Any, features: int) -> Any:
 
 
 def _bias(layer: Any, gradient: Any) -> dict[str, Contribution]:
-    """The output gradient, summed over the axes along which the bias was repeated."""
+    """Returns the bias's contribution: the output gradient, summed over the axes along which the bias is broadcast."""
     if layer.bias is None:
         return {}
     shape = tuple(layer.bias.shape)
@@ -87,7 +87,7 @@ def _einsum_dense(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contri
 
 
 def _examples_first(layer: Any) -> bool:
-    """Whether the first label of the inputs is the first of the outputs, and none of the kernel's."""
+    """Returns True if the first label of the inputs is also the first of the outputs, and not in the kernel."""
     data, rest = layer.equation.replace(" ", "").split(",")
     kernel, output = rest.split("->")
     return data[0] == output[0] and data[0] not in kernel
@@ -127,7 +127,7 @@ def _channels_last(layer: Any, tensor: Any) -> Any:
 
 
 def _patches(layer: Any, inputs: Any, outputs: Any) -> Any:
-    """What each output position sees: (batch, positions, kernel size, channels)."""
+    """Returns the receptive field of each output position: (batch, positions, kernel size, channels)."""
     reach = [range(size) for size in layer.kernel_size]
     spatial = list(zip(inputs.shape[1:-1], outputs.shape[1:-1], layer.strides, layer.dilation_rate, strict=True))
     padding = [(0, 0), *itertools.starmap(lambda *each: _padding(layer.padding, *each), _spans(layer, spatial)), (0, 0)]
@@ -143,7 +143,7 @@ def _patches(layer: Any, inputs: Any, outputs: Any) -> Any:
 
 
 def _spans(layer: Any, spatial: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int]]:
-    """Per axis (what the kernel spans beyond one position, what the last window lacks in the inputs)."""
+    """Yields per axis (kernel's extent beyond one position, positions that the last window lacks in the inputs)."""
     for size, (length, out, stride, dilation) in zip(layer.kernel_size, spatial, strict=True):
         span = (size - 1) * dilation
         yield span, max((out - 1) * stride + span + 1 - length, 0)
@@ -152,12 +152,12 @@ def _spans(layer: Any, spatial: list[tuple[int, int, int, int]]) -> Iterator[tup
 def _padding(mode: str, span: int, lacking: int) -> tuple[int, int]:
     if mode == "causal":
         return span, 0
-    # "valid" lacks nothing; "same" pads the odd one at the end.
+    # With "valid", `lacking` is 0; with "same", an odd position of padding goes to the end.
     return lacking // 2, lacking - lacking // 2
 
 
 def _normalisation(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]:
-    """The output is affine in gamma and beta: with gamma 1 and beta 0 it is what gamma is multiplied with."""
+    """Uses that the output is affine in gamma and beta: with gamma 1 and beta 0, it is the factor of gamma."""
     scales = {name: getattr(layer, name, None) for name in ("gamma", "scale", "beta")}
     weights = {name: weight for name, weight in scales.items() if isinstance(weight, keras.Variable)}
     neutral = [(w, (tf.zeros if name == "beta" else tf.ones)(w.shape, w.dtype)) for name, w in weights.items()]
@@ -189,18 +189,18 @@ _RULES = _first_rules()
 
 
 def formulated(layer: Any, inputs: Any, gradient: Any, variables: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """(variable, contribution) of one call.
+    """Yields (variable, contribution) for each requested weight of one call.
 
     Args:
         layer: A layer that has a rule.
-        inputs: What it was called on.
+        inputs: The inputs of the call.
         gradient: The gradient at the point that the rule names.
-        variables: The weights asked for, by attribute.
+        variables: The requested weights, by attribute.
     """
     rule = rule_of(layer)
     dtype = next(iter(variables.values())).dtype
     if inputs.dtype.is_floating:
-        # Rounded as the layer rounded it, then in the precision of the weights: sums of squares overflow float16.
+        # Rounded to the layer's compute dtype, then cast to the weights' dtype: sums of squares overflow float16.
         inputs = tf.cast(tf.cast(inputs, layer.compute_dtype), dtype)
     if rule is not None:
         found = rule.formula(layer, inputs, tf.cast(gradient, dtype))

@@ -1,4 +1,4 @@
-"""The gradient of a whole network, one part after the other: only what passes from part to part is kept."""
+"""Gradient of a whole network, computed part by part: only tensors that pass between parts stay in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,39 +27,39 @@ def in_parts(
     training: bool = False,
     scale_loss: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """The batch's loss and its gradients, from the loss to a boundary and then branch by branch.
+    """Returns the batch's loss and its gradients, computed from the loss to a boundary and then branch by branch.
 
-    Whatever lies in front of the boundary runs forwards without a tape: only what the boundary's layers put out is
-    kept. The gradient goes from the loss to there; then each branch runs again, takes its share of the gradient back to
-    its weights, and is forgotten before the next. What several branches share is a part of its own, and comes after
-    them. So memory peaks at the largest part instead of their sum, for a second forward pass of what lies in front.
+    Layers before the boundary run forward without a tape: only the outputs of the boundary's layers are kept. The
+    gradient is computed from the loss to the boundary; then each branch runs again, backpropagates its share to its
+    weights, and is freed before the next branch. Layers shared by branches form a separate part, which follows them.
+    Peak memory is that of the largest part, not of all parts, for a second forward pass of the layers before it.
 
-    It does what one training pass does: with `training=True` moving averages move once, and layers draw the random
-    numbers that they would draw in one go, twice the same. In a `tf.function` parts follow one another as well.
+    The result is that of one training pass: with `training=True` moving averages move once, and layers draw the random
+    numbers of a single pass, the same in both runs. In a `tf.function` the parts run one after another, too.
 
     Args:
         model: A built Functional or Sequential model.
         loss: A Keras loss, its name, or a function (y_true, y_pred) -> one loss per example; for several outputs a list
-            or dictionary of these. Losses that layers add (regularizers) are added to it, as `fit` does.
-        x: Inputs, of shape (batch, ...), or a structure of these.
-        y: What the loss compares the outputs with, of shape (batch, ...).
-        boundary: Names of layers of the model's own graph, not of models inside it, through which all that leads from
-            weights to the outputs passes. For a layer that is called several times, ("shared", 1) is its second call.
-            Layers that follow one another are allowed: they cut a chain into pieces.
-        training: As the model is called.
-        scale_loss: Applied to the loss before it is differentiated, such as a `LossScaleOptimizer`'s `scale_loss`.
+            or dictionary of these. Losses that layers add (regularizers) are added to the loss, as `fit` does.
+        x: Inputs of shape (batch, ...), or a structure of inputs.
+        y: Targets of the loss, of shape (batch, ...).
+        boundary: Names of layers of the model's own graph, not of nested models; every path from weights to the outputs
+            must pass through one of them. For a layer with several calls, ("shared", 1) is its second call. Layers
+            that follow one another are allowed: they cut a chain into pieces.
+        training: The `training` argument of the model's call.
+        scale_loss: Function applied to the loss before differentiation, such as a `LossScaleOptimizer`'s `scale_loss`.
 
     Returns:
-        (loss, gradients): a scalar, not scaled; and what a tape would give for `model.trainable_variables`: tensors or
-        `tf.IndexedSlices`, None for a variable that the loss does not depend on. But for rounding they are those of one
-        go: bit for bit where no sum of gradients, for a weight or an activation, has more than two terms, and where the
-        optimizer of a graph fuses no operations in one way only.
+        (loss, gradients): the unscaled scalar loss, and the gradients of `model.trainable_variables` as from a tape:
+        tensors or `tf.IndexedSlices`, None for a variable without influence on the loss. They equal those of a single
+        pass except for rounding, and bit for bit if no sum of gradients, for a weight or an activation, has more than
+        two terms and the graph optimizer fuses the same operations in both computations.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: It is no Keras 3 model, or a name is none.
-        ValueError: The model is not built, or has no graph; no layer has that name; a path passes by the boundary; a
-            layer with a state would be called in another order; x and y differ in length; as `hvp` for the loss.
+        TypeError: `model` is not a Keras 3 model, or `boundary` holds a value that is not a name.
+        ValueError: The model is not built, or has no graph; no layer has that name; a path bypasses the boundary; a
+            layer with a state would be called in another order; x and y differ in length; `hvp` would refuse the loss.
 
     Source: recomputation is that of Chen et al. 2016, arXiv:1604.06174, section 3, cut by branches instead of by depth.
     """
@@ -84,14 +84,14 @@ def in_parts(
 
 @dataclass(eq=False)
 class _Part:
-    """Calls that feed the same layers of the boundary, and the symbolic tensors that enter and leave them."""
+    """Calls that feed the same layers of the boundary, and their symbolic input and output tensors."""
 
     nodes: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
     def run(self, call: Callable[[Any], Any], *inputs: Any) -> list[Any]:
-        """The outputs. Each tensor is dropped after its last use."""
+        """Runs the calls and returns the outputs; each tensor is freed after its last use."""
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         kept = {id(tensor) for tensor in self.outputs}
         last = {id(tensor): number for number, node in enumerate(self.nodes) for tensor in node.input_tensors}
@@ -113,9 +113,9 @@ class _Plan:
     """A model's graph, cut at a boundary.
 
     Attributes:
-        graph: The keras.Function that holds it.
-        parts: What lies in front of the boundary, in an order in which it can run.
-        head: What lies behind.
+        graph: The keras.Function that holds the graph.
+        parts: The parts before the boundary, in an order in which they can run.
+        head: The part after the boundary.
     """
 
     def __init__(self, model: Any, boundary: Sequence[Any] | str, *, training: bool):
@@ -129,7 +129,7 @@ class _Plan:
         for node in self._nodes:
             if self._feeds[id(node)]:
                 parts.setdefault(self._feeds[id(node)], _Part()).nodes.append(node)
-        # A call feeds all that its users feed, and more unless they are of one part: the most feeding part comes first.
+        # A call feeds all boundary layers that its users feed, and more unless both are in one part: large sets first.
         self.parts = [parts[fed] for fed in sorted(parts, key=len, reverse=True)]
         self.head = _Part([node for node in self._nodes if not self._feeds[id(node)]], outputs=list(self.graph.outputs))
         self._check_nothing_passes_by()
@@ -138,7 +138,7 @@ class _Plan:
             self._check_order()
 
     def _what_feeds_what(self) -> dict[int, frozenset[int]]:
-        """id of a node -> ids of the nodes of the boundary that depend on it, itself included."""
+        """Returns a map from the id of a node to the ids of the boundary's nodes that depend on it or are the node."""
         feeds = {id(node): {id(node)} if id(node) in self._cut else set() for node in self._nodes}
         for node in reversed(self._nodes):
             for maker in self._makers(node):
@@ -154,7 +154,7 @@ class _Plan:
             if any(id(maker) in behind for maker in self._makers(node)):
                 behind.add(id(node))
         wanted = [tensor for node in self.head.nodes if id(node) in behind for tensor in node.input_tensors]
-        # No gradient takes the way of masks and whole numbers.
+        # No gradient flows through masks and integers.
         wanted = [tensor for tensor in [*wanted, *self.graph.outputs] if tf.as_dtype(tensor.dtype).is_floating]
         makers = [self._maker[id(tensor)] for tensor in wanted if id(tensor) in self._maker]
         around = dict.fromkeys(node.operation.name for node in makers if id(node) not in behind)
@@ -166,7 +166,7 @@ class _Plan:
             )
 
     def _check_order(self) -> None:
-        """Refuses layers that move averages or draw numbers in several parts, in another order than in one go."""
+        """Raises if layers with averages or random numbers would run in another order than in a single pass."""
         calls: dict[int, list[Any]] = {}
         for node in [node for part in [*self.parts, self.head] for node in part.nodes]:
             calls.setdefault(id(node.operation), []).append(node)
@@ -202,7 +202,7 @@ def _graph_of(model: Any) -> Any:
 
 
 def _named(model: Any, nodes: list[Any], boundary: list[Any]) -> dict[int, Any]:
-    """id of a node -> as the user named it."""
+    """Returns a map from the id of each boundary node to the name that the user gave."""
     found: dict[int, Any] = {}
     for name in boundary:
         label, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
@@ -228,11 +228,11 @@ def _named(model: Any, nodes: list[Any], boundary: list[Any]) -> dict[int, Any]:
 
 
 class _Passage:
-    """One way through a plan, there and back.
+    """One forward and backward pass through a plan.
 
     Attributes:
-        cuts: The tensors between parts, and between them and the head, to which gradients come back.
-        losses: What layers in front of the boundary added.
+        cuts: The tensors between parts, and between parts and head, whose gradients are computed.
+        losses: Losses that layers before the boundary added.
     """
 
     def __init__(self, model: Any, plan: _Plan):
@@ -243,7 +243,7 @@ class _Passage:
         self._runs: list[tuple[Run, list[Any], list[Any]]] = []
 
     def forward(self, tape: Any, x: Any, *, training: bool) -> Any:
-        """The model's output, of which the tape knows the head."""
+        """Returns the model's output; the tape records only the head."""
         taken = []
 
         def through(inputs: Any, operation_fn: Callable[[Any], Any], **_: Any) -> Any:
@@ -266,7 +266,7 @@ class _Passage:
         needed: set[int] = set()
         for part in self._plan.parts:
             run, entering = Run(partial(part.run, call)), [values[id(tensor)] for tensor in part.inputs]
-            # In a graph branches would else run side by side, the activations of all of them alive at once.
+            # Otherwise branches of a graph would run in parallel, with all their activations in memory at once.
             with tf.control_dependencies(done):
                 outputs, losses = run.first(entering)
                 leaving = [tf.identity(tensor) for tensor in differentiable(outputs, losses)]
@@ -284,7 +284,7 @@ class _Passage:
         return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
 
     def backward(self, slopes: Sequence[Any]) -> list[Any]:
-        """The gradient of each trainable variable, from those of the cuts and what the head gave each variable."""
+        """Returns the gradient of each trainable variable, from the gradients of the cuts and those from the head."""
         upstream = {id(cut): slope for cut, slope in zip(self.cuts, slopes, strict=False)}
         totals = list(slopes[len(self.cuts) :])
         done = list(slopes)

@@ -1,8 +1,8 @@
-"""One forward pass after which each weight's gradient can be had example by example.
+"""One forward pass that records the data for each weight's per-example gradients.
 
-While the model runs, every layer that owns trainable weights gets them as constants, and what it was called on and what
-came out is kept. A gradient that still reaches a weight then shows that something else uses it: a tied matrix, a layer
-inside a loop. Such weights are differentiated one example at a time through the whole model, so nothing is lost.
+While the model runs, every layer that owns trainable weights receives them as constants, and the inputs and outputs of
+its calls are kept. If a gradient still reaches a weight, the weight has another use: a tied matrix, a layer inside a
+loop. Such weights are differentiated one example at a time through the whole model, so no contribution is lost.
 """
 
 import threading
@@ -26,14 +26,14 @@ from prunekit.gradients.layer_formulas import formulated, rule_of
 
 @dataclass
 class Use:
-    """One call of a layer with weights of its own.
+    """One call of a layer that owns weights.
 
     Attributes:
         layer: The layer.
         weights: Its trainable weights, by attribute.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
-        points: The tensors whose gradients are needed: what goes into the activation, or the outputs.
+        points: The tensors whose gradients are needed: the inputs of the activation function, or the outputs.
     """
 
     layer: Any
@@ -47,12 +47,12 @@ class ExamplePass:
     """One forward pass of a model, kept for per-example gradients of its trainable variables.
 
     Args:
-        run: Function (x) -> target: runs the model and returns its output, or whatever else is differentiated; one row
-            per example.
+        run: Function (x) -> target: runs the model and returns the tensors to differentiate, such as its output; one
+            row per example.
         model: The model that `run` runs.
         x: Tensors, the examples along the first axis.
-        training: As the model is called.
-        persistent: Whether `pull` may be called more than once.
+        training: The `training` argument of the model's call.
+        persistent: True if `pull` may be called more than once.
     """
 
     def __init__(self, run: Callable[[Any], Any], model: Any, x: Any, *, training: bool, persistent: bool = False):
@@ -73,13 +73,13 @@ class ExamplePass:
     # The forward pass -----------------------------------------------------------------------------------------------
 
     def _probe(self) -> list[bool]:
-        """Per call, whether its inputs and outputs have one row per example, and all that follows passes through them.
+        """Returns, per call, True if inputs and outputs have one row per example and no logits bypass the outputs.
 
-        Seen from a batch of another size: positions, of which there are as many as examples, must not pass for them.
+        Runs a batch of another size, since an axis of positions may have the same length as the batch by chance.
         """
         batch = keras.tree.flatten(self._x)[0].shape[0]
         if fixed_batch(self._model) is not None:
-            # There is no batch of another size; one as large is the best there is.
+            # The model accepts no other batch size, so the probe uses the same size.
             size = batch
         else:
             size = 3 if batch == 2 else 2
@@ -93,7 +93,7 @@ class ExamplePass:
             aligned.append(False)
             with _marked(inside, layer):
                 outputs = original(layer, *args, **kwargs)
-            # Keras's cross-entropies look up the logits behind a softmax, past the outputs that are watched.
+            # Keras's cross-entropies read the logits before a softmax and bypass the watched outputs.
             past = rule_of(layer) is None and any(
                 hasattr(leaf, "_keras_logits") for leaf in keras.tree.flatten(outputs)
             )
@@ -127,7 +127,7 @@ class ExamplePass:
         return outputs
 
     def _rule(self, use: Use) -> Any:
-        """The layer's rule, where its inputs are of a kind that formulas take."""
+        """Returns the layer's rule if the formulas support its inputs."""
         inputs = _first(use.args, use.kwargs)
         if not isinstance(inputs, tf.Tensor) or not inputs.shape[1:].is_fully_defined():
             return None
@@ -153,7 +153,7 @@ class ExamplePass:
 
     @contextmanager
     def _repeating(self, layer: Any) -> Iterator[None]:
-        """Inside an RNN the cell is called in a loop, out of sight or once per step: the RNN is one use."""
+        """Counts an RNN as one use: its cell is called in a loop, unobserved or once per step."""
         self._inside = is_repeater(layer)
         try:
             yield
@@ -163,7 +163,7 @@ class ExamplePass:
     # The backward pass ----------------------------------------------------------------------------------------------
 
     def pull(self, cotangent: Any) -> list[Contribution]:
-        """What each variable's per-example gradients are made of, for a cotangent of the target's structure."""
+        """Returns each variable's per-example gradients as factors, for a cotangent of the target's structure."""
         points = [point for use in self._uses for point in use.points]
         natives = [backend.native(variable) for variable in self.variables]
         found = self._tape.gradient(self.target, [*points, *natives], output_gradients=cotangent)
@@ -192,7 +192,7 @@ class ExamplePass:
         return together(parts, tuple(variable.shape))
 
     def _through_layer(self, use: Use, variables: list[Any], gradients: list[Any]) -> Iterator[tuple[Any, Any]]:
-        """The layer alone, differentiated one example at a time."""
+        """Yields the gradients of the layer alone, differentiated one example at a time."""
         _check_repeatable(use.layer, self._training)
         batch = keras.tree.flatten(self._x)[0].shape[0]
         leaves = keras.tree.flatten((use.args, dict(use.kwargs)))
@@ -218,7 +218,7 @@ class ExamplePass:
     def _one_at_a_time(
         self, place: Any, call: Callable[..., Any], inputs: tuple, variables: list[Any], gradients: list[Any]
     ) -> list[Any]:
-        """Gradients of what `call` returns, example by example; traced once for all pulls."""
+        """Returns the per-example gradients of the outputs of `call`; traced once for all pulls."""
         wanted = [number for number, gradient in enumerate(gradients) if gradient is not None]
         key = (id(place), *wanted, *map(id, variables))
         if key not in self._vectorised:
@@ -226,7 +226,7 @@ class ExamplePass:
         return self._vectorised[key]((inputs, [gradients[number] for number in wanted]))
 
     def _training_argument(self, use: Use) -> dict[str, bool]:
-        # In the first pass the layer had it from the layers around it.
+        # In the first pass the layer received `training` from the layers around it.
         takes = getattr(use.layer, "_call_has_training_arg", False)
         given = "training" in use.kwargs
         return {"training": self._training} if takes and not given else {}
@@ -248,7 +248,7 @@ class ExamplePass:
 
 
 def _mapped(call: Callable[..., Any], variables: list[Any], wanted: list[int]) -> Callable[[Any], list[Any]]:
-    """Function (inputs, cotangents) -> gradients of what `call` returns, for each example as a batch of its own."""
+    """Returns a function (inputs, cotangents) -> gradients of the outputs of `call`, each example as its own batch."""
 
     def one(parts: Any) -> Any:
         (leaves, masks), cotangents = keras.tree.map_structure(lambda leaf: leaf[None], parts)
@@ -263,7 +263,7 @@ def _mapped(call: Callable[..., Any], variables: list[Any], wanted: list[int]) -
 
     if not tf.executing_eagerly():
         return lambda parts: tf.vectorized_map(one, parts)
-    # Vectorising takes seconds for an RNN, and would be done anew in every call; a loop in a graph is traced at once.
+    # Vectorising an RNN takes seconds and would be repeated in every call; a loop in a graph traces quickly.
     signature = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
     return compilation.compiled(lambda parts: tf.map_fn(one, parts, fn_output_signature=signature))
 
@@ -272,7 +272,7 @@ def _mapped(call: Callable[..., Any], variables: list[Any], wanted: list[int]) -
 
 
 def _owned(model: Any, trainable: Sequence[Any]) -> dict[int, dict[str, Any]]:
-    """id of a layer -> its trainable weights, by attribute; those of a cell are its RNN's."""
+    """Returns {id of a layer: its trainable weights by attribute}; an RNN also owns the weights of its cell."""
     wanted = {id(variable) for variable in trainable}
     owned: dict[int, dict[str, Any]] = {}
     for place in places(model):
@@ -313,10 +313,10 @@ def _marked(inside: list[Any], layer: Any) -> Iterator[None]:
 
 
 def check_examples_are_apart(model: Any, training: bool) -> None:
-    """Refuses training mode where batch statistics would mix the examples.
+    """Raises if batch statistics in training mode would mix the examples.
 
     Raises:
-        ValueError: `training`, and a BatchNormalization that is not frozen.
+        ValueError: `training` is True and the model has a BatchNormalization that is not frozen.
     """
     if not training:
         return
@@ -330,7 +330,7 @@ def check_examples_are_apart(model: Any, training: bool) -> None:
 
 
 def _check_repeatable(layer: Any, training: bool) -> None:
-    """Raises where the layer would draw other random numbers when it is run again, one example at a time."""
+    """Raises if the layer would draw other random numbers when it runs again, one example at a time."""
     if not training:
         return
     drawing = [place.layer for place in places(layer) if draws_random_numbers(place.layer)]

@@ -1,4 +1,4 @@
-"""Running a piece of a model again: with the same draws and statistics, and without a second update of its state."""
+"""Repeats the run of a part of a model with the same random numbers and statistics, without a second state update."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,26 +25,26 @@ from prunekit.gradients.layer_capture import graph_in_scope, is_differentiable, 
 
 @contextmanager
 def recomputing(model: Any, layers: Sequence[str] | str) -> Iterator[None]:
-    """Inside, the named layers keep only their inputs in a forward pass, and run again in the backward pass.
+    """Makes the named layers keep only their inputs in the forward pass and run again in the backward pass.
 
-    The training that comes out is the same: the second run draws the same random numbers, and does not move averages
-    again. Eagerly that holds bit for bit; in a compiled step TensorFlow may fuse operations of the first run, and
-    round otherwise. What is saved is the memory of everything between a layer's inputs and its outputs; the price is
-    one more forward pass of it. `model.fit`, `train_on_batch` and `TapeLoop` see it whether or not the model was
-    trained before. A `tf.function` of your own keeps what it was traced with, so its first call belongs inside.
+    Training results do not change: the second run draws the same random numbers and does not move averages again.
+    Eagerly the results agree bit for bit; in a compiled step TensorFlow may fuse operations of the first run and round
+    differently. This saves the memory of all tensors between a layer's inputs and outputs, at the cost of one more
+    forward pass of the layer. It works in `model.fit`, `train_on_batch` and `TapeLoop`, also if the model was trained
+    before. A user's own `tf.function` keeps its trace, so its first call must be inside the scope.
 
-    While calls are watched (per-example gradients, derivatives of a layer's activations) the layers run once.
+    While layer calls are watched (per-example gradients, derivatives of a layer's activations) the layers run once.
 
     Args:
-        model: A built Keras model. Nothing about it is changed after the end.
-        layers: Names or paths of layers, such as "block" or "block/conv_1"; most useful of nested models and of layers
-            made of layers, since a single operation has little between its inputs and its outputs.
+        model: A built Keras model; it is restored at the end of the scope.
+        layers: Names or paths of layers, such as "block" or "block/conv_1"; most useful for nested models and layers
+            made of layers, since a single operation has few tensors between its inputs and outputs.
 
     Raises:
         RuntimeError: Keras does not run on TensorFlow.
-        TypeError: It is no Keras 3 model; a name is no string.
-        ValueError: The model is not built; no layer, or several, have that name; none is named; a layer is quantized,
-            or called inside the loop of a recurrent one.
+        TypeError: `model` is not a Keras 3 model; a name is not a string.
+        ValueError: The model is not built; no layer, or several layers, have a name; `layers` is empty; a layer is
+            quantized, or is called inside the loop of a recurrent layer.
 
     Source: Chen et al. 2016, arXiv:1604.06174, section 3.
     """
@@ -82,11 +82,11 @@ def _block(model: Any, name: Any) -> Any:
 
 
 class Run:
-    """One run of a piece of a model, which updates the model's state, and can be repeated without.
+    """A run of a part of a model that updates the model's state and can be repeated without updating it.
 
     Attributes:
-        variables: The Keras variables that it read.
-        values: Their values before it, which tapes have seen being read.
+        variables: The Keras variables that the run read.
+        values: Their values before the run, in reads that gradient tapes have recorded.
     """
 
     def __init__(self, piece: Callable[..., Any]):
@@ -96,9 +96,9 @@ class Run:
         self._masks: dict[int, Any] = {}
 
     def first(self, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """What the piece returns, and the losses that its layers add. No tape sees how."""
+        """Runs the part without tapes; returns its outputs and the losses that its layers add."""
         scope = _RecordingScope(_scope(), graph=graph_in_scope())
-        # Noted now: MultiHeadAttention takes them off its inputs.
+        # Stored before the run: MultiHeadAttention removes the masks from its inputs.
         self._masks = {id(one): one._keras_mask for one in inputs if getattr(one, "_keras_mask", None) is not None}
         with record.stop_recording(), scope:
             outputs = self._piece(*inputs)
@@ -109,15 +109,15 @@ class Run:
         return outputs, scope.losses
 
     def again(self, inputs: Sequence[Any], sources: Sequence[Any], upstream: Sequence[Any]) -> list[Any]:
-        """Runs once more, and takes gradients back.
+        """Runs the part again and returns the gradients of the sources.
 
         Args:
-            inputs: What it ran on.
+            inputs: The inputs of the first run.
             sources: Tensors among `inputs` and `values`.
-            upstream: The gradient of each tensor that `differentiable` finds; None for those that are of no account.
+            upstream: The gradient of each tensor that `differentiable` returns; None for tensors without a gradient.
 
         Returns:
-            A gradient for each source: a tensor, `tf.IndexedSlices`, or None where nothing depends on it.
+            A gradient for each source: a tensor, `tf.IndexedSlices`, or None if no target depends on the source.
         """
         slopes = [None if slope is None else tf.convert_to_tensor(slope) for slope in upstream]
         known = [slope for slope in slopes if slope is not None]
@@ -142,24 +142,24 @@ class Run:
 
 
 def _held_back(tensors: Sequence[Any], until: Sequence[Any]) -> list[Any]:
-    """The tensors again, of which a compiler may not think that it has them before it has `until`."""
-    # In a graph nothing else keeps a second run from being merged with the first, or from taking place before its time.
+    """Returns the tensors as copies that a compiled graph can use only after the tensors in `until` are computed."""
+    # In a graph only this prevents the compiler from merging the second run with the first or running it too early.
     if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return [tf.identity(tensor) for tensor in tensors]
-    # XLA does not heed control dependencies.
+    # XLA ignores control dependencies.
     return xla.optimization_barrier(*tensors, *until)[: len(tensors)]
 
 
 def differentiable(outputs: Any, losses: Sequence[Any]) -> list[Any]:
-    """The tensors of a run through which gradients come back."""
+    """Returns the tensors among a run's outputs and losses through which gradients flow."""
     leaves = [leaf for leaf in keras.tree.flatten(outputs) if is_differentiable(leaf)]
-    # Keras's cross-entropies look up the logits behind a softmax.
+    # Keras's cross-entropies read the logits before a softmax.
     logits = [leaf._keras_logits for leaf in leaves if hasattr(leaf, "_keras_logits")]
     return [*leaves, *logits, *losses]
 
 
 def replaced(outputs: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """(outputs, losses) with `tensors` in the places where `differentiable` found what they stand for."""
+    """Returns (outputs, losses) with the tensors that `differentiable` finds replaced by `tensors`."""
     leaves, standing = keras.tree.flatten(outputs), iter(tensors)
     fresh = [like(next(standing), leaf) if is_differentiable(leaf) else leaf for leaf in leaves]
     for new, old in zip(fresh, leaves, strict=True):
@@ -169,11 +169,11 @@ def replaced(outputs: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 class _RecordingScope(keras.StatelessScope):
-    """A scope in which no variable changes, and which knows what was read and what would have been written.
+    """A scope in which no variable changes; it records the variables read and the values that would be written.
 
-    In a graph each variable is read once, so that the second run has the very tensors of the first: the loss depends on
-    those, and so does whatever updates the variables. TensorFlow's graph optimizer was seen to lose the order of an
-    update and another read.
+    In a graph each variable is read once, so that the second run uses the same tensors as the first: the loss and the
+    updates of the variables depend on these tensors. TensorFlow's graph optimizer has been observed to lose the order
+    of an update and another read.
     """
 
     def __init__(self, outer: Any, values: Iterable[tuple[Any, Any]] = (), *, graph: Any = None):
@@ -182,7 +182,7 @@ class _RecordingScope(keras.StatelessScope):
         self.written: dict[int, Any] = {}
         self.taken: dict[int, Any] = {}
         self._graph = graph
-        # Keras looks at the innermost scope only.
+        # Keras reads only the innermost scope.
         self.state_mapping.update(outer.state_mapping if outer is not None else {})
         self.state_mapping.update((id(variable), value) for variable, value in values)
 
@@ -191,7 +191,7 @@ class _RecordingScope(keras.StatelessScope):
             self.read[id(variable)] = variable
         value = super().get_current_value(variable)
         if value is None and self._graph is not None:
-            # Also where a layer reads it inside the graph of a loop.
+            # Also if a layer reads the variable inside the graph of a loop.
             with self._graph.as_default():
                 value = tf.convert_to_tensor(backend.native(variable))
             self.taken[id(variable)] = self.state_mapping[id(variable)] = value
@@ -205,7 +205,7 @@ class _RecordingScope(keras.StatelessScope):
 
 
 def _assigned(value: Any, former: Any) -> Any:
-    """`value` as it is read from the variable that held `former`: gradients go to the variable, not to what made it."""
+    """Returns `value` as if read from the variable that held `former`: gradients flow to the variable only."""
     if not is_differentiable(former):
         return value
 
@@ -221,7 +221,7 @@ def _scope() -> Any:
 
 
 def _shown(variable: Any, taken: Any) -> Any:
-    """What the variable held, in its own precision, read in the sight of tapes; `taken` where it was read already."""
+    """Returns the variable's value in its own precision, recorded on tapes; reuses the earlier read `taken`, if any."""
     scope = _scope()
     standing = None if scope is None else scope.get_current_value(variable)
     if standing is not None:
@@ -235,16 +235,16 @@ def _shown(variable: Any, taken: Any) -> Any:
 
 
 class _Surroundings:
-    """What Keras knows of the calls and the precision around a layer's call: `training`, above all."""
+    """Keras's global call context and autocast scope around a layer's call; holds mainly `training`."""
 
     def __init__(self) -> None:
         self._held = {name: global_state.get_global_attribute(name) for name in ("current_call_ctx", "autocast_scope")}
-        # Layers that are called later write their own `training` into the same object.
+        # Copied: layers that are called later write their own `training` into the same object.
         self._held["current_call_ctx"] = copy.copy(self._held["current_call_ctx"])
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """As they were."""
+        """Restores the stored call context and autocast scope inside the `with` block."""
         former = {name: global_state.get_global_attribute(name) for name in self._held}
         try:
             for name, value in self._held.items():
@@ -259,7 +259,7 @@ class _Surroundings:
 
 
 def _rerun(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, with a gradient of its own: that of running it again."""
+    """Returns `call` with a custom gradient, which runs `call` again."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if is_watched():
@@ -274,7 +274,7 @@ def _rerun(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         outputs, losses = run.first(leaves)
         outputs, losses = replaced(outputs, _spliced(run, leaves, differentiable(outputs, losses)))
         for loss in losses:
-            # Functional models refuse add_loss, though what their layers add counts.
+            # Functional models refuse add_loss, although the losses that their layers add count.
             keras.layers.Layer.add_loss(layer, loss)
         return outputs
 
@@ -282,17 +282,17 @@ def _rerun(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spliced(run: Run, inputs: list[Any], targets: list[Any]) -> list[Any]:
-    """`targets`, which came out of the run, as functions of its inputs and of the variables that it read."""
+    """Returns `targets`, the run's results, as differentiable functions of the run's inputs and variables."""
     sources = list({id(each): each for each in [*inputs, *run.values] if is_differentiable(each)}.values())
     if tf.executing_eagerly():
-        # A tape that looks on from outside of a graph cannot be seen from inside.
+        # From inside a graph, a tape outside the graph cannot be detected.
         sources = [each for each in sources if record.should_record_backprop([each])]
     if not sources or not targets:
         return targets
 
     @tf.custom_gradient
     def splice(*_: Any) -> Any:
-        # Without the stop, TensorFlow would search the graph behind these for variables.
+        # Without `stop_gradient`, TensorFlow would search the graph behind these tensors for variables.
         return [tf.stop_gradient(target) for target in targets], lambda *upstream: run.again(inputs, sources, upstream)
 
     return splice(*sources)

@@ -1,1 +1,1 @@
-"""What other toolkits wrote: their models, schedules and checkpoints, read into Keras 3."""
+"""Reads models, schedules and checkpoints of other toolkits into Keras 3."""

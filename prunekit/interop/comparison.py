@@ -1,4 +1,4 @@
-"""Two models, one of tf_keras and one of Keras 3, on the same random inputs."""
+"""Compares the outputs of a tf_keras model and a Keras 3 model on the same random inputs."""
 
 from typing import Any
 
@@ -8,30 +8,30 @@ import numpy as np
 from prunekit.interop.layers import policy
 
 _BATCH = 3
-# The length of axes that the model leaves open: enough for a few poolings.
+# Length used for axes of unknown length: enough for a few pooling layers.
 _OPEN = 32
 _TOLERANCE = 1e-4
 _HALF_PRECISION = 2e-2
 
 
 def compared(old: Any, new: keras.Model, where: str, tolerance: float | None = None) -> float:
-    """The largest difference of the two models' outputs, relative to the largest output.
+    """Returns the largest difference between the two models' outputs, relative to the largest output.
 
     Args:
-        old: The model of tf_keras.
-        new: The model of Keras 3.
-        where: What to call it in errors.
-        tolerance: What is not refused; None takes the precision's own.
+        old: tf_keras model.
+        new: Keras 3 model.
+        where: Name of the model in errors.
+        tolerance: Largest accepted difference; None uses the default for the model's precision.
 
     Raises:
-        ValueError: The outputs differ by more.
+        ValueError: The outputs differ by more than the tolerance, or cannot be compared.
     """
     if tolerance is None:
         tolerance = _HALF_PRECISION if any("16" in policy(layer) for layer in _layers(new)) else _TOLERANCE
     inputs = [_random(tensor, new, seed) for seed, tensor in enumerate(new.inputs)]
     try:
         theirs, ours = (_flat(model(_packed(model, inputs), training=False)) for model in (old, new))
-    except Exception as error:  # noqa: BLE001 whatever a backend raises where random inputs do not fit the model
+    except Exception as error:  # noqa: BLE001 each backend has its own exceptions for inputs that do not fit
         shapes = ", ".join(str(one.shape) for one in inputs)
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         raise ValueError(
@@ -59,7 +59,7 @@ def compared(old: Any, new: keras.Model, where: str, tolerance: float | None = N
 
 
 def _packed(model: Any, inputs: list[np.ndarray]) -> Any:
-    """The inputs as the model takes them: one array, a list or a dictionary."""
+    """Returns the inputs in the model's input structure: one array, a list or a dictionary."""
     structure = getattr(model, "_nested_inputs", None)
     if structure is None:
         structure = getattr(model, "_inputs_struct", None)
@@ -75,13 +75,13 @@ def _layers(model: keras.Model) -> list[Any]:
 
 
 def _vocabulary(model: keras.Model) -> int:
-    """How many integers every embedding knows; 0 where there is no embedding."""
+    """Returns the smallest `input_dim` of the embeddings; 0 without an embedding."""
     sizes = [layer.input_dim for layer in _layers(model) if isinstance(layer, keras.layers.Embedding)]
     return min(sizes, default=0)
 
 
 def _masking(model: keras.Model) -> float | None:
-    """The value at which a step is masked; None where the model masks nothing."""
+    """Returns the input value that masks a time step; None if the model has no masking layer."""
     for layer in _layers(model):
         if isinstance(layer, keras.layers.Masking):
             return float(layer.mask_value)
@@ -100,6 +100,6 @@ def _random(tensor: Any, model: keras.Model, seed: int) -> np.ndarray:
     else:
         values = generator.normal(size=shape).astype(tensor.dtype)
     if masked is not None and values.ndim > 1:
-        # Of the first example the last steps are masked, as where sequences are padded.
+        # Mask the last steps of the first example, as in a padded sequence.
         values[0, -(values.shape[1] // 3) :] = masked
     return values

@@ -1,4 +1,4 @@
-"""A legacy model's config, rebuilt from what is known here: no name in a file decides what is imported or run."""
+"""Rebuilds a legacy model's config from known classes: no name in a file decides what is imported or run."""
 
 import functools
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ _MODELS = ("Sequential", "Functional", "Model")
 
 
 def cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a whole model as tf_keras takes it, made of known classes.
+    """Returns the config of a whole model in tf_keras's format, rebuilt from known classes.
 
     Raises:
-        ValueError: Layers that cannot be carried, all of them named with the reason.
+        ValueError: The model has parts that cannot be carried; the message names all of them with reasons.
     """
     obstacles: list[str] = []
     result = _clean(config, obstacles, inside=False)
@@ -33,7 +33,7 @@ def cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _homes() -> dict[str, str]:
-    """Class name -> the module that tf_keras looks it up in; "" for tensorflow-model-optimization's."""
+    """Returns {class name: module for tf_keras's lookup}; "" for classes of tensorflow-model-optimization."""
     homes = dict.fromkeys(legacy.wrapper_classes(), "")
     for home in ("initializers", "regularizers", "constraints"):
         names = (name for name in dir(getattr(keras, home)) if name[0].isupper())
@@ -45,10 +45,10 @@ def _homes() -> dict[str, str]:
 
 
 def _clean(value: Any, obstacles: list[str], inside: bool) -> Any:
-    """`value` without names of modules; `inside`: it belongs to a wrapped layer.
+    """Returns `value` without the file's module names; `inside` is True for parts of a wrapped layer.
 
-    A wrapped layer is built before its wrapper, as it was when the file was written; every other layer is built when
-    it is called: a wrapper that is built twice has its variables twice.
+    Keeps `build_config` only for wrapped layers, which were built before their wrappers when the file was written.
+    All other layers are built at their call: a wrapper that is built twice has its variables twice.
     """
     if isinstance(value, list):
         return [_clean(one, obstacles, inside) for one in value]

@@ -1,7 +1,7 @@
-"""Files of tf_keras (.h5, .keras, SavedModel) -> a live model; nothing that a file says is run or imported.
+"""Loads tf_keras models from files (.h5, .keras, SavedModel) without running or importing code that a file names.
 
-The file's config is read as JSON, rebuilt from the classes that are known here, and only then given to tf_keras; of
-the rest of the file only arrays are read. A SavedModel's graphs are not loaded.
+The file's config is read as JSON, rebuilt from known classes, and only then passed to tf_keras. Only arrays are read
+from the rest of the file. A SavedModel's graphs are not loaded.
 """
 
 import functools
@@ -25,12 +25,12 @@ _CONVERT = "Convert a .h5, .hdf5 or .keras file or a SavedModel folder that tf_k
 
 @dataclass(frozen=True, eq=False)
 class LegacyFile:
-    """A model read from a file, with what the file says about its training.
+    """A model read from a file, with the training settings in the file.
 
     Attributes:
-        model: The model of tf_keras, wrappers included, with its weights; not compiled.
-        training: Loss, metrics and optimizer as the file names them; empty where it was not compiled.
-        slots: The optimizer's variables in its own order, the count of updates first; empty where there are none.
+        model: tf_keras model with wrappers and weights; not compiled.
+        training: Loss, metrics and optimizer in the file's format; empty if the model was not compiled.
+        slots: Variables of the optimizer in the optimizer's order, the update count first; empty if none are saved.
     """
 
     model: Any
@@ -39,10 +39,10 @@ class LegacyFile:
 
 
 def read_file(path: str | os.PathLike[str]) -> LegacyFile:
-    """The model in a legacy file or SavedModel folder.
+    """Returns the model in a legacy file or SavedModel folder.
 
     Raises:
-        ValueError: No such file, a file of another kind, layers that cannot be carried, a damaged file.
+        ValueError: The file is missing, damaged, of another kind, or has layers that cannot be carried.
         ImportError: tf_keras or tensorflow-model-optimization is not installed.
     """
     path = Path(path)
@@ -55,7 +55,7 @@ def read_file(path: str | os.PathLike[str]) -> LegacyFile:
         raise
     except FileRefused as error:
         raise FileRefused(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-    except Exception as error:  # noqa: BLE001 what a damaged file makes h5py, protobuf, TensorFlow or tf_keras raise
+    except Exception as error:  # noqa: BLE001 h5py, protobuf, TensorFlow and tf_keras raise many kinds
         raise ValueError(f"{path}: {first_line(error)}") from error
 
 
@@ -73,12 +73,12 @@ def _reader(path: Path) -> Any:
 
 
 def _stored_bytes(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
+    """Returns the size in bytes of a file, or of all files in a folder."""
     return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else (path,)) if one.is_file())
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line that is not a whole config."""
+    """Returns an exception's message in one line, shortened in case it contains a whole config."""
     lines = str(error).strip().splitlines()
     if isinstance(error, ValueError) and lines:
         return lines[0][:1500]
@@ -149,10 +149,10 @@ def _member(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
 
 
 def _expect_repetitions(model: Any) -> None:
-    """Lets quantization wrappers read what they wrote.
+    """Patches quantization wrappers so that they can load their saved variables.
 
-    They list their layer's variables before their own if the layer was built before them. So it was when the model was
-    made, and is not when it is read: tf_keras cannot load these files.
+    A wrapper saves its layer's variables before its own if the layer was built before the wrapper. The layer was built
+    first when the model was created, but not when the file is read: without the patch, tf_keras cannot load the file.
     """
     for layer in model._flatten_layers():
         if hasattr(layer, "quantize_config"):

@@ -1,4 +1,4 @@
-"""A whole model of tf_keras, wrapped or not, as a plain Keras 3 model with the same layers, calls and weights."""
+"""Translates a tf_keras model, wrapped or not, to a Keras 3 model with the same layers, calls and weights."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ class Translation:
         model: A built Sequential or functional model of tf_keras.
 
     Attributes:
-        model: The Keras 3 model.
-        pairs: (legacy variable, Keras 3 variable) of every weight.
-        wrappings: What stood around the layers.
-        lost: What a training in Keras 3 does otherwise, one line each.
+        model: Keras 3 model.
+        pairs: (legacy variable, Keras 3 variable) for every weight.
+        wrappings: Contents of the wrappers of the legacy layers.
+        lost: Differences of a training in Keras 3, one line each.
 
     Raises:
-        NotCarried: Something has no equal in Keras 3.
+        NotCarried: A part of the model has no equivalent in Keras 3.
     """
 
     def __init__(self, model: Any):
@@ -38,11 +38,11 @@ class Translation:
             variable.assign(old.numpy())
         for _, new, _ in self._sources:
             if isinstance(new, keras.layers.Normalization):
-                # What it computes with are tensors made of its variables.
+                # Normalization computes with tensors derived from its variables: derive the tensors again.
                 new.finalize_state()
 
     def counterpart(self, variable: Any) -> keras.Variable | None:
-        """The Keras 3 variable that took a legacy variable's value."""
+        """Returns the Keras 3 variable with the value of a legacy variable; None if no pair has the variable."""
         return next((new for old, new in self.pairs if old is variable), None)
 
     def _model(self, model: Any) -> keras.Model:
@@ -58,7 +58,7 @@ class Translation:
         self._note_pass_throughs(model)
         nest = _nest()
         structure = model._nested_inputs
-        # Keras 3 wants the inputs of a dictionary to be called as its keys are.
+        # For inputs in a dictionary, Keras 3 requires input names equal to the keys.
         keys = {id(tensor): key for key, tensor in structure.items()} if isinstance(structure, dict) else {}
         tensors = {id(tensor): _input(tensor, keys.get(id(tensor))) for tensor in model.inputs}
         for depth in sorted(model._nodes_by_depth, reverse=True):
@@ -85,7 +85,7 @@ class Translation:
         else:
             layer = self._layer(node.layer)
             if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and isinstance(arguments[0], list):
-                # tf_keras joins the states to the input when they are tensors of the graph.
+                # tf_keras puts initial states that are tensors of the graph into one list with the input.
                 (first, *states), *rest = arguments
                 arguments, options = (first, *rest), {**options, "initial_state": states}
             self._note_mode(layer, options.pop("training", None))
@@ -94,7 +94,7 @@ class Translation:
             tensors[id(old)] = one
 
     def _note_mode(self, layer: Any, training: Any) -> None:
-        """Refuses or names a layer that is called with `training`: Keras 3 lets the call of the model decide."""
+        """Raises or records a difference if a layer call sets `training`: in Keras 3 the model's call sets the mode."""
         if training is None or not any(map(_minds_training, layer._flatten_layers())):
             return
         if not isinstance(training, bool | int) or training:
@@ -117,7 +117,7 @@ class Translation:
         if isinstance(inner, legacy.tf_keras().Model):
             nested = self._model(inner)
             if not inner.trainable:
-                # Nothing inside is trained then, whatever its layers say of themselves.
+                # A frozen model trains none of its layers, even if a layer's own `trainable` is True.
                 nested.trainable = False
             return nested
         if around:
@@ -128,10 +128,10 @@ class Translation:
 
 
 def _minds_training(layer: Any) -> bool:
-    """Whether a layer computes otherwise in a training, itself."""
+    """Returns True if the layer itself, apart from its sublayers, computes differently in training mode."""
     if isinstance(layer, keras.layers.BatchNormalization):
         return layer.trainable
-    # Rates of dropout: of the layers named after it, of recurrent cells, of attention, of noise.
+    # Attributes of dropout layers, recurrent cells, attention and noise layers.
     names = ("rate", "dropout", "recurrent_dropout", "stddev")
     return any(isinstance(rate := getattr(layer, name, None), int | float) and rate > 0 for name in names)
 

@@ -1,4 +1,4 @@
-"""One layer of tf_keras -> the Keras 3 layer that computes the same. The table of what can be carried is here."""
+"""Translates a tf_keras layer to the Keras 3 layer with the same computation; has the table of supported layers."""
 
 import inspect
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-# The layers of which tf_keras and Keras 3 have one each, of one name and one meaning.
+# Layers with the same name and meaning in tf_keras and Keras 3.
 SUPPORTED = frozenset(
     """
     Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average AveragePooling1D
@@ -36,7 +36,7 @@ _REASONS = {
     "TensorFlowOpLayer": "a TensorFlow operation called on tensors; write it as a layer",
     "hard_sigmoid": "Keras 3 computes another function under that name",
 }
-# Arguments that Keras 3 does not have, and the values at which they change nothing.
+# Arguments that Keras 3 does not have -> values at which the argument has no effect and is dropped.
 _ANY = object()
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "batch_input_shape": (_ANY,),
@@ -44,7 +44,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "groups": (1,),
     "implementation": (_ANY,),
     "input_length": (_ANY,),
-    # Depthwise and separable convolutions inherit these three, and have their own.
+    # Depthwise and separable convolutions inherit these three, but use others, such as `depthwise_constraint`.
     "kernel_constraint": (None,),
     "kernel_initializer": (_ANY,),
     "kernel_regularizer": (None,),
@@ -65,25 +65,25 @@ _RENAMED = {"LeakyReLU": {"alpha": "negative_slope"}}
 
 
 class NotCarried(ValueError):
-    """Something of a legacy model that Keras 3 has no equal of."""
+    """Raised for a part of a legacy model without an equivalent in Keras 3."""
 
 
 def reason_against(class_name: str) -> str:
-    """Why a layer or function of that name cannot be carried; empty where it can."""
+    """Returns the reason why a layer or function of this name cannot be carried; empty if it can."""
     if class_name in SUPPORTED or class_name in ACTIVATIONS:
         return ""
     return _REASONS.get(class_name, "not a class of Keras, or one without an equal in Keras 3")
 
 
 def translated(layer: Any, bare_activation: Callable[[Any], Any] = lambda activation: activation) -> keras.layers.Layer:
-    """A new Keras 3 layer of the same name, type and settings; its weights are its own.
+    """Returns a new Keras 3 layer with the same name, type and settings; does not copy the weights.
 
     Args:
-        layer: A layer of tf_keras, not a wrapper of tensorflow-model-optimization and not a model.
-        bare_activation: Takes off an activation what a wrapper has put around it.
+        layer: tf_keras layer, neither a wrapper of tensorflow-model-optimization nor a model.
+        bare_activation: Function that returns the original activation of an activation replaced by a wrapper.
 
     Raises:
-        NotCarried: The type or a setting has no equal.
+        NotCarried: The type or a setting has no equivalent in Keras 3.
     """
     kind = type(layer).__name__
     why = reason_against(kind) or ("" if _is_of_tf_keras(layer) else "a layer class of its own")
@@ -102,15 +102,15 @@ def translated(layer: Any, bare_activation: Callable[[Any], Any] = lambda activa
 
 
 def paired(layer: Any, new: keras.layers.Layer, variables: Any = None) -> list[tuple[Any, keras.Variable]]:
-    """(legacy variable, Keras 3 variable) for every weight of a built layer, matched by name, order and shape.
+    """Returns (legacy variable, Keras 3 variable) for every weight of a layer, matched by name, order and shape.
 
     Args:
-        layer: The layer of tf_keras.
-        new: Its translation, built.
-        variables: Where to look instead of `layer.weights`, if a wrapper holds the weights; there may be more.
+        layer: tf_keras layer.
+        new: Built Keras 3 translation of `layer`.
+        variables: Variables to match instead of `layer.weights` if a wrapper has the weights; may contain others too.
 
     Raises:
-        NotCarried: A weight is without its match.
+        NotCarried: A weight has no match.
     """
     pool = list(layer.weights if variables is None else variables)
     pairs = []
@@ -173,12 +173,12 @@ def _setting(layer: Any, key: str, value: Any) -> Any:
 
 
 def policy(layer: Any) -> str:
-    """The name of a layer's dtype policy, which Keras 3 reads as well."""
+    """Returns the name of a layer's dtype policy; Keras 3 accepts the same names."""
     return layer.dtype_policy.name if hasattr(layer, "dtype_policy") else layer._dtype_policy.name
 
 
 def _object(layer: Any, home: str, value: Any) -> Any:
-    """An initializer, regularizer or constraint of Keras 3, of the same class and numbers."""
+    """Returns a Keras 3 initializer, regularizer or constraint with the same class and settings."""
     name = value.get("class_name") if isinstance(value, dict) else value
     found = getattr(getattr(keras, home), str(name), None)
     if found is None:
@@ -189,7 +189,7 @@ def _object(layer: Any, home: str, value: Any) -> Any:
 def _activation(layer: Any, activation: Any) -> str:
     name = getattr(activation, "__name__", type(activation).__name__).removesuffix("_v2")
     module = getattr(activation, "__module__", "")
-    # tf_keras takes some of its own from TensorFlow, so that either may stand here.
+    # Some activations of tf_keras are TensorFlow functions, with a TensorFlow module name.
     known = module.split(".")[0] in ("tf_keras", "keras", "tensorflow")
     why = reason_against(name) or ("" if known else "a function of its own")
     if why:
@@ -199,7 +199,7 @@ def _activation(layer: Any, activation: Any) -> str:
 
 def _direction(layer: Any, prefix: str) -> keras.layers.Layer:
     new = translated(layer)
-    # Keras puts the prefix before the name once more.
+    # Keras adds the prefix to the name again.
     new.name = new.name.removeprefix(prefix)
     return new
 

@@ -1,4 +1,4 @@
-"""tf_keras and tensorflow-model-optimization beside Keras 3, in one process, each imported when it is first needed."""
+"""Imports tf_keras and tensorflow-model-optimization at first use, in the same process as Keras 3."""
 
 import contextlib
 import importlib
@@ -12,32 +12,32 @@ _SWITCH = "TF_USE_LEGACY_KERAS"
 
 
 def tf_keras() -> ModuleType:
-    """The package tf_keras.
+    """Returns the package tf_keras.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: tf_keras is not installed.
     """
     return _imported("tf_keras")
 
 
 def tfmot() -> ModuleType:
-    """The package tensorflow_model_optimization; what `tf.keras` means and the environment stay as they are.
+    """Returns the package tensorflow_model_optimization; does not change `tf.keras` or the environment.
 
     Raises:
-        ImportError: It, or tf_keras, is not installed.
+        ImportError: tensorflow_model_optimization or tf_keras is not installed.
     """
     tf_keras()
     import tensorflow as tf
 
-    # tensorflow_model_optimization sets the switch and then looks at tf.keras, which decides at the first look which
-    # Keras it is. The first look is taken here, before.
+    # tensorflow_model_optimization sets TF_USE_LEGACY_KERAS and then accesses tf.keras, which selects the Keras version
+    # at the first access. Access tf.keras here first, before the variable is set.
     _ = tf.keras.layers
     with _environment_kept():
         return _imported("tensorflow_model_optimization")
 
 
 def wrapper_classes() -> dict[str, Any]:
-    """Class name -> class of all that tensorflow-model-optimization puts into a model's config."""
+    """Returns {class name: class} of the classes that tensorflow-model-optimization writes into model configs."""
     core = f"{tfmot().__name__}.python.core"
     places = {
         "sparsity.keras.pruning_wrapper": ("PruneLowMagnitude",),
@@ -68,9 +68,9 @@ def wrapper_classes() -> dict[str, Any]:
 
 
 def _building_attention(wrapper: Any) -> Any:
-    """The pruning wrapper, able to read itself around a MultiHeadAttention.
+    """Returns a subclass of the pruning wrapper that can be loaded around a MultiHeadAttention.
 
-    It asks that layer for kernels, which the layer's parts have only once they are built; as it is, it fails.
+    The original wrapper fails, because it needs the layer's kernels, which exist only once its parts are built.
     """
 
     def from_config(cls, config):
@@ -84,14 +84,14 @@ def _building_attention(wrapper: Any) -> Any:
             layer._output_dense.build((*rest, layer._num_heads, layer._value_dim))
         return made
 
-    # The wrapper names itself after its class.
+    # Keep the class name: the wrapper derives its layer name from the class.
     return type(wrapper.__name__, (wrapper,), {"from_config": classmethod(from_config)})
 
 
 def _imported(name: str) -> ModuleType:
     try:
         with warnings.catch_warnings():
-            # What they import is deprecated in places; nobody who reads a file can do anything about it.
+            # The packages import deprecated modules; a user who reads a file cannot act on these warnings.
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
     except ImportError as error:
@@ -103,7 +103,7 @@ def _imported(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Inside, whatever sets the switch between the Kerases sets it for that long."""
+    """Context manager that restores the environment variable TF_USE_LEGACY_KERAS on exit."""
     former = os.environ.get(_SWITCH)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Models of tf_keras and tensorflow-model-optimization -> plain Keras 3 models, with what is known of the training."""
+"""Converts models of tf_keras and tensorflow-model-optimization to plain Keras 3 models with their training state."""
 
 import math
 import os
@@ -31,24 +31,24 @@ from prunekit.techniques.pruning.tfmot_rules import RULES
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """A legacy model in Keras 3, and what its file knows of its training.
+    """A legacy model in Keras 3, with the training state in its file.
 
-    Weights are named as everywhere in prunekit ("hidden/kernel").
+    Weight names have prunekit's usual form ("hidden/kernel").
 
     Attributes:
-        model: The plain Keras 3 model; pruned weights are exactly zero in it. Compiled if optimizer and loss could be
+        model: Plain Keras 3 model with pruned weights exactly zero; compiled if optimizer and loss could be
             carried.
         masks: Weight name -> boolean array, True = kept.
-        step: The optimizer update at which the schedule stands; None where nothing was pruned.
-        thresholds: Weight name -> the magnitude below which the last mask pruned.
-        schedules: Weight name -> schedule, as prunekit's own.
-        patterns: Weight name -> the shape of the zeros.
-        optimizer: The optimizer, with slots and count of updates where they could be carried; None where it could not.
-        clusters: Layer name -> number of clusters that its weights were in.
-        ranges: Name of a fake quantization -> (lowest, highest), arrays; what quantization-aware training has learned
-            beside the weights.
-        difference: The largest difference of an output on random inputs, relative to the largest output.
-        not_carried: What is not in `model`, and why; one line each.
+        step: Present step of the schedule, in optimizer updates; None if nothing was pruned.
+        thresholds: Weight name -> magnitude below which the last mask pruned.
+        schedules: Weight name -> prunekit schedule.
+        patterns: Weight name -> sparsity pattern.
+        optimizer: Optimizer, with slots and update count if they could be carried; None if it could not be carried.
+        clusters: Layer name -> number of clusters of the layer's weights.
+        ranges: Name of a fake quantization -> (lowest, highest), arrays; the ranges that quantization-aware training
+            learned in addition to the weights.
+        difference: Largest difference of an output on random inputs, relative to the largest output.
+        not_carried: Parts that `model` does not have, with reasons; one line each.
     """
 
     model: keras.Model
@@ -65,12 +65,12 @@ class Converted:
 
     @property
     def sparsity(self) -> float:
-        """Fraction of the masked weights' entries that are pruned; 0 where nothing is masked."""
+        """Fraction of pruned entries in the masked weights; 0 without masks."""
         size = sum(mask.size for mask in self.masks.values())
         return 1.0 - sum(int(mask.sum()) for mask in self.masks.values()) / size if size else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the model, the masks and the optimizer, as JSON takes it."""
+        """Returns all fields except the model, masks and optimizer as JSON-compatible values."""
         return {
             "step": self.step,
             "sparsity": self.sparsity,
@@ -101,17 +101,17 @@ class Converted:
         return "\n".join([*lines, *(f"not carried: {line}" for line in self.not_carried)])
 
     def callback(self, *names: str, **options: Any) -> PruningCallback:
-        """A callback that goes on with the schedule where it stopped, on the weights that were pruned.
+        """Returns a callback that continues the schedule from its present step, on the weights that were pruned.
 
-        Ask for it once the model is compiled: steps are counted by the optimizer that it has then, or with
-        compat="tfmot" in forward passes from this training on.
+        Call this method after compiling the model: the callback counts steps by the model's optimizer, or with
+        compat="tfmot" by forward passes from the start of the next training.
 
         Args:
-            *names: Names of weights that had one schedule and pattern; none means all of them.
-            **options: As for `PruningCallback`, instead of what the file says.
+            *names: Names of weights with the same schedule and pattern; no names means all pruned weights.
+            **options: Options of `PruningCallback`; they replace the values from the file.
 
         Raises:
-            ValueError: Nothing was pruned, the weights had several schedules, or a name is none of theirs.
+            ValueError: Nothing was pruned, the weights had several schedules or patterns, or a name is not in `masks`.
         """
         wanted = names or tuple(self.masks)
         missing = [name for name in wanted if name not in self.masks]
@@ -132,27 +132,27 @@ class Converted:
         return PruningCallback(schedule, **{**settings, **options})
 
     def _steps_done(self, compat: str | None) -> int:
-        """What a training that begins now counts as done: the optimizer's updates, but no forward pass before it."""
+        """Returns the steps counted before the next training: optimizer updates; 0 where forward passes are counted."""
         optimizers = RULES.get(compat, RULES[None]).counted(optimizers_of(self.model))
         return max((int(backend.number(one.iterations)) for one in optimizers), default=0)
 
 
 def read_model(source: Any, *, tolerance: float | None = None) -> Converted:
-    """A legacy model as a plain Keras 3 model, with masks, step and optimizer so that its training can go on.
+    """Returns a legacy model as a plain Keras 3 model, with masks, step and optimizer to continue its training.
 
-    Wrappers of `prune_low_magnitude`, `cluster_weights` and `quantize_model` are taken off. Both models are called on
-    the same random inputs, and a difference is refused; a quantization-aware model rounds nothing meanwhile. No code of
-    the file is run.
+    Removes the wrappers of `prune_low_magnitude`, `cluster_weights` and `quantize_model`. Calls both models on the same
+    random inputs and compares the outputs; a quantization-aware model computes without rounding for this comparison.
+    Runs no code from the file.
 
     Args:
-        source: A .h5, .hdf5 or .keras file or a SavedModel folder that tf_keras wrote, or a model of tf_keras. Being
-            called, a wrapped model sets its pruned weights to zero, as tensorflow-model-optimization does.
-        tolerance: The largest difference of an output, relative to the largest output; None takes 1e-4, and 2e-2 for
-            models that compute in half precision.
+        source: A .h5, .hdf5 or .keras file or a SavedModel folder that tf_keras wrote, or a tf_keras model. The
+            comparison calls a given model, and its wrappers then set their pruned weights to zero.
+        tolerance: Largest accepted difference of an output, relative to the largest output; None means 1e-4, or 2e-2
+            for models that compute in half precision.
 
     Raises:
-        ValueError: The file cannot be read, a layer has no equal in Keras 3, the outputs differ.
-        TypeError: `source` is neither a path nor a model of tf_keras.
+        ValueError: The file cannot be read, a layer has no equivalent in Keras 3, or the outputs differ.
+        TypeError: `source` is neither a path nor a tf_keras model.
         ImportError: tf_keras or tensorflow-model-optimization is not installed.
     """
     file, where = _opened(source)
@@ -181,15 +181,15 @@ def read_model(source: Any, *, tolerance: float | None = None) -> Converted:
 
 
 def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: bool = False) -> Converted:
-    """Reads a legacy file and writes a `.keras` file of Keras 3; returns what was read.
+    """Converts a legacy file to a `.keras` file of Keras 3; returns the converted model.
 
     Args:
-        old: As for `read_model`.
-        new: The file to write; it is there whole or not at all.
-        force: An older file there may be replaced.
+        old: Path of the legacy file or folder, as for `read_model`.
+        new: Path of the new file, which is written completely or not at all.
+        force: True allows replacing an existing file.
 
     Raises:
-        ValueError: As `read_model`; `new` is no `.keras` file, there already, or `old` itself.
+        ValueError: As `read_model`; or `new` is not a `.keras` path, exists, cannot be written, or equals `old`.
         ImportError: As `read_model`.
     """
     path = Path(new)
@@ -201,7 +201,7 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
         raise ValueError(
             f"{new} is the model that is read, and masks, schedules and step are in it alone. Give another name."
         )
-    # Before the old file is read, which may take long.
+    # Check before reading the old file, which may take long.
     if not os.access(path.parent, os.W_OK | os.X_OK) or not path.parent.is_dir():
         raise ValueError(f"{new} cannot be written: {path.parent} is not a folder that you may write to.")
     converted = read_model(old)
@@ -217,7 +217,7 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
 
 
 def _opened(source: Any) -> tuple[LegacyFile, str]:
-    """The model with what is known of its training, and what to call it in errors."""
+    """Returns the model with its training settings, and its name for errors."""
     if isinstance(source, str | os.PathLike):
         return read_file(source), os.fspath(source)
     if not isinstance(source, legacy.tf_keras().Model):
@@ -250,7 +250,7 @@ def _common_step(wrappings: Sequence[Wrapping]) -> tuple[int | None, list[str]]:
     counted = {one.layer.name: one.step for one in wrappings if one.masks and one.step is not None}
     if not counted:
         return None, []
-    # A layer that is called twice in a pass counts twice, so of two that are equally frequent the lower is right.
+    # A layer called twice in a forward pass counts twice, so of two equally frequent counts the lower is correct.
     common = Counter(counted.values())
     step = min(common, key=lambda number: (-common[number], number))
     return max(step, 0), [
@@ -262,7 +262,7 @@ def _common_step(wrappings: Sequence[Wrapping]) -> tuple[int | None, list[str]]:
 
 def _pattern(one: Wrapping) -> Pattern:
     if one.settings["sparsity_m_by_n"]:
-        # Only in a live model: no file has the setting. It counts zeros, NM what is kept.
+        # Only live models have this setting, files do not. The setting counts zeros; NM counts kept weights.
         zeros, length = one.settings["sparsity_m_by_n"]
         return NM(length - zeros, length)
     height, width = one.settings["block_size"]
@@ -272,7 +272,7 @@ def _pattern(one: Wrapping) -> Pattern:
 
 
 def _compiled(file: LegacyFile, translation: Translation) -> tuple[keras.optimizers.Optimizer | None, list[str]]:
-    """Compiles the model if it can be; returns the optimizer, and what is lost."""
+    """Compiles the model if optimizer and loss are carried; returns the optimizer, and descriptions of lost parts."""
     optimizer, why_no_optimizer = carried_optimizer(file, translation)
     loss, why_no_loss = carried_loss(file.training)
     lost = [why for why in (why_no_optimizer, why_no_loss, lost_settings(file.training)) if why]

@@ -1,4 +1,4 @@
-"""The optimizer of a legacy training, its slots and its count of updates, as an optimizer of Keras 3."""
+"""Converts the optimizer of a legacy training, with slots and update count, and the loss to Keras 3."""
 
 import contextlib
 import inspect
@@ -12,11 +12,11 @@ from prunekit.interop.files import LegacyFile
 from prunekit.interop.graph import Translation
 
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD")
-# The reductions of which both have the same; those of tf_keras by default are Keras 3's default.
+# Loss reductions of both libraries -> Keras 3 arguments; tf_keras's default reductions equal Keras 3's default.
 _REDUCTIONS: dict[str, dict[str, str]] = {"auto": {}, "sum_over_batch_size": {}, "sum": {"reduction": "sum"}}
-# What tf_keras keeps beside the numbers, and Keras 3 decides for itself.
+# Non-numeric settings of tf_keras optimizers that Keras 3 chooses itself.
 _DROPPED = ("is_legacy_optimizer", "jit_compile", "name")
-# How tf_keras runs training steps, by default; only .keras files say it.
+# tf_keras's defaults for running training steps; only .keras files contain these settings.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "run_eagerly": (None, False),
     "steps_per_execution": (None, 1),
@@ -26,9 +26,9 @@ _LOSSES = frozenset(name for name in dir(keras.losses) if not name.startswith("_
 
 
 def carried_optimizer(file: LegacyFile, translation: Translation) -> tuple[keras.optimizers.Optimizer | None, str]:
-    """The Keras 3 optimizer that goes on where the legacy one stopped, or None and the reason.
+    """Returns the Keras 3 optimizer with the legacy state, or None; and the reason if optimizer or state are lost.
 
-    The reason is empty where the file holds no optimizer at all.
+    The reason is empty if everything is carried, or if the file contains no optimizer.
     """
     name, config = _named(file.training)
     if not name:
@@ -47,7 +47,7 @@ def carried_optimizer(file: LegacyFile, translation: Translation) -> tuple[keras
 
 
 def carried_loss(training: Mapping[str, Any]) -> tuple[Any, str]:
-    """The loss for `compile` in Keras 3, or None and the reason; the reason is empty where there is none."""
+    """Returns the loss for Keras 3's `compile`, or None, and the reason; the reason is empty if no loss is lost."""
     loss = training.get("loss")
     if loss is None:
         return None, ""
@@ -69,14 +69,14 @@ def carried_loss(training: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def lost_settings(training: Mapping[str, Any]) -> str:
-    """Which settings of `compile` are not carried because they differ from the usual ones; empty where none does."""
+    """Returns the non-default `compile` settings, which are not carried, as text; empty if all are defaults."""
     given = {name: training.get(name) for name in _USUAL}
     found = [f"{name}={one}" for name, one in given.items() if isinstance(one, int) and one not in _USUAL[name]]
     return f"{', '.join(found)}: name them in compile()" if found else ""
 
 
 def _named(training: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Class name and config of the optimizer, from the three forms in which files have it."""
+    """Returns class name and config of the optimizer, from any of the three forms in legacy files."""
     found = training.get("optimizer_config") or training.get("optimizer")
     if isinstance(found, str):
         names = {name.lower(): name for name in _OPTIMIZERS}
@@ -84,13 +84,13 @@ def _named(training: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(found, dict) or not isinstance(found.get("class_name"), str):
         return "", {}
     config = dict(found.get("config") or {})
-    # What is written without this word comes from versions whose optimizers are today's legacy ones.
+    # Configs without this key come from versions whose optimizers are now in tf_keras.optimizers.legacy.
     config.setdefault("is_legacy_optimizer", True)
     return found["class_name"].split(">")[-1], config
 
 
 def _settings(name: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Arguments for the Keras 3 class, and the first that it does not have."""
+    """Returns the arguments for the Keras 3 class, and the first setting without an equivalent, else ""."""
     known = inspect.signature(getattr(keras.optimizers, name).__init__).parameters
     settings = {}
     for key, value in config.items():
@@ -105,7 +105,7 @@ def _settings(name: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str
 
 
 def _rate(serialised: Mapping[str, Any]) -> Any:
-    """A schedule of learning rates of the same class and numbers; None where Keras 3 has none."""
+    """Returns the Keras 3 learning rate schedule of the same class and numbers; None without an equivalent."""
     found = getattr(keras.optimizers.schedules, str(serialised.get("class_name")), None)
     config = {key: value for key, value in (serialised.get("config") or {}).items() if value is not None}
     plain = all(isinstance(value, int | float | str | bool | list) for value in config.values())
@@ -130,7 +130,7 @@ def _with_slots(
     for attribute, slots in vars(optimizer).items():
         if attribute in ("_trainable_variables", "_variables") or not _is_slots(slots, len(ours)):
             continue
-        # The same slots have a name with and without an underscore, in Lion for one.
+        # Names of the same slots can differ by an underscore, for example in Lion.
         held = getattr(source, attribute, getattr(source, attribute.strip("_"), None))
         if not isinstance(held, list) or len(held) != len(trained):
             return optimizer, f"the state of the optimizer {name}: tf_keras keeps no {attribute.strip('_')}"

@@ -1,4 +1,4 @@
-"""What tensorflow-model-optimization wraps around layers: what is inside, and what the wrapper knows."""
+"""Reads the layers, masks, clusters and ranges in the layer wrappers of tensorflow-model-optimization."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _QUANTIZERS = ("QuantizeWrapper", "QuantizeWrapperV2")
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """One pruned weight: a legacy variable, its mask (True = kept) and the threshold that made it."""
+    """One pruned weight: legacy variable, mask (True = kept), and threshold of the last mask update."""
 
     variable: Any
     mask: np.ndarray
@@ -26,17 +26,17 @@ class Pruned:
 
 @dataclass(frozen=True, eq=False)
 class Wrapping:
-    """A wrapper taken apart.
+    """Contents of a wrapper.
 
     Attributes:
-        layer: The layer inside, of tf_keras.
+        layer: tf_keras layer inside the wrapper.
         kind: "pruned", "clustered" or "quantized".
-        variables: Where the layer's weights are; None for in the layer itself.
-        masks: What is pruned.
-        step: The forward passes in training that a pruning wrapper counted.
-        settings: The pruning wrapper's `pruning_schedule`, `block_size`, `block_pooling_type` and `sparsity_m_by_n`.
-        clusters: Number of clusters; 0 where the layer is not clustered.
-        ranges: Name of a fake quantization, after the layer -> (lowest, highest) of its range, arrays.
+        variables: Variables that contain the layer's weights; None means the layer's own weights.
+        masks: Pruned weights with their masks.
+        step: Number of training forward passes that a pruning wrapper counted; None for other wrappers.
+        settings: Pruning wrapper's `pruning_schedule`, `block_size`, `block_pooling_type` and `sparsity_m_by_n`.
+        clusters: Number of clusters; 0 if the layer is not clustered.
+        ranges: "LAYER/NAME" of a fake quantization -> (lowest, highest) of its range, arrays.
     """
 
     layer: Any
@@ -50,7 +50,7 @@ class Wrapping:
 
 
 def wrapping(layer: Any) -> Wrapping | None:
-    """The wrapper `layer` taken apart; None where it is a layer of its own right."""
+    """Returns the contents of the wrapper `layer`; None if `layer` is not a wrapper."""
     kind = _kind(layer)
     if kind == "PruneLowMagnitude":
         return _pruned(layer)
@@ -64,12 +64,12 @@ def wrapping(layer: Any) -> Wrapping | None:
 
 
 def passes_through(layer: Any) -> bool:
-    """Whether a layer gives its input on as it is, but for fake quantization, or is the input itself."""
+    """Returns True if a layer is an input, or returns its input unchanged except for fake quantization."""
     return _kind(layer) == "QuantizeLayer" or type(layer).__name__ == "InputLayer"
 
 
 def bare_activation(activation: Any) -> Any:
-    """The activation that a quantization wrapper has replaced by its own."""
+    """Returns the original activation that a quantization wrapper has replaced; other activations unchanged."""
     if type(activation).__name__ == "QuantizeAwareActivation":
         activation = activation.activation
     if type(activation).__name__ == "NoOpActivation":
@@ -79,7 +79,7 @@ def bare_activation(activation: Any) -> Any:
 
 @contextlib.contextmanager
 def without_rounding(model: Any) -> Iterator[None]:
-    """Inside, eager calls of a quantization-aware model compute with its weights as they are, without rounding."""
+    """Context manager in which eager calls of a quantization-aware model compute without rounding."""
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             if _kind(layer) == "QuantizeLayer":
@@ -92,7 +92,7 @@ def without_rounding(model: Any) -> Iterator[None]:
 
 
 def _kind(layer: Any) -> str:
-    """The name of the class of tensorflow-model-optimization's that the layer is one of; empty for other layers."""
+    """Returns the name of the layer's tensorflow-model-optimization class; empty for other layers."""
     theirs = (base for base in type(layer).__mro__ if base.__module__.startswith("tensorflow_model_optimization."))
     return getattr(next(theirs, None), "__name__", "")
 
@@ -121,7 +121,7 @@ def _clustered(layer: Any) -> Wrapping:
     if layer.preserve_sparsity:
         _restore_zeros(layer)
     layer.update_clustered_weights_associations()
-    # The wrapper keeps the weight that learns; what it computes with is a tensor put in its place.
+    # The wrapper keeps the trained variable; the layer computes with a clustered tensor in place of the variable.
     variables = [
         _Clustered(original, layer.get_weight_from_layer(name))
         for name, original in layer.original_clusterable_weights.items()
@@ -133,7 +133,7 @@ def _clustered(layer: Any) -> Wrapping:
 
 
 class _Clustered:
-    """A weight that has the values of its clusters, under the name of the variable that learns."""
+    """A weight with its clustered values, under the name of the trained variable."""
 
     def __init__(self, original: Any, values: Any):
         self.original = original
@@ -146,10 +146,10 @@ class _Clustered:
 
 
 def _restore_zeros(layer: Any) -> None:
-    """Gives a wrapper that preserves sparsity its masks back.
+    """Restores the masks of a clustering wrapper that preserves sparsity.
 
-    They are in no file: loading makes them from the random weights of the new model. Which cluster each weight belongs
-    to is in the file, and one cluster is zero.
+    No file contains the masks: loading derives them from the random weights of the new model. The file contains the
+    cluster of each weight, and one cluster is zero.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Arrays kept under a key, in memory or in files, up to so many bytes; the least recently used go first."""
+"""Caches arrays by key in memory or files, up to a limit in bytes; the least recently used arrays are evicted first."""
 
 import errno
 import hashlib
@@ -22,28 +22,28 @@ _MANIFEST = "manifest.json"
 _WHOLE = ".activations"
 _PARTIAL = ".partial"
 _PIECE = 1 << 24
-# A process that still writes has touched its folder since: this old, it was killed.
+# Age in seconds after which a partial folder belongs to a killed process: a live process would have touched it.
 _LEFT_BEHIND = 24 * 3600.0
 
 
 def array_digest(array: np.ndarray) -> str:
-    """SHA-256 over type, shape and bytes of an array."""
+    """Returns the SHA-256 digest of the dtype, shape and bytes of an array."""
     total = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
     total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()
 
 
 class TooLargeError(ValueError):
-    """Arrays that take more bytes than may be kept."""
+    """Raised for arrays with more bytes than the cache's limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What is kept under one key.
+    """The arrays cached under one key.
 
     Attributes:
-        arrays: Of shape (examples, ...), read-only.
-        sizes: Numbers of examples of the batches that they were computed in.
+        arrays: Read-only arrays of shape (examples, ...).
+        sizes: Number of examples of each batch in which the arrays were computed.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -51,7 +51,7 @@ class Kept:
 
     @property
     def size(self) -> int:
-        """Bytes of all arrays."""
+        """Total bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -59,10 +59,10 @@ Batches = Iterator[list[np.ndarray]]
 
 
 class MemoryStore:
-    """Keeps arrays in memory.
+    """Caches arrays in memory.
 
     Args:
-        limit: Bytes of all arrays together, at most.
+        limit: Maximum total bytes of all arrays.
     """
 
     def __init__(self, limit: int):
@@ -71,27 +71,27 @@ class MemoryStore:
 
     @property
     def size(self) -> int:
-        """Bytes kept."""
+        """Total bytes of the cached arrays."""
         return sum(kept.size for kept in self._kept.values())
 
     def find(self, key: str) -> Kept | None:
-        """What is kept under the key, which now is the most recently used; None where nothing is."""
+        """Returns the key's arrays and marks them as most recently used; None if the key is not cached."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._kept[key] = kept
         return kept
 
     def keep(self, key: str, batches: Batches, examples: int | None = None) -> Kept:
-        """Takes batches, lists of arrays of shape (batch, ...), until they end, and keeps them under the key.
+        """Caches all batches, lists of arrays of shape (batch, ...), under the key and returns the cached arrays.
 
         Args:
-            key: As for `find`.
-            batches: What to keep.
-            examples: How many examples the batches have together, where that is known before.
+            key: The key for `find`.
+            batches: The batches to cache.
+            examples: Total number of examples in the batches, if known in advance.
 
         Raises:
-            TooLargeError: They take more than the limit; nothing is kept then.
-            ValueError: Batches whose arrays cannot be joined.
+            TooLargeError: The batches take more bytes than the limit; nothing is cached.
+            ValueError: The arrays of the batches cannot be joined.
         """
         tally = _BatchTally(self._limit, examples)
         parts: list[list[np.ndarray]] = []
@@ -107,7 +107,7 @@ class MemoryStore:
         return kept
 
     def clear(self) -> None:
-        """Keeps nothing any more."""
+        """Removes all arrays from the cache."""
         self._kept.clear()
 
     def _make_room(self, needed: int) -> None:
@@ -116,7 +116,7 @@ class MemoryStore:
 
 
 class _BatchTally:
-    """Counts the batches of one data set: their sizes, their bytes, and whether they belong together."""
+    """Tallies sizes and bytes of one data set's batches, and checks that their arrays can be joined."""
 
     def __init__(self, limit: int, examples: int | None):
         self._limit, self._examples = limit, examples
@@ -147,7 +147,7 @@ class _BatchTally:
             )
 
     def placed(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        """The batch, in its place inside arrays for all examples where their number is known."""
+        """Returns a copy of the batch; with a known number of examples, copies into shared arrays and returns []."""
         if self._examples is None:
             return [np.array(array) for array in batch]
         if not self._room:
@@ -170,15 +170,15 @@ def _listed(kinds: list[tuple[np.dtype, tuple[int, ...]]]) -> str:
 
 
 class FileStore:
-    """Keeps arrays in files of a folder, and hands them out as memory maps.
+    """Caches arrays in files of a folder and returns them as memory maps.
 
-    A key's files are in a folder of their own, which is written under another name and renamed when it is whole.
-    Contents are compared with their checksums when a process reads them for the first time; what is damaged is taken
-    for missing, with a warning. Several processes may use one folder. Files that are not this store's stay untouched.
+    Each key's files have their own folder, which is written under a temporary name and renamed when it is complete.
+    Contents are compared with their checksums when a process first reads them; damaged contents count as missing, with
+    a warning. Several processes may use one folder. Files that the store did not write stay untouched.
 
     Args:
-        folder: Where; made when there is something to keep.
-        limit: Bytes of all arrays together, at most.
+        folder: Folder of the files; created when the first arrays are cached.
+        limit: Maximum total bytes of all arrays.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int):
@@ -186,7 +186,7 @@ class FileStore:
         self._open: dict[str, Kept] = {}
 
     def find(self, key: str) -> Kept | None:
-        """What is kept under the key, which now is the most recently used; None where nothing is, or nothing whole."""
+        """Returns the key's arrays and marks them as most recently used; None if missing or damaged."""
         entry = self._entry(key)
         if not os.path.isdir(entry):
             self._open.pop(key, None)
@@ -203,15 +203,15 @@ class FileStore:
         try:
             os.utime(entry)
         except OSError:
-            # In a folder that may only be read nothing is ever removed, so no one asks when it was used.
+            # In a read-only folder nothing is ever removed, so the time of the last use is not needed.
             pass
         return kept
 
     def keep(self, key: str, batches: Batches, examples: int | None = None) -> Kept:
-        """Takes batches until they end, and keeps them under the key; as `MemoryStore.keep`.
+        """Caches all batches under the key, as `MemoryStore.keep` does.
 
         Raises:
-            OSError: The folder cannot be written, or the disk is full; nothing is left behind then.
+            OSError: The folder cannot be written, or the disk is full; no partial files remain.
             TooLargeError: As `MemoryStore.keep`.
             ValueError: As `MemoryStore.keep`.
         """
@@ -220,7 +220,7 @@ class FileStore:
         partial.mkdir()
         try:
             self._write(partial, key, batches, _BatchTally(self._limit, examples))
-            # Opened before others can see it, and so remove it. Maps stay when files are renamed or removed.
+            # Opened before the rename, after which other processes may remove it. Maps survive renaming and removal.
             kept = _read(partial, key, trusted=True)
             self._put_in_place(partial, self._entry(key))
         finally:
@@ -229,7 +229,7 @@ class FileStore:
         return kept
 
     def clear(self) -> None:
-        """Closes the maps that are open. Files stay."""
+        """Closes the open memory maps; the files remain."""
         self._open.clear()
 
     def _entry(self, key: str) -> Path:
@@ -250,7 +250,7 @@ class FileStore:
                     file.write(raw)
                     digest.update(raw)
         finally:
-            # Closing writes what is buffered, so a full disk may show here.
+            # Closing flushes buffers, so the error of a full disk may occur here.
             for file in files:
                 file.close()
         tally.check_some()
@@ -266,7 +266,7 @@ class FileStore:
         (partial / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
     def _put_in_place(self, partial: Path, entry: Path) -> None:
-        # Where another process is faster each time, what it put there is the same.
+        # If another process is faster in all attempts, its folder has the same content.
         for _ in range(3):
             try:
                 partial.rename(entry)
@@ -274,7 +274,7 @@ class FileStore:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                # Theirs is as good as ours, unless it is damaged. Ours is whole.
+                # The other process's folder may be damaged; this one is complete, so it replaces the other.
                 self._remove(entry)
 
     def _make_room(self, needed: int) -> None:
@@ -287,7 +287,7 @@ class FileStore:
             total -= size
 
     def _entries(self) -> Iterator[tuple[Path, float, int]]:
-        """(folder, when it was used last, bytes) of what is kept; clears what killed processes left behind."""
+        """Yields (folder, time of last use, bytes) of each cached key; removes partial folders of killed processes."""
         for path in self._folder.iterdir():
             try:
                 used = path.stat().st_mtime
@@ -296,11 +296,11 @@ class FileStore:
                 elif path.suffix == _PARTIAL and time.time() - used > _LEFT_BEHIND:
                     shutil.rmtree(path, ignore_errors=True)
             except OSError:
-                # Another process removed it between two looks.
+                # Another process removed the folder during the iteration.
                 continue
 
     def _remove(self, entry: Path) -> None:
-        # Renamed first, so that no other process meets half of it.
+        # Renamed first, so that no other process finds a partly removed folder.
         doomed = entry.with_name(f"{entry.stem}-{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
         try:
             entry.rename(doomed)
@@ -310,7 +310,7 @@ class FileStore:
 
 
 def _read(entry: Path, key: str, *, trusted: bool = False) -> Kept:
-    """Raises where the files are not what the manifest says."""
+    """Returns the arrays of a folder; raises if the files do not match the manifest."""
     manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
     if manifest["key"] != key:
         raise ValueError("it is of another key")
@@ -328,7 +328,7 @@ def _mapped(path: Path, row: dict[str, Any], trusted: bool) -> np.ndarray:
         raise ValueError(f"{path.name} has another size than {expected:,} bytes")
     if not trusted and _file_digest(path) != row["sha256"]:
         raise ValueError(f"the checksum of {path.name} is another one")
-    # A map of no bytes is an error.
+    # A memory map of zero bytes raises an error.
     return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
 
 

@@ -1,4 +1,4 @@
-"""A model's graph in two parts at the end of what is frozen, as two models that share its layers."""
+"""Splits a model's graph at the end of its frozen part, into two models that share its layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from prunekit.anatomy.targets import check_built, places
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A model in two parts.
+    """A model split into two models.
 
     Attributes:
-        lower: From the model's inputs to a list of tensors.
-        upper: From these tensors (one tensor where there is one) to the model's outputs.
-        names: Paths of the layers that put the tensors out.
+        lower: Model from the inputs to a list of boundary tensors.
+        upper: Model from the boundary tensors (a single tensor, not a list, if there is one) to the model's outputs.
+        names: Paths of the layers whose outputs are the boundary tensors.
     """
 
     lower: keras.Model
@@ -28,17 +28,17 @@ class Cut:
 
 
 def cut(model: Any, boundary: Any = None) -> Cut:
-    """The model in two parts that share its layers, at the end of what is frozen.
+    """Splits the model at the end of its frozen part into two models that share its layers.
 
     Args:
-        model: A built Sequential or functional model; each part adds calls to its layers, and changes nothing else.
-        boundary: A layer's name or path, ("shared", 1) for the second of its calls, or a list of these, whose outputs
-            end the lower part. None takes all that is frozen and has only frozen layers below.
+        model: A built Sequential or functional model; each part adds calls to its layers and changes nothing else.
+        boundary: Layers whose outputs end the lower part: a layer's name or path, ("shared", 1) for its second call, or
+            a list of these. None puts every frozen layer with only frozen layers below it into the lower part.
 
     Raises:
-        TypeError: It is no Keras 3 model; `boundary` holds something else than names.
-        ValueError: The model is not built, or has no graph; nothing is frozen, or everything; below the boundary is
-            something that trains, draws random numbers or acts differently in training; no layer has that name.
+        TypeError: `model` is not a Keras 3 model; `boundary` holds a value that is not a name.
+        ValueError: The model is not built, or has no graph; no layer or every layer is frozen; a layer below the
+            boundary trains, draws random numbers or behaves differently in training; no layer has that name.
     """
     check_built(model)
     require_graph(model)
@@ -61,10 +61,10 @@ def cut(model: Any, boundary: Any = None) -> Cut:
 
 
 def require_graph(model: Any) -> None:
-    """Raises where what the model does is not written down as a graph of layers.
+    """Raises if the model's computation is not defined by a graph of layers.
 
     Raises:
-        ValueError: It is a subclass of keras.Model with a `call` of its own.
+        ValueError: The model is a subclass of keras.Model with its own `call`.
     """
     if _graph(model) is None:
         raise ValueError(
@@ -75,7 +75,7 @@ def require_graph(model: Any) -> None:
 
 
 def obstacles(model: Any) -> list[str]:
-    """Why what the model puts out cannot be computed once for all, call by call; [] if it can."""
+    """Returns why, per layer call, the model's outputs cannot be computed once and reused; [] if they can."""
     return list(filter(None, map(_obstacle, _nodes(model))))
 
 
@@ -83,16 +83,16 @@ def obstacles(model: Any) -> list[str]:
 
 
 def _graph(model: Any) -> Any:
-    """The functional model behind a model that does what its graph says; None where there is none."""
+    """Returns the functional model whose graph defines the model's `call`, or None if there is no such graph."""
     if isinstance(model, keras.Sequential):
         return model._functional if type(model).call is keras.Sequential.call else None
-    # Keras gives the class of functional models no public name.
+    # The class of functional models has no public name in Keras.
     kinds: list[Any] = [base for base in type(model).__mro__ if base.__name__ == "Functional"]
     return model if kinds and type(model).call is kinds[0].call else None
 
 
 def _nodes(model: Any) -> list[Any]:
-    """The calls in a model's graph, in the order in which they run."""
+    """Returns the calls in a model's graph, in their order of execution."""
     levels = _graph(model)._nodes_by_depth
     return [node for depth in sorted(levels, reverse=True) for node in levels[depth]]
 
@@ -108,7 +108,7 @@ def _sites(model: Any, boundary: Any) -> list[Site]:
 
 
 def _obstacle(node: Any) -> str:
-    """Why what the call puts out cannot be computed once for all; "" if it can."""
+    """Returns the reason why the call's outputs cannot be computed once and reused, or "" if they can."""
     layer = node.operation
     if not isinstance(layer, keras.layers.Layer):
         return ""
@@ -116,7 +116,7 @@ def _obstacle(node: Any) -> str:
         return f"{layer.name!r} has trainable weights ({layer.trainable_variables[0].path})"
     if any(place.layer.activity_regularizer is not None for place in places(layer)):
         return f"{layer.name!r} adds a loss (activity_regularizer)"
-    # `training=False` in a call, as in `base(x, training=False)`, counts for nothing: Keras overrides it in training.
+    # `training=False` in a call, as in `base(x, training=False)`, has no effect: Keras overrides it in training.
     if _graph(layer) is not None:
         return next(iter(obstacles(layer)), "")
     for place in places(layer):
@@ -143,10 +143,10 @@ class _Division:
 
     Attributes:
         model: Functional or Sequential.
-        low: Calls below, in their order.
-        high: Calls above.
-        nested: Calls of models that are cut themselves, and how.
-        met: The sites that were found, by identity.
+        low: Calls below the cut, in order of execution.
+        high: Calls above the cut.
+        nested: Calls of nested models that are cut themselves, with their divisions.
+        met: Identities of the sites that were found.
     """
 
     model: Any
@@ -156,11 +156,11 @@ class _Division:
     met: set[int] = field(default_factory=set)
 
     def has_weights_below(self) -> bool:
-        """Whether any layer below the cut has weights."""
+        """Returns True if any layer below the cut has weights."""
         return any(getattr(node.operation, "weights", ()) for node in self.low_everywhere())
 
     def low_everywhere(self) -> Iterator[Any]:
-        """The calls below, those inside of nested models included."""
+        """Yields the calls below the cut, including calls inside nested models."""
         yield from self.low
         for _, division in self.nested:
             yield from division.low_everywhere()
@@ -171,7 +171,7 @@ def _divide(model: Any, sites: list[Site] | None) -> _Division:
 
 
 def _at_obstacles(model: Any) -> _Division:
-    """All below that is frozen and has only frozen layers before it."""
+    """Returns the division whose lower part holds all frozen calls with only frozen calls before them."""
     division = _Division(model)
     known: set[int] = set()
     nodes = _nodes(model)
@@ -190,7 +190,7 @@ def _at_obstacles(model: Any) -> _Division:
 
 
 def _at_sites(model: Any, sites: list[Site]) -> _Division:
-    """The calls that are named and all that they need below, the others above."""
+    """Returns the division with the named calls and all calls that they need below, and the other calls above."""
     division = _Division(model)
     needed: set[int] = set()
     nodes = _nodes(model)
@@ -214,7 +214,7 @@ def _at_sites(model: Any, sites: list[Site]) -> _Division:
 
 
 def _can_be_cut(node: Any, nodes: list[Any]) -> bool:
-    """Whether it is the only call of a nested model that has a graph."""
+    """Returns True if the node is the only call of a nested model that has a graph."""
     if not isinstance(node.operation, keras.Model) or _graph(node.operation) is None:
         return False
     others = [value for name, value in node.arguments.kwargs.items() if name != "training" and value is not None]
@@ -244,16 +244,16 @@ def _check_sites(division: _Division, sites: list[Site]) -> None:
 
 @keras.saving.register_keras_serializable("prunekit")
 class MaskedActivations(keras.layers.Layer):
-    """(activations, mask) -> the activations with the mask that Keras kept on them in the whole model."""
+    """(activations, mask) -> the activations with the Keras mask that they have in the whole model."""
 
     supports_masking = True
 
     def call(self, inputs):
-        """The activations."""
+        """Returns the activations."""
         return inputs[0]
 
     def compute_mask(self, inputs, previous_mask=None):
-        """The mask."""
+        """Returns the mask."""
         return inputs[1]
 
 
@@ -262,15 +262,15 @@ class _Entries:
     """The inputs of an upper part.
 
     Attributes:
-        taken: Names that layers have.
-        inputs: The inputs so far.
+        taken: Names that layers already have.
+        inputs: The inputs added so far.
     """
 
     taken: set[str]
     inputs: list[Any] = field(default_factory=list)
 
     def add(self, tensor: Any, name: str) -> Any:
-        """A new input like the tensor."""
+        """Returns a new input with the shape and dtype of the tensor."""
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False) or tensor.dtype == "string":
             raise ValueError(
                 f"Activations are kept as dense arrays of numbers. Received: {tensor!r} from {name!r}. Name another "
@@ -307,7 +307,7 @@ def _assemble(division: _Division, lower_name: str, upper_name: str) -> Cut:
 
 
 def _enter(crossing: list[tuple[Any, str]], entries: _Entries) -> tuple[list[Any], list[str], dict[int, Any]]:
-    """What goes over a cut, masks last: tensors below, names of the layers (not of masks), stand-ins above."""
+    """Returns the tensors that cross a cut (masks last), their layers' names (without masks) and {id: upper tensor}."""
     masks = {id(tensor): mask for tensor, _ in crossing if (mask := getattr(tensor, "_keras_mask", None)) is not None}
     of_masks = set(map(id, masks.values()))
     rows = {id(tensor): (tensor, name) for tensor, name in crossing if id(tensor) not in of_masks}
@@ -321,7 +321,7 @@ def _enter(crossing: list[tuple[Any, str]], entries: _Entries) -> tuple[list[Any
 
 
 def _crossing(division: _Division, graph: Any) -> list[tuple[Any, str]]:
-    """(tensor, name of the layer that puts it out) for all that goes from below the cut to above it."""
+    """Returns (tensor, name of its layer) for all tensors that cross the cut from below."""
     used = {id(tensor) for node in division.high for tensor in node.input_tensors} | set(map(id, graph.outputs))
     return [(tensor, node.operation.name) for node in division.low for tensor in node.outputs if id(tensor) in used]
 

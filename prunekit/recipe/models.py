@@ -1,4 +1,4 @@
-"""The model of a run: built-in ones, `.keras` files read in safe mode, a factory."""
+"""Builds or loads the model of a run: a built-in model, a `.keras` file (safe mode), or a factory's model."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from prunekit.recipe.schema import ModelSource
 
 
 def digits_cnn() -> keras.Model:
-    """A convolutional network for 8x8 images in 10 classes: two convolutions and two dense layers, 38,282 weights."""
+    """Returns a network for 8x8 images in 10 classes: two convolutions, two dense layers, 38,282 weights."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -37,7 +37,7 @@ def digits_cnn() -> keras.Model:
 
 
 def fashion_mlp() -> keras.Model:
-    """The 300-100 perceptron of LeCun et al. 1998 for 28x28 images in 10 classes: 266,610 weights."""
+    """Returns the 300-100 perceptron of LeCun et al. 1998 for 28x28 images in 10 classes: 266,610 weights."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -53,7 +53,7 @@ def fashion_mlp() -> keras.Model:
 
 
 def fashion_cnn() -> keras.Model:
-    """Two convolutions of 32 and 64 filters and a dense layer of 128 for 28x28 images, 10 classes: 421,642 weights."""
+    """Returns a network for 28x28 images: two convolutions, two dense layers, 10 classes, 421,642 weights."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -79,10 +79,10 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 def build_model(source: ModelSource, seed: int) -> keras.Model:
-    """The model that a recipe names; the random numbers it starts from are those of `seed`.
+    """Returns the model that a recipe names; sets Keras's random seed to `seed` first.
 
     Raises:
-        RecipeError: The file is missing, damaged or unsafe; the factory returns something else.
+        RecipeError: The file is missing, damaged or unsafe, or the factory does not return a Keras model.
     """
     keras.utils.set_random_seed(seed)
     if source.file is not None:
@@ -100,30 +100,30 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
 
 
 def check_model_file(path: str | os.PathLike[str]) -> None:
-    """Raises where `path` is no `.keras` file that may be opened.
+    """Checks that `path` is a `.keras` file that is safe to open.
 
     Raises:
-        RecipeError: It is missing, has another extension, or is damaged or hostile.
+        RecipeError: The file is missing, has another extension, or is damaged or unsafe.
     """
     with _as_recipe_errors():
         model_files.check_model_file(path)
 
 
 def load_model(path: str | os.PathLike[str]) -> keras.Model:
-    """The model in a `.keras` file, read in safe mode: no code in the file is run.
+    """Returns the model in a `.keras` file, read in safe mode: no code in the file is run.
 
     Raises:
-        RecipeError: It is missing, damaged, unsafe, or needs classes that are not registered.
+        RecipeError: The file is missing, damaged or unsafe, or needs classes that are not registered.
     """
     with _as_recipe_errors():
         return model_files.load_model(path)
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Gives `model` the weights in a `.keras` file.
+    """Loads the weights in a `.keras` file into `model`.
 
     Raises:
-        RecipeError: It is missing, damaged or unsafe, or holds the weights of another model.
+        RecipeError: The file is missing, damaged or unsafe, or holds the weights of another model.
     """
     with _as_recipe_errors():
         model_files.load_weights(model, path)
@@ -138,14 +138,14 @@ def _as_recipe_errors() -> Iterator[None]:
 
 
 def weight_arrays(model: Any) -> dict[str, np.ndarray]:
-    """Every weight of a model as a NumPy array, by its readable name, in the order of its layers."""
+    """Returns {readable weight name: NumPy array} for every weight of a model, in layer order."""
     from prunekit.anatomy.targets import weights_in
 
     return {weight.name: keras.ops.convert_to_numpy(weight.variable) for weight in weights_in(model)}
 
 
 def model_digest(model: Any) -> str:
-    """SHA-256 over all weights: their names, types, shapes and bytes."""
+    """Returns the SHA-256 over the names, types, shapes and bytes of all weights."""
     total = hashlib.sha256()
     for name, array in weight_arrays(model).items():
         total.update(f"{name} {array_digest(array)}\n".encode())
@@ -153,19 +153,19 @@ def model_digest(model: Any) -> str:
 
 
 def architecture_digest(model: Any) -> str | None:
-    """SHA-256 over a model's configuration; None where it has none, as a class of the user's without `get_config`."""
+    """Returns the SHA-256 of a model's configuration; None without one, as for a subclass without `get_config`."""
     try:
         found = json.loads(model.to_json())
     except (NotImplementedError, TypeError, ValueError):
         return None
-    # Automatic names depend on what the process built before, and cannot be told from others: all are numbered.
+    # Automatic names depend on the models built earlier in the process, and look like user names: number all names.
     names: dict[str, int] = {}
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             if isinstance(value.get("name"), str):
                 names.setdefault(value["name"], len(names))
-            # How it is compiled the recipe says; and addresses, by which Keras tells shared objects.
+            # The recipe defines the compile settings; `shared_object_id` is a memory address, different in each run.
             left_out = ("compile_config", "shared_object_id")
             return {key: plain(item) for key, item in value.items() if key not in left_out}
         if isinstance(value, list):

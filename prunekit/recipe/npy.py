@@ -1,4 +1,4 @@
-"""Reads npy and npz files of plain numbers; never pickled objects, which run code when they are read."""
+"""Reads npy and npz files of plain numbers; rejects pickled objects, which can run code when loaded."""
 
 import math
 import os
@@ -18,11 +18,11 @@ _DAMAGED = (ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.
 
 
 def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array in an npy file; never takes more memory than the file holds, whatever its header promises.
+    """Returns the array in an npy file; a header that declares more data than the file has is an error.
 
     Raises:
-        RecipeError: It is damaged, of another kind, or holds objects.
-        OSError: It cannot be read.
+        RecipeError: The file is damaged, of another kind, or holds objects.
+        OSError: The file cannot be read.
     """
     if zipfile.is_zipfile(path):
         raise RecipeError(f"{path} is an npz file, not an npy file: give it as data: {{npz: ...}}.")
@@ -33,15 +33,15 @@ def read_npy(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def read_npz(path: str | os.PathLike[str], names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Arrays of an npz file, by the keys of `names`.
+    """Returns arrays of an npz file, by the keys of `names`.
 
     Args:
-        path: The file.
-        names: What each array is called inside the file.
+        path: Path of the npz file.
+        names: Key of the result -> name of the array inside the file.
 
     Raises:
-        RecipeError: It is damaged or hostile, holds objects, or lacks one of the names.
-        OSError: It cannot be read.
+        RecipeError: The file is damaged or unsafe, holds objects, or lacks an array of `names`.
+        OSError: The file cannot be read.
     """
     found = {}
     with _plain_numbers(path, "npz"), checked_archive(path) as archive:
@@ -57,7 +57,7 @@ def read_npz(path: str | os.PathLike[str], names: Mapping[str, str]) -> dict[str
                 _check_header(cast(BinaryIO, stream), member.file_size)
             with archive.open(member) as stream:
                 found[part] = np.lib.format.read_array(stream, allow_pickle=False)
-                # The checksum is compared at the end of the member.
+                # Read to the end of the member: zipfile verifies the checksum only there.
                 if stream.read(1):
                     raise ValueError(f"the array {name!r} is followed by something else")
     return found
@@ -76,7 +76,7 @@ def _plain_numbers(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 
 def _check_header(stream: BinaryIO, size: int) -> None:
-    """Raises ValueError where the header promises more than the rest of the `size` bytes, or objects."""
+    """Raises ValueError if the header declares objects, or more data than the rest of the `size` bytes."""
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
         raise ValueError(f"a header of version {version[0]}.{version[1]}")

@@ -1,4 +1,4 @@
-"""What a recipe would do with a model and data, resolved; no weight moves."""
+"""Plans a run: resolves a recipe for its model and data without changing a weight."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """One weight that a prune step prunes: its final sparsity and how many of its entries that is."""
+    """One target of a prune step, with its final sparsity and its final number of pruned entries."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,12 +35,12 @@ class PlannedStep:
 
     Attributes:
         kind: train, prune, finetune, export or expect.
-        text: What it does, in one line.
-        epochs: Of training, where it trains.
-        updates: Optimizer updates in the step.
-        pruning: (update since the start of the step, sparsity asked for) for every mask update.
-        targets: The weights that it prunes.
-        skipped: The others, and why.
+        text: Description of the step in one line.
+        epochs: Number of training epochs; None if the step does not train.
+        updates: Number of optimizer updates in the step.
+        pruning: (optimizer update since the start of the step, requested sparsity) for every mask update.
+        targets: Weights that the step prunes.
+        skipped: Weights that the step does not prune, with reasons.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole recipe, resolved for its model and data."""
+    """Plan of a whole recipe, resolved for its model and data."""
 
     name: str
     model: str
@@ -64,7 +64,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values."""
         return asdict(self)
 
 
@@ -76,10 +76,10 @@ def plan(
     overrides: Mapping[str, object] | None = None,
     trust: bool = False,
 ) -> Plan:
-    """What `compress` would do with the same arguments.
+    """Returns the plan of the run that `compress` would execute with the same arguments.
 
     Raises:
-        RecipeError: The run would be refused.
+        RecipeError: `compress` would refuse the run.
     """
     prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
     steps = tuple(_planned(prepared, index, step) for index, step in enumerate(prepared.recipe.steps))
@@ -100,7 +100,7 @@ def plan(
 
 
 def described(step: Step) -> str:
-    """What a step does, in one line, without its kind."""
+    """Returns a one-line description of a step, without its kind."""
     return step_text(step).partition(": ")[2]
 
 
@@ -123,7 +123,7 @@ def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
     rows = []
     for target, fraction in zip(pruning.targets, pruning.fractions, strict=True):
         units = pattern.units(target.shape, target.in_axes, target.out_axes)
-        # Units may be blocks or channels; ragged ones at an edge are smaller than the others.
+        # Units may be blocks or channels; blocks cut off at an edge are smaller than the others.
         pruned = rules.pruned(fraction, target.size if even else units, keep_one=pruning.options["keep_one"])
         rows.append(
             PlannedTarget(

@@ -1,4 +1,4 @@
-"""Refuses what can be refused, and resolves what a run needs, before a weight moves."""
+"""Checks a recipe and resolves its model, data and steps before any weight changes."""
 
 import math
 import os
@@ -24,7 +24,7 @@ from prunekit.sparsity.scores import Random
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
 
-# Of the test part, on which exported files are compared with the model.
+# Maximum number of test examples on which an exported file is compared with the model.
 _SAMPLES = 500
 
 
@@ -33,11 +33,11 @@ class Pruning:
     """A prune step, resolved for one model and one set of data.
 
     Attributes:
-        schedule: In optimizer updates since the start of the step.
-        options: What `PruningCallback` and `Pruner` take.
-        targets: The weights that it prunes.
-        skipped: The others, and why.
-        fractions: Final sparsity of each target; with a joint allocation, the one of all together.
+        schedule: Sparsity schedule in optimizer updates since the start of the step.
+        options: Pruning options for `PruningCallback` and `Pruner`.
+        targets: Weights that the step prunes.
+        skipped: Weights that the step does not prune, with reasons.
+        fractions: Final sparsity of each target; with a joint allocation, the final sparsity over all targets.
     """
 
     schedule: Schedule
@@ -49,17 +49,17 @@ class Pruning:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A run that can start.
+    """A run that is ready to start.
 
     Attributes:
-        recipe: With the model that is really used.
-        model: Built; with the weights it starts from.
-        data: None where no step needs data and none are given.
-        compile: How the model is trained and measured; None without data.
-        steps_per_epoch: Optimizer updates in an epoch; None without data.
-        pruning: By index of the step.
-        given: Which of "model" and "data" came as Python objects, and are not in the recipe.
-        replicas: On which the model was built.
+        recipe: Recipe, with the path of a model file given by the caller written into it.
+        model: Built model with its initial weights.
+        data: Data of the run; None if neither the caller nor the recipe gives data.
+        compile: Compile settings for training and evaluation; None if neither the recipe has them nor data exist.
+        steps_per_epoch: Optimizer updates per epoch; None without data.
+        pruning: Resolved prune steps, by index of the step.
+        given: "model" and "data", as far as they were given as Python objects, which the recipe does not contain.
+        replicas: Replicas on which the model is built.
     """
 
     recipe: Recipe
@@ -75,10 +75,10 @@ class Prepared:
 def settled_recipe(
     recipe: Any, model: Any = None, data: Any = None, overrides: Mapping[str, object] | None = None
 ) -> Recipe:
-    """The recipe as it is run, with a model file given beside it written into it; nothing is read or imported yet.
+    """Returns the recipe of the run, with the path of a given model file written into it; imports no factory.
 
     Raises:
-        RecipeError: The recipe is wrong, or names no model or no data where none are given.
+        RecipeError: The recipe is invalid, or a model or data are needed but neither named nor given.
         TypeError: `model` is neither a Keras model nor a path.
     """
     found = load_recipe(recipe, overrides, data_given=data is not None)
@@ -100,17 +100,17 @@ def settled_recipe(
 
 
 def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Replicas = ALONE) -> Prepared:
-    """Builds model and data and resolves every step; weights of a model that is built already stay as they are.
+    """Builds the model, loads the data and resolves every step; does not change the weights of a built model.
 
     Args:
-        recipe: As `settled_recipe` returned it.
-        model: What the caller gave, which wins over the recipe's.
-        data: The same.
-        trust: The recipe's Python factories may be imported.
-        replicas: To build the model on.
+        recipe: Recipe that `settled_recipe` returned.
+        model: Model given by the caller; replaces the recipe's model.
+        data: Data given by the caller; replaces the recipe's data.
+        trust: True allows importing the recipe's Python factories.
+        replicas: Replicas on which the model is built.
 
     Raises:
-        RecipeError: Anything that would make the run fail later and can be known now.
+        RecipeError: A check found a problem that would make the run fail later.
     """
     if not isinstance(model, keras.Model) and recipe.model is not None and recipe.model.file is not None:
         check_model_file(recipe.model.file)
@@ -165,10 +165,10 @@ def _data(recipe: Recipe, given: Any) -> Data | None:
 
 
 def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
-    """The Keras optimizer that the recipe describes.
+    """Returns the Keras optimizer that the compile settings describe.
 
     Raises:
-        RecipeError: This Keras has no such optimizer, or it does not take the arguments.
+        RecipeError: The installed Keras has no such optimizer, or the optimizer rejects the arguments.
     """
     kind = getattr(keras.optimizers, OPTIMIZERS[settings.optimizer.name], None)
     if kind is None:
@@ -183,14 +183,14 @@ def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
 
 
 def loss_from(settings: Compile) -> Any:
-    """The Keras loss that the recipe names."""
+    """Returns the Keras loss that the compile settings name."""
     if settings.from_logits:
         return getattr(keras.losses, LOGIT_LOSSES[settings.loss])(from_logits=True)
     return keras.losses.get(settings.loss)
 
 
 def accuracy_metric(settings: Compile | None) -> str | None:
-    """The metric that "accuracy" means in expectations and in the report; None where there is none."""
+    """Returns the metric used as "accuracy" in expectations and the report; None without an accuracy metric."""
     named = [name for name in settings.metrics if name.endswith("accuracy") and "top_k" not in name] if settings else []
     return "accuracy" if "accuracy" in named else next(iter(named), None)
 
@@ -201,14 +201,14 @@ def _check_optimizer(settings: Compile | None) -> None:
 
 
 def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> None:
-    """Model, data and loss belong together; builds a model that waits for its first batch."""
+    """Checks that model, data and loss fit together; builds a model that is not built yet."""
     inputs, labels = data.train
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
         outputs = model(inputs[:2], training=False)
     except Exception as error:
-        # Any exception: each backend has its own kinds, and each means that the inputs do not fit.
+        # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
             f"the model {model.name!r} does not take the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
             f"{inputs.dtype}: {reason_of(error)}."
@@ -229,9 +229,9 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
 
 
 def reason_of(error: BaseException) -> str:
-    """The line of an error's text that says why."""
-    # Keras puts "Exception encountered when calling X.", a blank line and a bold escape before the reason; TensorFlow
-    # the node and the Python frames that made it.
+    """Returns the line of an error's text that states the reason."""
+    # Keras writes "Exception encountered when calling X.", a blank line and a bold escape before the reason. TensorFlow
+    # writes the node and the Python frames that created the node.
     before = ("Exception encountered", "Graph execution error", "Detected at node", "File ")
     lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(before)]
@@ -284,10 +284,10 @@ def _require_tensorflow(place: str, name: str) -> None:
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
-    """Inputs, and their labels, on which an exported file is compared with the model: of the test part, else random.
+    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
 
     Raises:
-        RecipeError: There are no data, and the model does not say what its inputs are like.
+        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
     """
     if data is not None:
         inputs, labels = data.test
@@ -311,7 +311,7 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
             f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
             "it. Name data in the recipe."
         )
-    # A Sequential has no `input` before it is called, which a loaded one is not.
+    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
     return keras.tree.map_structure(
         sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     ), None
@@ -334,7 +334,7 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
     if prune.schedule is None or prune.epochs is None or steps_per_epoch is None:
         schedule: Schedule = OneShot(sparsity=prune.final_sparsity)
     else:
-        # The callback counts from the start of its own fit, as the recipe does: no offset.
+        # No offset: callback and recipe both count updates from the start of the step's `fit`.
         schedule = prune.schedule.resolve(steps_per_epoch)
         steps = prune.epochs * steps_per_epoch
         if schedule.landing_step > steps:

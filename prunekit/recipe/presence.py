@@ -10,14 +10,14 @@ from prunekit.recipe.yaml_reader import Path, RecipeError, path_text
 
 
 def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
-    """Raises where a file that the recipe names is missing.
+    """Checks that all files and folders that the recipe names exist.
 
     Args:
-        recipe: The recipe.
-        source: The file or the built-in recipe that it was read from.
+        recipe: Recipe to check.
+        source: Path of the recipe file, or name of the built-in recipe, that the recipe was read from.
 
     Raises:
-        RecipeError: Files are missing; the message names all of them, and its position is that of the first.
+        RecipeError: Files are missing; the message names all of them and has the position of the first.
     """
     missing = [(place, path) for place, path, exists in _named_files(recipe) if not exists]
     if missing:
@@ -32,7 +32,7 @@ def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
 
 
 def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, bool]]:
-    """(place in the recipe, path, whether it exists) of each file or folder that the recipe names."""
+    """Yields (place in the recipe, path, True if it exists) for each file or folder that the recipe names."""
     if recipe.model is not None and recipe.model.file is not None:
         yield ("model", "file"), recipe.model.file, os.path.isfile(recipe.model.file)
     if recipe.data is None:

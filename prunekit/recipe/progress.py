@@ -1,4 +1,4 @@
-"""What a run says while it works: values for whoever draws them; nothing is printed here."""
+"""Reports the progress of a run to a listener function; prints nothing."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,22 +7,22 @@ from typing import Any
 
 import keras
 
-# Seconds between two reports from inside an epoch.
+# Minimum seconds between two reports inside an epoch.
 _PAUSE = 0.1
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """Progress of a run at one moment.
 
     Attributes:
         step: Number of the step, from 1.
         steps: Number of steps.
         kind: train, prune, finetune, export or expect.
-        fraction: How much of the step is behind, in [0, 1]; 1.0 at the end of its last epoch and at its own end alone.
-        text: One line: "epoch 3/12, accuracy 0.971, sparsity 0.62".
-        epoch: The epoch just ended, from 1, where this is the end of one.
-        finished: True once, when the run is over.
+        fraction: Completed fraction of the step, in [0, 1]; 1.0 only at the end of the last epoch and of the step.
+        text: Status in one line, such as "epoch 3/12, accuracy 0.971, sparsity 0.62".
+        epoch: Number of the epoch that just ended, from 1; None inside an epoch.
+        finished: True in the last progress event of a run.
     """
 
     step: int
@@ -38,11 +38,11 @@ Listener = Callable[[Progress], None]
 
 
 class EpochProgress(keras.callbacks.Callback):
-    """Reports the progress of one `fit`, at the ends of epochs and about ten times a second in between.
+    """Reports the progress of one `fit` at the end of each epoch, and at most ten times a second inside epochs.
 
     Args:
-        tell: Takes fraction, text and, at the end of an epoch, its number.
-        accuracy: The metric to show, if there is one.
+        tell: Function of (fraction, text, epoch number at the end of an epoch, else None).
+        accuracy: Name of the metric to show; None shows the validation loss.
     """
 
     def __init__(self, tell: Callable[[float, str, int | None], None], accuracy: str | None):
@@ -57,7 +57,7 @@ class EpochProgress(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         now, batches = time.monotonic(), self.params.get("steps") or 0
-        # The last batch is the end of the epoch, which tells itself: 1.0 is for the end of the step alone.
+        # `on_epoch_end` reports after the last batch; a report here could give fraction 1.0 before the epoch's end.
         if now - self._last < _PAUSE or batch + 1 >= batches:
             return
         self._last = now

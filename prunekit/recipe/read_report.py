@@ -1,4 +1,4 @@
-"""What a run directory's report says, read as a file that somebody else may have written."""
+"""Reads the report of a run directory as an untrusted file."""
 
 import json
 import os
@@ -12,11 +12,11 @@ LARGEST_REPORT = 1 << 26
 
 
 def read_report(directory: str | os.PathLike[str]) -> Any:
-    """The values in a run's report.json.
+    """Returns the values in a run's report.json.
 
     Raises:
-        RecipeError: It is too large, or not JSON.
-        OSError: It cannot be read.
+        RecipeError: The file is too large, or not JSON.
+        OSError: The file cannot be read.
     """
     path = Path(directory) / REPORT
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What replicas of a `tf.distribute` strategy hold apart from one another: gathered in every process, and put back."""
+"""Gathers and restores the state that each replica of a `tf.distribute` strategy has separately."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,17 +8,17 @@ import numpy as np
 
 
 def gathered(strategy: Any, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of all replicas, shape (replicas, numbers); waits until every process is here.
+    """Returns the rows of all replicas, shape (replicas, numbers), after every process has called this function.
 
     Args:
-        strategy: Of all of them.
-        rows: For each replica of this process, so many int64 numbers, shape (numbers,).
+        strategy: `tf.distribute` strategy of all replicas.
+        rows: One int64 array per replica of this process, each of shape (numbers,).
     """
     import tensorflow as tf
 
     by_replica = dict(zip(replicas_here(strategy), rows, strict=True))
     if len(by_replica) == strategy.num_replicas_in_sync:
-        # Nothing is sent: a second MirroredStrategy of a process gets the keys of the first one's collectives.
+        # Avoid collectives: a second MirroredStrategy in a process gets the collective keys of the first strategy.
         return np.stack([by_replica[replica] for replica in sorted(by_replica)])
     values = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(by_replica[context.replica_id_in_sync_group][None], tf.int64)
@@ -28,14 +28,14 @@ def gathered(strategy: Any, rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @functools.cache
 def _gather(strategy: Any) -> Callable[[Any], Any]:
-    """One function for all calls: TensorFlow makes a new one each time, and warns that it does."""
+    """Returns the gather function, cached by strategy: TensorFlow warns if each call creates a new function."""
     import tensorflow as tf
 
     return tf.function(functools.partial(strategy.gather, axis=0))
 
 
 def replicas_here(strategy: Any) -> list[int]:
-    """The numbers of this process's replicas among all."""
+    """Returns the indices of this process's replicas among all replicas."""
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: np.array(context.replica_id_in_sync_group)
     )
@@ -43,9 +43,9 @@ def replicas_here(strategy: Any) -> list[int]:
 
 
 def own_state(strategy: Any, model: Any) -> np.ndarray | None:
-    """What each replica has of its own, such as statistics of batch normalization: shape (replicas, numbers), int64.
+    """Returns each replica's non-trained state, such as batch normalization statistics: (replicas, numbers), int64.
 
-    None where the model has nothing that is not trained. Waits until every process is here.
+    None if the model has no such state. Waits until every process has called this function.
     """
     parts = _parts(strategy, model)
     if not parts:
@@ -55,7 +55,7 @@ def own_state(strategy: Any, model: Any) -> np.ndarray | None:
 
 
 def restore_own_state(strategy: Any, model: Any, state: np.ndarray) -> None:
-    """Gives the replicas of this process what `own_state` found."""
+    """Writes the state from `own_state` back to the replicas of this process."""
     here, start = replicas_here(strategy), 0
     for copies in _parts(strategy, model):
         words = _words(copies[0]).size
@@ -67,14 +67,14 @@ def restore_own_state(strategy: Any, model: Any, state: np.ndarray) -> None:
 
 
 def _parts(strategy: Any, model: Any) -> list[tuple[Any, ...]]:
-    """Of each variable that is not trained, the copies of this process's replicas."""
+    """Returns the copies on this process's replicas of each variable that is not trained."""
     trained, here = {id(variable) for variable in model.trainable_variables}, len(replicas_here(strategy))
     found = [
         strategy.experimental_local_results(variable._value)
         for variable in model.variables
         if id(variable) not in trained
     ]
-    # What was made outside of the scope has no copies.
+    # A variable created outside the strategy's scope has no copy per replica.
     return [copies for copies in found if len(copies) == here]
 
 

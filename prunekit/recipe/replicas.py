@@ -1,4 +1,4 @@
-"""What a recipe trains on: one replica, several in this process, or one in each of several processes."""
+"""Sets up the replicas of a run: one replica, several in one process, or replicas in several processes."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ _LOST = (
     "distribute: multi_worker: another process of TF_CONFIG ended, or cannot be reached, so this one cannot go on. See "
     "what it said, and start all of them again: with --resume they go on after the last checkpoint of the chief."
 )
-# Keras asks in a condition whether it is time, and merges replicas inside: tf.distribute refuses that.
+# Keras implements these options as a merge of replicas inside a condition, which tf.distribute does not support.
 _CONDITIONAL = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 
 
@@ -38,10 +38,10 @@ class Replicas:
     """The replicas of a run.
 
     Attributes:
-        kind: As the recipe's `distribute`.
-        count: Of all processes together.
-        strategy: A `tf.distribute` strategy; None on the JAX backend, and where there is one replica without any.
-        chief: Whether this process writes the run directory.
+        kind: Value of the recipe's `distribute`.
+        count: Number of replicas in all processes together.
+        strategy: `tf.distribute` strategy; None on the JAX backend, and for a single replica without a strategy.
+        chief: True if this process writes the run directory.
     """
 
     kind: str | None = None
@@ -50,21 +50,21 @@ class Replicas:
     chief: bool = True
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Where model and optimizer are made."""
+        """Returns the context manager in which the model and the optimizer must be created."""
         return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
 
     @property
     def several_processes(self) -> bool:
-        """Whether other processes train the same model."""
+        """True if other processes train the same model."""
         return self.kind == "multi_worker"
 
     @property
     def means(self) -> int:
-        """How many means of examples the loss of a batch is the mean of; on JAX it is one of all of them."""
+        """Number of per-replica means in the loss of a batch; 1 on JAX, which averages over the whole batch."""
         return 1 if self.strategy is None else self.count
 
     def lost_one(self, error: Exception) -> bool:
-        """Whether the error, or what it comes from, says that another process is gone."""
+        """Returns True if the error or its cause is a TensorFlow error that indicates a lost process."""
         if not self.several_processes:
             return False
         from tensorflow import errors
@@ -73,20 +73,20 @@ class Replicas:
         return isinstance(error, gone) or isinstance(error.__cause__, gone)
 
     def notes(self) -> list[str]:
-        """What the report says about them."""
+        """Returns the notes about the replicas for the report."""
         if self.kind is None:
             return []
         counted = f"{self.count} replica{'' if self.count == 1 else 's'}"
         return [f"distribute: {self.kind} trained on {counted}; another number gives other rounding."]
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Waits until every process of the run is here, with the same facts.
+        """Waits until every process of the run has called this method, and checks that all have the same facts.
 
         Args:
-            facts: What has a name -> what it is.
+            facts: Name of a fact -> its value as text.
 
         Raises:
-            RecipeError: They differ; in every process.
+            RecipeError: The facts differ between processes; raised in every process.
         """
         if not self.several_processes:
             return
@@ -101,14 +101,14 @@ class Replicas:
             )
 
     def check(self, settings: Compile | None, sizes: Mapping[str, int]) -> None:
-        """Refuses batches that replicas cannot share, and what their updates cannot do.
+        """Checks that the replicas can share every batch and support the optimizer's options.
 
         Args:
-            settings: With the size of a batch, of all replicas together.
-            sizes: How many examples the training, validation and test parts of the data have.
+            settings: Compile settings; `batch_size` counts the examples of all replicas together.
+            sizes: Number of examples of the data's "training", "validation" and "test" parts.
 
         Raises:
-            RecipeError: So it is.
+            RecipeError: A batch cannot be shared, or an optimizer option is not supported.
         """
         if settings is None or self.count == 1:
             return
@@ -133,7 +133,7 @@ class Replicas:
                 )
 
     def _check_last_batch(self, batch_size: int, examples: int) -> None:
-        # TensorFlow gives each replica the same number, rounded up, until none are left.
+        # TensorFlow gives each replica the same number of examples, rounded up, until none are left.
         last = examples % batch_size
         if last and (self.count - 1) * -(-last // self.count) >= last:
             raise RecipeError(
@@ -146,10 +146,10 @@ ALONE = Replicas()
 
 
 def check_distribution(recipe: Recipe, model: Any) -> None:
-    """Refuses what cannot be distributed here, before TensorFlow or a weight is touched.
+    """Checks that this process can run the recipe's `distribute`; does not use TensorFlow or change a weight.
 
     Raises:
-        RecipeError: The backend, the environment or a model that was built already do not fit `distribute`.
+        RecipeError: The backend or the environment does not fit `distribute`, or the given model is built already.
     """
     kind = recipe.distribute
     if kind is None:
@@ -188,7 +188,7 @@ def _check_task() -> None:
 
 
 def _names_a_worker(values: Any) -> bool:
-    """Whether the task is one of the cluster's; TensorFlow itself waits for ever on some clusters that are none."""
+    """Returns True if TF_CONFIG has a valid cluster with this task; on some invalid values TensorFlow waits forever."""
     kind, index = values["task"]["type"], str(values["task"]["index"])
     addresses = [address for group in values["cluster"].values() for address in group]
     ports = [_PORT.fullmatch(address) and int(address.rpartition(":")[2]) in range(1, 65_536) for address in addresses]
@@ -204,12 +204,12 @@ def _names_a_worker(values: Any) -> bool:
 
 @contextlib.contextmanager
 def distributed(recipe: Recipe, progress: Listener | None = None) -> Iterator[Replicas]:
-    """The replicas that a recipe asks for, for the length of a run; workers wait here for one another, and say so.
+    """Yields the replicas of a recipe for the duration of a run; waits for all workers, and reports the wait.
 
     Raises:
-        RecipeError: TensorFlow was used in this process before, so that workers cannot be connected; the address of
-            this process is taken; the processes have another `TF_CONFIG` each.
-        ConnectionError: Another process ended, or cannot be reached.
+        RecipeError: TensorFlow was used earlier in this process, so workers cannot be connected; the address of this
+            process is in use; or the processes have different clusters in `TF_CONFIG`.
+        ConnectionError: Another process ended or cannot be reached.
     """
     if recipe.distribute is None:
         yield ALONE
@@ -221,7 +221,7 @@ def distributed(recipe: Recipe, progress: Listener | None = None) -> Iterator[Re
     else:
         if recipe.distribute == "multi_worker" and progress is not None:
             progress(Progress(1, len(recipe.steps), recipe.steps[0].kind, 0.0, _waiting()))
-        # TensorFlow waits for other workers where Python hears of no signal.
+        # While TensorFlow waits for other workers, Python does not handle signals.
         with ctrl_c_handled_by(signal.SIG_DFL):
             strategy = _strategy(recipe.distribute)
         chief = distribution.is_chief(strategy)
@@ -243,7 +243,7 @@ def _meet(replicas: Replicas) -> None:
     try:
         replicas.agree({"TF_CONFIG": json.dumps(_cluster(), sort_keys=True)})
     except (errors.InternalError, errors.InvalidArgumentError) as error:
-        # Collectives of clusters of different sizes do not fit together.
+        # Collectives fail with these errors if the processes have clusters of different sizes.
         raise RecipeError(
             "distribute: TF_CONFIG has the same cluster in every process, and another task in each. Received: "
             f"{os.environ['TF_CONFIG']}, and something else in another process."
@@ -251,7 +251,7 @@ def _meet(replicas: Replicas) -> None:
 
 
 def _cluster() -> dict[str, list[str]]:
-    """What TF_CONFIG says of it, once it was checked."""
+    """Returns the cluster in TF_CONFIG, which `_check_task` has validated."""
     return json.loads(os.environ["TF_CONFIG"])["cluster"]
 
 
@@ -280,7 +280,7 @@ def _strategy(kind: str) -> Any:
             f"with prunekit compress, or as the first thing of a script. TensorFlow says: {error}"
         ) from error
     except tf.errors.UnknownError as error:
-        # All that TensorFlow says is that its server could not be started.
+        # TensorFlow's message says only that its server could not be started.
         raise RecipeError(
             f"distribute: this process cannot listen at {_own_address()}, its address in TF_CONFIG: another process "
             "has that port, or another run that did not end. End it, or give another port in every process. "

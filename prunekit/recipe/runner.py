@@ -1,4 +1,4 @@
-"""Runs a recipe: `compress` from the start to a run directory, `verify` once more to compare."""
+"""Runs recipes: `compress` runs a recipe into a run directory, `verify` repeats a run and compares the weights."""
 
 import contextlib
 import hashlib
@@ -59,7 +59,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run leaves: the model, the report, and the run directory where this process wrote one."""
+    """Result of a run: the model, the report, and the run directory if this process wrote it."""
 
     model: keras.Model
     report: RunReport
@@ -67,10 +67,10 @@ class Result:
 
 
 class ExpectationFailed(Exception):
-    """A run whose result is not what the recipe expects; its report and directory are whole all the same.
+    """Raised when a run does not meet the recipe's expectations; its report and directory are complete.
 
     Attributes:
-        result: What the run left.
+        result: Result of the run.
     """
 
     def __init__(self, message: str, result: Result):
@@ -80,12 +80,12 @@ class ExpectationFailed(Exception):
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether a locked recipe gave the same weights again, and where not.
+    """Result of repeating a run: whether the weights are identical, and the differences.
 
     Attributes:
-        identical: Every weight has the same bytes.
-        differences: One line for each weight that differs, and for what could explain it.
-        directory: The run directory.
+        identical: True if every weight has the same bytes, and the run started from the same model and data.
+        differences: One line for each different weight and for each possible cause.
+        directory: Path of the run directory.
     """
 
     identical: bool
@@ -93,7 +93,7 @@ class Verification:
     directory: Path
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values."""
         return {**asdict(self), "directory": str(self.directory), "differences": list(self.differences)}
 
 
@@ -110,31 +110,31 @@ def compress(  # noqa: PLR0913
     trust: bool = False,
     progress: Listener | None = None,
 ) -> Result:
-    """Runs a recipe. Whatever can be refused is refused before a weight moves.
+    """Runs a recipe, after checking the recipe, model, data and output before any weight changes.
 
-    With an output, the run is saved as it goes, in `OUTPUT.unfinished`. One that was interrupted or killed goes on with
-    `resume`, and ends with the bytes with which it would have ended.
+    With an output, the run saves checkpoints in `OUTPUT.unfinished`. An interrupted or killed run continues with
+    `resume`, and gives the same bytes as a run without the interruption.
 
     Args:
         recipe: A path, the name of a built-in recipe, a mapping or a `Recipe`.
-        model: A Keras model, or the path of a `.keras` file; instead of the recipe's. A model given as an object is
+        model: Keras model, or path of a `.keras` file; replaces the recipe's model. A model given as an object is
             compiled, trained and pruned in place.
-        data: ((train inputs, labels), (test inputs, labels)); instead of the recipe's, used as they are.
-        output: The run directory; None writes nothing.
+        data: ((train inputs, labels), (test inputs, labels)); replaces the recipe's data, used unchanged.
+        output: Path of the run directory; None writes nothing.
         overrides: Values for variables that the recipe declares.
-        force: An older run directory at `output` is replaced, once the new one is whole. An unfinished run is deleted,
-            unless it is resumed.
-        resume: Goes on with the unfinished run into `output`; begins where there is none. A finished run of the same
-            recipe, model and data is returned.
-        checkpoint_every: Epochs from one checkpoint inside a step to the next; each step ends with one.
-        trust: Python factories that the recipe names may be imported and called.
-        progress: Called with a `Progress` at steps, epochs and in between.
+        force: True replaces an older run directory at `output` once the new run directory is complete, and deletes an
+            unfinished run unless `resume` is set.
+        resume: True continues the unfinished run into `output`, or starts a run if none exists. A finished run of the
+            same recipe, model and data is returned.
+        checkpoint_every: Epochs between checkpoints inside a step; each step ends with a checkpoint.
+        trust: True allows importing and calling the Python factories that the recipe names.
+        progress: Function called with a `Progress` at steps, at epochs and between them.
 
     Raises:
-        RecipeError: A mistake in recipe, model, data or output; nothing has been trained and nothing written.
-        ExpectationFailed: The result is not what an `expect` step asks for.
-        OSError: The disk is full, say, or another process of the run was lost (`ConnectionError`). What was saved is
-            kept, for `resume`.
+        RecipeError: The recipe, model, data or output is invalid; nothing has been trained or written.
+        ExpectationFailed: The result does not meet an `expect` step.
+        OSError: Writing failed, for example on a full disk, or another process of the run was lost
+            (`ConnectionError`). The checkpoints are kept for `resume`.
     """
     found = settled_recipe(recipe, model, data, overrides)
     if output is None and resume:
@@ -154,9 +154,9 @@ def _run(
     if path is not None and resume and is_finished(path):
         finished = _finished(path, prepared, hashes, force=force)
     options, seen = f"{path is None} {force} {resume} {every}", f"{finished is not None} {standing}"
-    # Before one of them changes what the others look at.
+    # Compare before any process changes the output folder, which the other processes read.
     replicas.agree({"model": hashes["model"], "data": hashes.get("data", ""), "options": options, "output": seen})
-    # One process writes; the others run the same steps, since replicas wait for one another.
+    # Only the chief writes. The other processes run the same steps, since replicas wait for one another.
     written = path if replicas.chief else None
     if finished is not None:
         if written is not None:
@@ -185,13 +185,13 @@ def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
 
 
 def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> RunReport | None:
-    """The report of the finished run at `path`, whose weights the model has now; None where another run replaces it.
+    """Loads the weights of the finished run at `path` and returns its report; None if `force` replaces another run.
 
     Raises:
-        RecipeError: It is another run's, and may not be replaced; it is damaged.
+        RecipeError: `path` holds a different run and `force` is False, or the run directory is damaged.
     """
     values = _recorded(path)
-    # The recipe itself in the place of its digest, so that the difference can be named.
+    # Compare the recipe itself instead of its digest, so that the message can name the difference.
     now = {**hashes, "recipe": prepared.recipe.model_dump(mode="json", exclude_none=True)}
     differences = start_differences({**values["hashes"], "recipe": values["recipe"]}, now)
     if differences and force:
@@ -213,23 +213,23 @@ def verify(
     trust: bool = False,
     progress: Listener | None = None,
 ) -> Verification:
-    """Runs the locked recipe of a run directory once more, and compares the weights byte by byte.
+    """Runs the locked recipe of a run directory again, and compares the weights byte by byte.
 
-    Steps that change no weight (`export`, `expect`) are left out. Nothing is written.
+    Skips steps that change no weight (`export`, `expect`). Writes nothing.
 
     Args:
-        directory: What `compress` wrote.
-        model: Needed where the run was given a model in Python; its weights as they were before that run.
-        data: Needed where the run was given data in Python.
+        directory: Run directory that `compress` wrote.
+        model: Model with its weights from before the run; required if the run's model was given in Python.
+        data: Data of the run; required if the run's data were given in Python.
         trust: As in `compress`.
         progress: As in `compress`.
 
     Raises:
-        RecipeError: It is not a run directory, or the run needs what only Python can give.
+        RecipeError: `directory` is not a run directory, or the run used a model or data that must be given in Python.
     """
     path = check_run(directory)
     check_model_file(path / MODEL)
-    # What the run had is told by its report: the recipe alone cannot say that data were given in Python.
+    # The report records whether data were given in Python; the recipe does not, so do not require data here.
     recipe = load_recipe(path / LOCK, data_given=True)
     recorded = _recorded(path)
     for what, value in {"model": model, "data": data}.items():
@@ -262,7 +262,7 @@ def verify(
 
 @contextlib.contextmanager
 def _folder(path: Path | None, *, force: bool, resume: bool) -> Iterator[Path]:
-    """Where a run writes: a folder that becomes the run directory, or one that goes."""
+    """Yields the folder that a run writes into: the future run directory, or a temporary folder if `path` is None."""
     if path is not None:
         with run_directory(path, force=force, resume=resume) as folder:
             yield folder
@@ -273,7 +273,7 @@ def _folder(path: Path | None, *, force: bool, resume: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _disk_errors_told(checkpoints: Checkpoints | None) -> Iterator[None]:
-    """Inside, an error of the disk says in one line what became of the run."""
+    """Adds the state of the checkpoints to the message of an OSError raised inside the block."""
     try:
         yield
     except OSError as error:
@@ -310,7 +310,7 @@ def _hashes_at_start(prepared: Prepared) -> dict[str, str]:
 
 
 def _start(prepared: Prepared, hashes: Mapping[str, str]) -> dict[str, Any]:
-    """What an unfinished run is proved to be the same by."""
+    """Returns the values that an unfinished run is compared with before it resumes."""
     found = environment.versions()
     backend = keras.backend.backend()
     return {

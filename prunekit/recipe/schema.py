@@ -1,6 +1,6 @@
-"""What a recipe may say, as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
+"""Defines the fields of a recipe as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
 
-Everything that can be known from the text alone is refused here; `loader` says where in the file it stands.
+These models reject every mistake that is visible in the recipe alone; `loader` adds the position in the file.
 """
 
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
@@ -27,7 +27,7 @@ from prunekit.sparsity import shorthands
 from prunekit.sparsity.shorthands import ParsedPattern
 
 VERSION: Literal[1] = 1
-# Of wrong ones: right ones hold more values than are read before there are so many.
+# Limits only invalid steps: a recipe with this many valid steps exceeds the reader's limit on values first.
 MOST_STEPS = 1_000
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
@@ -35,10 +35,10 @@ ExportFormat: TypeAlias = Literal[
 
 
 class Train(Settings):
-    """Training for a number of epochs; zeros that earlier steps made hold in it.
+    """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
 
     Attributes:
-        keep_zeros: Zeros that the model came with, in weights that are pruned by default, hold as well.
+        keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
     """
 
     example: ClassVar[str] = "{epochs: 10}"
@@ -48,7 +48,7 @@ class Train(Settings):
 
 
 def parse_pattern(text: str) -> ParsedPattern:
-    """The parts of a pattern's name, their numbers checked.
+    """Returns the parsed name of a pattern, with its numbers validated.
 
     Raises:
         ValueError: `text` is not a pattern.
@@ -75,7 +75,7 @@ def _pattern(value: str) -> str:
 
 
 class Prune(Settings):
-    """Gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
+    """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
     example: ClassVar[str] = "{sparsity: 0.5}"
     epochs: Epochs | None = None
@@ -171,21 +171,21 @@ class Prune(Settings):
 
     @property
     def one_shot(self) -> bool:
-        """Whether the step prunes at once, without training."""
+        """True if the step prunes at once, without training."""
         return self.schedule is None
 
     @property
     def final_sparsity(self) -> float:
-        """The sparsity that the step ends with."""
+        """Final sparsity of the step."""
         return self.schedule.final_sparsity if self.schedule is not None else self.sparsity or 0.0
 
     def final_at(self) -> tuple[str | int, ...]:
-        """The path of the final sparsity inside the step."""
+        """Returns the path of the final sparsity inside the step."""
         return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
 
 
 class Export(Settings):
-    """Writes the model as it is at this point, in each format, under one name."""
+    """A step that writes the current model in each format, under one name."""
 
     example: ClassVar[str] = "{formats: [keras, litert]}"
     formats: Annotated[tuple[ExportFormat, ...], Listed, Field(min_length=1)]
@@ -200,21 +200,21 @@ class Export(Settings):
 
 
 class Minimum(Settings):
-    """At least `min`, a fraction."""
+    """Lower bound `min`, a fraction."""
 
     example: ClassVar[str] = "{min: 0.96}"
     min: Fraction
 
 
 class Maximum(Settings):
-    """At most `max`, a fraction."""
+    """Upper bound `max`, a fraction."""
 
     example: ClassVar[str] = "{max: 0.01}"
     max: Fraction
 
 
 class Range(Settings):
-    """Between `min` and `max`, fractions; either may be left out."""
+    """Bounds `min` and `max`, fractions; one of them may be left out."""
 
     example: ClassVar[str] = "{min: 0.9}"
     min: Fraction | None = None
@@ -229,7 +229,7 @@ class Range(Settings):
 
 
 class ByteBound(Settings):
-    """At most `max` bytes as written, at most `gzip_max` bytes compressed with gzip."""
+    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
 
     example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
     max: Count | None = None
@@ -241,13 +241,13 @@ class ByteBound(Settings):
 
 
 class Expect(Settings):
-    """Bounds that make the run fail.
+    """A step that fails the run if a bound is not met.
 
     Attributes:
-        accuracy: Of the model as it is at this point.
-        accuracy_drop: Against the accuracy just before the first prune step.
-        sparsity: Over the weights that the prune steps so far have as targets.
-        bytes: Of an exported format, by its name.
+        accuracy: Bound on the accuracy of the current model.
+        accuracy_drop: Bound on the decrease of accuracy since just before the first prune step.
+        sparsity: Bounds on the sparsity over all targets of the prune steps so far.
+        bytes: Bounds on the size of an exported file, by name of the format.
     """
 
     example: ClassVar[str] = "{accuracy: {min: 0.96}, bytes: {litert: {max: 100000}}}"
@@ -267,7 +267,7 @@ STEPS = ("train", "prune", "finetune", "export", "expect")
 
 
 class Step(Settings):
-    """One step: exactly one of the fields."""
+    """One step of a recipe; exactly one field is set."""
 
     example: ClassVar[str] = "train: {epochs: 10}"
     train: Train | None = None
@@ -282,24 +282,24 @@ class Step(Settings):
 
     @property
     def kind(self) -> str:
-        """train, prune, finetune, export or expect."""
+        """Kind of the step: train, prune, finetune, export or expect."""
         return self.given(*STEPS)[0]
 
     @property
     def settings(self) -> Train | Prune | Export | Expect:
-        """What the step says."""
+        """Settings of the step."""
         return getattr(self, self.kind)
 
     @property
     def trains(self) -> bool:
-        """Whether the step runs the optimizer."""
+        """True if the step runs the optimizer."""
         return (
             self.train is not None or self.finetune is not None or (self.prune is not None and not self.prune.one_shot)
         )
 
     @property
     def measures_accuracy(self) -> bool:
-        """Whether the step compares an accuracy with a bound."""
+        """True if the step compares an accuracy with a bound."""
         return self.expect is not None and bool(self.expect.given("accuracy", "accuracy_drop"))
 
 
@@ -351,7 +351,7 @@ class Recipe(Settings):
         for i, step in enumerate(self.steps):
             if step.prune is not None:
                 pruned, prune = True, step.prune
-                # Other targets may well have another sparsity; which they are, only the model tells.
+                # Compare only steps with equal include and exclude: without the model the targets are not known.
                 earlier = before.setdefault((prune.include, prune.exclude), prune)
                 if prune.final_sparsity < earlier.final_sparsity:
                     raise refusal(
@@ -389,11 +389,11 @@ class Recipe(Settings):
                         )
 
     def needs_data(self) -> int | None:
-        """The index of the first step that cannot do without data, or None."""
+        """Returns the index of the first step that needs data, or None."""
         needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy)
         return next(needing, None)
 
     def factories(self) -> tuple[str, ...]:
-        """The Python functions that running the recipe would import and call, such as 'model: my.models:build'."""
+        """Returns the Python functions that a run would import and call, such as 'model: my.models:build'."""
         sources = {"model": self.model, "data": self.data}
         return tuple(f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory)

@@ -1,4 +1,4 @@
-"""Where a recipe's model and data come from, and how the model is compiled."""
+"""Defines the recipe fields for the sources of model and data, and for the compile settings."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,7 +19,7 @@ from prunekit.recipe.fields import (
     shown,
 )
 
-# Name in a recipe -> class in keras.optimizers; keras.optimizers.get knows neither all of them nor by one spelling.
+# Name in a recipe -> class in keras.optimizers. `keras.optimizers.get` lacks some of them and spells names differently.
 OPTIMIZERS = {
     "adadelta": "Adadelta",
     "adafactor": "Adafactor",
@@ -81,7 +81,7 @@ METRICS = (
 
 
 class ModelSource(Settings):
-    """Where the model comes from: a `.keras` file, a built-in one, or a Python function."""
+    """Source of the model: a `.keras` file, a built-in model, or a Python function."""
 
     example: ClassVar[str] = "{builtin: digits-cnn}"
     file: FilePath | None = None
@@ -99,12 +99,12 @@ class ModelSource(Settings):
 
     @property
     def kind(self) -> str:
-        """file, builtin or factory."""
+        """Kind of the source: file, builtin or factory."""
         return self.given("file", "builtin", "factory")[0]
 
 
 class ArrayFiles(Settings):
-    """Four files, of idx or npy arrays."""
+    """Paths of four files with idx or npy arrays."""
 
     example: ClassVar[str] = "{train_inputs: ..., train_labels: ..., test_inputs: ..., test_labels: ...}"
     train_inputs: FilePath
@@ -114,7 +114,7 @@ class ArrayFiles(Settings):
 
 
 class NpzNames(Settings):
-    """The names of the arrays inside an npz file."""
+    """Names of the arrays inside an npz file."""
 
     example: ClassVar[str] = "{train_inputs: x_train, train_labels: y_train}"
     train_inputs: Text = "x_train"
@@ -124,13 +124,13 @@ class NpzNames(Settings):
 
 
 class DataSource(Settings):
-    """Where the data come from, and how much of them is used.
+    """Source of the data, and the part of the data that is used.
 
     Attributes:
         path: Folder of the idx files of the built-in data set "fashion-mnist".
         validation_split: Fraction of the training data held out for validation; 0 validates on the test data.
-        limit: At most so many examples of the training data, and of the test data.
-        scale: Inputs are divided by it. None: 255 for uint8 inputs, 1 for others.
+        limit: Maximum number of examples, for the training data and for the test data separately.
+        scale: Divisor of the inputs. None: 255 for uint8 inputs, 1 for others.
     """
 
     example: ClassVar[str] = "{builtin: digits}"
@@ -160,7 +160,7 @@ class DataSource(Settings):
 
     @property
     def kind(self) -> str:
-        """builtin, idx, npz, npy or factory."""
+        """Kind of the source: builtin, idx, npz, npy or factory."""
         return self.given("builtin", "idx", "npz", "npy", "factory")[0]
 
 
@@ -184,7 +184,7 @@ def _named(value: Any) -> Any:
 
 
 class Compile(Settings):
-    """How the model is compiled for training."""
+    """Compile settings of the model for training."""
 
     example: ClassVar[str] = "{optimizer: adam, loss: sparse_categorical_crossentropy}"
     optimizer: Annotated[Optimizer, BeforeValidator(_named)] = Optimizer()

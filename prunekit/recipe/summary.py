@@ -1,4 +1,4 @@
-"""A recipe in words, for the terminal. Imports neither Keras nor rich."""
+"""Describes a recipe in words, for the terminal. Imports neither Keras nor rich."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from prunekit.recipe.schema import Expect, Export, Prune, Recipe, Step, Train
 
 
 def source_text(recipe: Recipe, part: str) -> str | None:
-    """Where the model or the data (`part`) come from, or None where the recipe does not say."""
+    """Returns the source of the `part` "model" or "data" as text, or None if the recipe names no source."""
     source = getattr(recipe, part)
     if source is None:
         return None
@@ -17,7 +17,7 @@ def source_text(recipe: Recipe, part: str) -> str | None:
 
 
 def step_text(step: Step) -> str:
-    """One step as a line of text."""
+    """Returns a step as one line of text."""
     texts: dict[str, Callable[[Any], str]] = {
         "train": _train_text,
         "finetune": _train_text,

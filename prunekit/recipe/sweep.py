@@ -1,4 +1,4 @@
-"""Runs a recipe over a grid of values: each point an ordinary run directory, and one table and one picture of all."""
+"""Runs a recipe over a grid of values; writes a run directory per point, and one table and picture of all points."""
 
 import contextlib
 import json
@@ -47,25 +47,25 @@ def sweep(  # noqa: PLR0913
     force: bool = False,
     progress: Callable[[Swept], None] | None = None,
 ) -> SweepReport:
-    """Runs a recipe at every combination of values; points that are finished at `output` are not run again.
+    """Runs a recipe at every combination of values; does not repeat points that are finished at `output`.
 
     Args:
-        recipe: A file, the name of a built-in recipe, or a mapping.
-        over: By variable that the recipe declares, the values it takes.
-        output: Folder of the run directories, of the table (sweep.json, sweep.csv) and of the picture (sweep.png).
-        overrides: Values of other variables, the same in every point.
-        model: A `.keras` file, instead of the recipe's model.
-        jobs: Points at once on this machine, or a `Jobs` that says more.
-        size: What the points are compared by: "smallest" (exported file, the Keras one apart), a format, a format
-            after gzip ("litert-gzip"), or "weights-gzip". None takes "smallest" where every point exports such a
-            file, and "weights-gzip" elsewhere.
-        trust: Python factories that the recipe names may be imported and called.
-        force: Points that were made with another recipe are run again and replaced.
-        progress: Called with a `Swept` whenever a point has ended.
+        recipe: Path of a recipe file, name of a built-in recipe, or mapping.
+        over: Name of a variable that the recipe declares -> values of the variable.
+        output: Folder for the run directories, the table (sweep.json, sweep.csv) and the picture (sweep.png).
+        overrides: Values of other variables, equal at every point.
+        model: Path of a `.keras` file; replaces the recipe's model.
+        jobs: Number of simultaneous points on this machine, or a `Jobs` object.
+        size: Size that the points are compared by: "smallest" (smallest exported file other than the Keras file), a
+            format, a format after gzip ("litert-gzip"), or "weights-gzip". None means "smallest" if every point
+            exports a file other than the Keras file, else "weights-gzip".
+        trust: True allows importing and calling the Python factories that the recipe names.
+        force: True replaces points made with another recipe by new runs.
+        progress: Function called with a `Swept` each time a point has ended.
 
     Raises:
-        RecipeError: A mistake in recipe, values, model or output; nothing was run.
-        ImportError: Ray is asked for and not installed.
+        RecipeError: The recipe, values, model or output is invalid; nothing was run.
+        ImportError: `jobs` requires Ray, which is not installed.
     """
     points = grid(recipe, over, overrides)
     return run_points(
@@ -84,7 +84,7 @@ def run_points(  # noqa: PLR0913
     force: bool = False,
     progress: Callable[[Swept], None] | None = None,
 ) -> SweepReport:
-    """What `sweep` does, with points from `grid`."""
+    """Runs the points from `grid`; otherwise the same as `sweep`."""
     jobs = jobs if isinstance(jobs, Jobs) else Jobs(at_once=jobs)
     if model is not None and not isinstance(model, str | os.PathLike):
         raise TypeError(
@@ -114,13 +114,13 @@ def run_points(  # noqa: PLR0913
                 tell(Swept(swept, len(_ended(report.points)), len(points)))
         _draw(report)
         with contextlib.suppress(OSError):
-            # Goes where nothing failed and no log was left.
+            # Removes the folder only if it is empty, that is, if no point failed and left a log.
             (folder / _LOGS).rmdir()
     return report
 
 
 def _over(points: Sequence[Point]) -> dict[str, list[Variable]]:
-    # By kind and value: 1 and true are one key of a dict.
+    # Key by type and value: 1 and True are the same dictionary key.
     found: dict[str, dict[tuple[type, Variable], Variable]] = {name: {} for name in points[0].values}
     for point in points:
         for name, value in point.values.items():
@@ -176,7 +176,7 @@ def _checked_folder(output: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Refuses a second sweep on the same folder; the system takes the lock back however this process ends."""
+    """Locks the folder against a second sweep; the system releases the lock whenever this process ends."""
     try:
         import fcntl
     except ImportError:
@@ -188,13 +188,13 @@ def _alone(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RecipeError(f"another sweep is running on {folder}: wait for it, or choose another one.") from None
         except OSError:
-            # Some network folders know no locks.
+            # Some network file systems do not support locks.
             pass
         yield
 
 
 def _known(points: Sequence[Point], folder: Path, size: str, force: bool) -> tuple[SweptPoint, ...]:
-    """Every point as it is found: finished, or waiting."""
+    """Returns every point with its present outcome: finished or waiting."""
     found = []
     for point in points:
         finished = _is_finished(point, folder / point.name, force)
@@ -225,7 +225,7 @@ def _is_finished(point: Point, path: Path, force: bool) -> bool:
 
 
 def _difference(locked: Recipe, recipe: Recipe) -> tuple[str | None, Any, Any]:
-    """The first place where two recipes differ, and what stands there; None where they are the same."""
+    """Returns the first place where two recipes differ, and both values; the place is None for equal recipes."""
     return _first_difference(locked.model_dump(mode="json"), recipe.model_dump(mode="json"), ())
 
 
@@ -235,7 +235,7 @@ def _first_difference(then: Any, now: Any, place: Place) -> tuple[str | None, An
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         pairs = [(index, *pair) for index, pair in enumerate(zip(then, now, strict=True))]
     else:
-        # Not `==` alone, to which 1, 1.0 and true are one.
+        # `==` alone would treat 1, 1.0 and True as equal.
         same = then == now and type(then) is type(now)
         return (None if same else path_text(place) or "the recipe"), then, now
     for key, old, new in pairs:
@@ -249,7 +249,7 @@ def _first_difference(then: Any, now: Any, place: Place) -> tuple[str | None, An
 
 
 def _task(point: Point, folder: Path, trust: bool, force: bool) -> Task:
-    """What runs a point; its recipe is written out now, so that an edit of the file reaches no point half way."""
+    """Returns the task of a point; writes its recipe now, so later edits of the recipe file have no effect."""
     recipe = folder / _RECIPES / f"{point.name}.yaml"
     log = folder / _LOGS / f"{point.name}.log"
     for path in (recipe, log):
@@ -291,7 +291,7 @@ def _draw(report: SweepReport) -> None:
     if report.pareto:
         _replace_file(report.directory / PICTURE, to_png(sweep_figure(report)))
     else:
-        # One of an earlier sweep would be taken for this one's.
+        # A picture of an earlier sweep would be mistaken for this sweep's picture.
         (report.directory / PICTURE).unlink(missing_ok=True)
 
 

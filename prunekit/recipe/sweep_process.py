@@ -1,6 +1,6 @@
-"""One point of a sweep in a process of its own: a crash, or memory that runs out, takes only that point along.
+"""Runs each point of a sweep in a separate process, so a crash or a lack of memory ends only that point.
 
-Run as a script, with a `Task` as JSON, it is that process.
+The process runs this module as a script, with a `Task` as JSON.
 """
 
 import json
@@ -17,28 +17,28 @@ from pathlib import Path
 
 from prunekit.recipe.yaml_reader import one_line
 
-# -P: the working directory is not put before what the starting process imports from.
+# -P keeps the working directory from shadowing modules in the import path of the starting process.
 COMMAND = (sys.executable, "-P", "-m", "prunekit.recipe.sweep_process")
 NOT_MET = 1
 MISTAKE = 2
 DEFECT = 70
 INTERRUPTED = 130
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-# Seconds that a process has to clear its temporary folder away when its sweep is gone.
+# Seconds for a process to remove its temporary folder after its sweep has ended.
 _GRACE = 5.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one process does.
+    """Task of one process.
 
     Attributes:
-        recipe: File of the recipe, with its values written into it.
-        output: The run directory.
-        log: File that takes what the process prints; it goes when the run ends whole.
-        trust: The recipe's Python factories may be imported.
-        force: An older run directory is replaced.
-        threads: Of arithmetic; None leaves the choice to the backend.
+        recipe: Path of the recipe file, with the point's values written into it.
+        output: Path of the run directory.
+        log: Path of the log file for the process's output; deleted when the run completes.
+        trust: True allows importing the recipe's Python factories.
+        force: True replaces an older run directory.
+        threads: Number of compute threads; None leaves the choice to the backend.
     """
 
     recipe: str
@@ -51,14 +51,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its exit code (negative: the signal that killed it), and in one line why it failed."""
+    """Ending of a process: exit code (negative: the number of the killing signal), and one-line reason of a failure."""
 
     code: int
     reason: str = ""
 
 
 class PointProcess:
-    """A running process of one task; it ends with the process that started it, however that one ends."""
+    """A running process of one task; the process ends whenever the process that started it ends."""
 
     def __init__(self, task: Task):
         self.task = task
@@ -67,7 +67,7 @@ class PointProcess:
         with open(task.log, "wb") as log:
             self._process = subprocess.Popen(
                 [*COMMAND, json.dumps(asdict(task))],
-                # Never written to: it is the end of this pipe that tells the process to go.
+                # Nothing is written to this pipe: closing it is the signal for the process to end.
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -75,7 +75,7 @@ class PointProcess:
             )
 
     def poll(self) -> Ending | None:
-        """How it ended; None while it runs."""
+        """Returns the ending of the process; None while the process runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -86,7 +86,7 @@ class PointProcess:
         return Ending(code, _reason(code, Path(self.task.log)))
 
     def stop(self) -> None:
-        """Ends it, by its own hand where it can, and waits for that."""
+        """Ends the process and waits: closes its stdin first, and kills the process if it does not end in time."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -97,7 +97,7 @@ class PointProcess:
 
 
 def run_task(task: Task) -> Ending:
-    """Runs a task in a process and waits for it: what a node of a cluster does."""
+    """Runs a task in a process, waits, and returns its ending; the function that each node of a cluster runs."""
     if not Path(task.recipe).is_file():
         return Ending(
             MISTAKE, f"{socket.gethostname()} does not see {task.recipe}: the output must be on a folder of all nodes."
@@ -130,7 +130,7 @@ def _reason(code: int, log: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Runs the task that the first argument describes; returns the exit code."""
     task = Task(**json.loads(arguments[0]))
-    # A shell that starts a sweep in the background has it and its children ignore interrupts.
+    # If a shell started the sweep in the background, the sweep and its child processes ignore SIGINT by default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from prunekit.recipe.loader import RecipeError
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _told(INTERRUPTED, "interrupted")
     except Exception as error:  # noqa: BLE001
-        # Whatever it is, the other points go on.
+        # Catch every exception: the other points must continue.
         traceback.print_exc()
         return _told(DEFECT, f"{type(error).__name__}: {error}")
     return 0
@@ -157,7 +157,7 @@ def _told(code: int, message: str) -> int:
 
 
 def _end_with_parent() -> None:
-    # Not sys.stdin: a thread that holds its lock would abort the interpreter's own end.
+    # Do not read sys.stdin: a thread that holds its lock would abort the interpreter at shutdown.
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGINT)

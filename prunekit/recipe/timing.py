@@ -1,4 +1,4 @@
-"""Durations and schedules as a recipe writes them: in steps or epochs, counted from the start of their own step."""
+"""Defines the durations and schedules of a recipe, in steps or epochs from the start of their recipe step."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -9,7 +9,7 @@ from prunekit.sparsity.schedules import SCHEDULES, ConstantSparsity, PolynomialD
 
 
 class Duration(Settings):
-    """A point in a step, counted from that step's start: {steps: N} or {epochs: X}. X may be a fraction."""
+    """Time since the start of a recipe step: {steps: N} or {epochs: X}, where X may be a fraction."""
 
     example: ClassVar[str] = "{epochs: 9} or {steps: 500}"
     steps: Annotated[int, Field(ge=0, le=2**53)] | None = None
@@ -20,11 +20,11 @@ class Duration(Settings):
         return self.exactly_one("steps", "epochs")
 
     def in_steps(self, steps_per_epoch: int) -> int:
-        """The number of optimizer updates, rounded."""
+        """Returns the duration in optimizer updates, rounded."""
         return self.steps if self.steps is not None else round((self.epochs or 0.0) * steps_per_epoch)
 
     def after(self, other: "Duration") -> bool:
-        """Whether this is known to be later than `other`: False for different units, which only the data relate."""
+        """True if this time is later than `other`; False for different units, whose relation depends on the data."""
         if self.steps is not None and other.steps is not None:
             return self.steps > other.steps
         return self.epochs is not None and other.epochs is not None and self.epochs > other.epochs
@@ -39,32 +39,32 @@ Frequency = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class _ScheduleSettings(Settings):
-    """Common to all schedules of a recipe."""
+    """Base class of all schedules of a recipe."""
 
     example: ClassVar[str] = "{type: polynomial_decay, final_sparsity: 0.9, end: {epochs: 9}}"
     type: str
 
     def final_at(self) -> tuple[str | int, ...]:
-        """The path of the final sparsity inside the mapping, for errors."""
+        """Returns the path of the final sparsity inside the mapping, for errors."""
         return ("final_sparsity",)
 
     def moments(self) -> Moments:
-        """Every duration of the schedule, by its path inside the mapping."""
+        """Returns every duration of the schedule, by its path inside the mapping."""
         raise NotImplementedError
 
     def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
-        """The arguments of the schedule's class."""
+        """Returns the arguments of the schedule's class, with durations as optimizer updates plus `offset`."""
         raise NotImplementedError
 
     def resolve(self, steps_per_epoch: int, offset: int = 0) -> Schedule:
-        """The schedule in optimizer updates.
+        """Returns the schedule in optimizer updates.
 
         Args:
             steps_per_epoch: Optimizer updates in one epoch.
-            offset: Updates behind the optimizer when the step starts, from which recipe durations count.
+            offset: Optimizer updates before the start of the recipe step; added to every duration.
 
         Raises:
-            ValueError: The durations, in different units, contradict one another.
+            ValueError: Durations in different units contradict each other, for example an end before the begin.
         """
         return SCHEDULES[self.type](**self.numbers(steps_per_epoch, offset))
 
@@ -98,32 +98,32 @@ class _Gradual(_ScheduleSettings):
 
 
 class PolynomialDecaySettings(_Gradual):
-    """PolynomialDecay in a recipe."""
+    """Recipe fields of PolynomialDecay."""
 
     type: Literal["polynomial_decay"]
     power: Annotated[float, Field(gt=0.0, le=1000.0)] = PolynomialDecay.power
 
 
 class LinearDecaySettings(_Gradual):
-    """LinearDecay in a recipe."""
+    """Recipe fields of LinearDecay."""
 
     type: Literal["linear"]
 
 
 class CosineDecaySettings(_Gradual):
-    """CosineDecay in a recipe."""
+    """Recipe fields of CosineDecay."""
 
     type: Literal["cosine"]
 
 
 class ExponentialDecaySettings(_Gradual):
-    """ExponentialDecay in a recipe."""
+    """Recipe fields of ExponentialDecay."""
 
     type: Literal["exponential"]
 
 
 class ConstantSettings(_ScheduleSettings):
-    """ConstantSparsity in a recipe; without `end`, updates go on for the whole step."""
+    """Recipe fields of ConstantSparsity; without `end`, mask updates continue for the whole recipe step."""
 
     type: Literal["constant"]
     target_sparsity: Sparsity
@@ -139,7 +139,7 @@ class ConstantSettings(_ScheduleSettings):
 
     @property
     def final_sparsity(self) -> float:
-        """`target_sparsity`."""
+        """Final sparsity: `target_sparsity`."""
         return self.target_sparsity
 
     def final_at(self) -> tuple[str | int, ...]:
@@ -159,7 +159,7 @@ class ConstantSettings(_ScheduleSettings):
 
 
 class OneShotSettings(_ScheduleSettings):
-    """OneShot in a recipe: one update at `at`, then training goes on under the mask."""
+    """Recipe fields of OneShot: one mask update at `at`, then training continues with this mask."""
 
     type: Literal["one_shot"]
     sparsity: Sparsity
@@ -167,7 +167,7 @@ class OneShotSettings(_ScheduleSettings):
 
     @property
     def final_sparsity(self) -> float:
-        """`sparsity`."""
+        """Final sparsity: `sparsity`."""
         return self.sparsity
 
     def final_at(self) -> tuple[str | int, ...]:
@@ -181,7 +181,7 @@ class OneShotSettings(_ScheduleSettings):
 
 
 class Stage(Settings):
-    """One sparsity of a multi-step schedule and when it holds."""
+    """One sparsity of a multi-step schedule, and the time from which it applies."""
 
     example: ClassVar[str] = "{at: {epochs: 2}, sparsity: 0.5}"
     at: Duration
@@ -189,7 +189,7 @@ class Stage(Settings):
 
 
 class MultiStepSettings(_ScheduleSettings):
-    """MultiStep in a recipe; times and sparsities both rise."""
+    """Recipe fields of MultiStep; times and sparsities both increase."""
 
     type: Literal["multi_step"]
     sparsities: Annotated[tuple[Stage, ...], Listed, Field(min_length=1, max_length=10_000)]
@@ -215,7 +215,7 @@ class MultiStepSettings(_ScheduleSettings):
 
     @property
     def final_sparsity(self) -> float:
-        """The sparsity of the last stage."""
+        """Final sparsity: the sparsity of the last stage."""
         return self.sparsities[-1].sparsity
 
     def moments(self) -> Moments:

@@ -1,4 +1,4 @@
-"""Who runs the points of a sweep: processes of this machine, or tasks of a Ray cluster that start such processes."""
+"""Runs the points of a sweep in processes on this machine, or in processes started by tasks of a Ray cluster."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Jobs:
-    """Where the points of a sweep run, and how many at once.
+    """Settings for the place and the number of simultaneous points of a sweep.
 
     Attributes:
-        at_once: Points at the same time; None is 1 on one machine, and as many as a Ray cluster has room for.
-        threads: Of arithmetic, in each process, and CPUs asked of Ray. None is 1 with Ray, divides the cores where
-            several points run on one machine, and leaves the choice to the backend where one runs.
-        ray: True runs on the Ray cluster of RAY_ADDRESS or of this machine, starting one here where there is none; text
-            is a cluster's address.
-        gpus: GPUs that each point asks of Ray, which hides all others from it.
+        at_once: Maximum number of simultaneous points; None means 1 locally, and with Ray all that fit.
+        threads: Compute threads of each process, and CPUs per point requested from Ray. None means 1 with Ray. Without
+            Ray, None means the cores divided by `at_once`, or the backend's choice if points run one at a time.
+        ray: True uses the Ray cluster of RAY_ADDRESS or of this machine, and starts a cluster here if none exists; a
+            string is the address of a cluster.
+        gpus: GPUs per point requested from Ray, which hides all other GPUs from the point.
     """
 
     at_once: int | None = None
@@ -45,11 +45,11 @@ class Jobs:
 
     @property
     def by_ray(self) -> bool:
-        """Whether Ray runs the points."""
+        """True if Ray runs the points."""
         return self.ray is not False
 
     def process_threads(self) -> int | None:
-        """Threads of each process; None leaves the choice to the backend."""
+        """Returns the compute threads of each process; None leaves the choice to the backend."""
         if self.threads is not None:
             return self.threads
         if self.by_ray:
@@ -58,12 +58,12 @@ class Jobs:
 
 
 def endings(tasks: Sequence[Task], jobs: Jobs) -> Generator[tuple[int, Ending], None, None]:
-    """Runs the tasks; yields the index and the ending of each, as they end.
+    """Runs the tasks; yields (index, ending) of each task when the task ends.
 
-    When the iterator is closed, what still runs is stopped.
+    Closing the iterator stops all running tasks.
 
     Raises:
-        ImportError: Ray is asked for and not installed.
+        ImportError: `jobs` requires Ray, which is not installed.
     """
     tasks = [replace(task, threads=jobs.process_threads()) for task in tasks]
     return _by_ray(tasks, jobs) if jobs.by_ray else _by_processes(tasks, jobs.at_once or 1)
@@ -90,10 +90,10 @@ def _by_processes(tasks: Sequence[Task], at_once: int) -> Generator[tuple[int, E
 
 
 def load_ray() -> Any:
-    """The module `ray`.
+    """Returns the module `ray`.
 
     Raises:
-        ImportError: It is not installed; names the extra.
+        ImportError: Ray is not installed; the message names the extra to install.
     """
     try:
         import ray
@@ -110,7 +110,7 @@ def _by_ray(tasks: Sequence[Task], jobs: Jobs) -> Generator[tuple[int, Ending], 
     started = not ray.is_initialized()
     if started:
         ray.init(address=jobs.ray if isinstance(jobs.ray, str) else None, log_to_driver=False)
-    # No second try by Ray itself: a point that took its node down would take down the next one.
+    # No retries by Ray: a point that crashed its node would crash the next node too.
     remote = ray.remote(run_task).options(num_cpus=jobs.process_threads(), num_gpus=jobs.gpus, max_retries=0)
     running: dict[Any, int] = {}
     following = iter(enumerate(tasks))
@@ -120,7 +120,7 @@ def _by_ray(tasks: Sequence[Task], jobs: Jobs) -> Generator[tuple[int, Ending], 
                 running[remote.remote(entry[1])] = entry[0]
             if not running:
                 return
-            # With a time limit an interrupt is heard, whatever Ray is waiting for.
+            # The time limit lets Python handle an interrupt while Ray waits.
             ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for reference in ready:
                 yield running.pop(reference), _fetched(ray, reference)
@@ -136,5 +136,5 @@ def _fetched(ray: Any, reference: Any) -> Ending:
     try:
         return ray.get(reference)
     except Exception as error:  # noqa: BLE001
-        # A lost node, a worker out of memory: Ray has a class of its own for each.
+        # Catch every exception: Ray has a separate class for each failure, such as a lost node or a lack of memory.
         return Ending(DEFECT, f"Ray: {type(error).__name__}: {one_line(str(error))}"[:300])

@@ -1,7 +1,7 @@
-"""Text of a recipe file -> plain values, and where each of them stands. Safe YAML 1.2 (core schema) and nothing more.
+"""Reads a recipe file into plain values with their positions; accepts only safe YAML 1.2 (core schema).
 
-PyYAML scans and composes; the values are made here. YAML 1.1's readings are traps in a recipe: there 2:4 is the number
-124, 1e-3 is text, and `no` is false.
+PyYAML scans and composes; this module constructs the values. YAML 1.1 would misread a recipe: in YAML 1.1, 2:4 is the
+number 124, 1e-3 is text, and `no` is false.
 """
 
 import math
@@ -29,12 +29,12 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 class RecipeError(ValueError):
-    """A mistake in a recipe or in how it is used; its text is one line, with file, line and column where known."""
+    """Error in a recipe or its use; the message is one line, with file, line and column if known."""
 
     def __init__(self, message: str, source: str | None = None, line: int | None = None, column: int | None = None):
-        """One line of `message`, found in the file `source` at `line` and `column`, which count from 1."""
+        """Creates an error at `line` and `column` (from 1) of the file `source`; converts `message` to one line."""
         message = one_line(message)
-        # A name or a path in it may be as long as the file.
+        # The message may contain a name or path as long as the whole file.
         self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[: LONGEST_MESSAGE - 3]}..."
         self.source, self.line, self.column = source, line, column
         where = ":".join(str(part) for part in (one_line(source) if source else None, line, column) if part is not None)
@@ -42,7 +42,7 @@ class RecipeError(ValueError):
 
 
 class Position(NamedTuple):
-    """A place in the text, counted from 1."""
+    """Line and column in the text, counted from 1."""
 
     line: int
     column: int
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """Plain values, and the position of each by its path; no positions where the values came from Python."""
+    """Plain values and their positions by path; values given in Python have no positions."""
 
     data: Any
     source: str | None = None
@@ -58,13 +58,13 @@ class Document:
     keys: dict[Path, Position] = field(default_factory=dict)
 
     def fail(self, message: str, path: Path = (), key: bool = False) -> NoReturn:
-        """Raises a RecipeError for the value (or its key) at `path`, or the nearest enclosing one that is known."""
+        """Raises a RecipeError for the value (or its key) at `path`, at the nearest known position."""
         place = self.position(path, key)
         name = path_text(path[:-1] if key else path)
         raise RecipeError(f"{name}: {message}" if name else message, self.source, *(place or ()))
 
     def position(self, path: Path, key: bool = False) -> Position | None:
-        """Where the value (or its key) at `path` stands."""
+        """Returns the position of the value (or its key) at `path`, or of the nearest enclosing value."""
         if key and path in self.keys:
             return self.keys[path]
         while path and path not in self.values:
@@ -73,7 +73,7 @@ class Document:
 
 
 def path_text(path: Path) -> str:
-    """The path as a reader writes it: steps[1].prune.schedule."""
+    """Returns the path as text, such as steps[1].prune.schedule."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{shortened(part)}" if text else shortened(str(part))
@@ -81,14 +81,14 @@ def path_text(path: Path) -> str:
 
 
 def read_text(raw: bytes, source: str) -> Document:
-    """The one YAML document in `raw`.
+    """Returns the single YAML document in `raw`.
 
     Args:
-        raw: The bytes of the file, UTF-8.
-        source: The file's name, for errors.
+        raw: Bytes of the file, UTF-8.
+        source: Name of the file, for errors.
 
     Raises:
-        RecipeError: Not UTF-8, not YAML, too large, or a YAML feature that a recipe does not use.
+        RecipeError: The file is not UTF-8, not YAML, too large, or uses a YAML feature that recipes do not allow.
     """
     check_size(raw, source, 1, 1)
     raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -105,22 +105,22 @@ def read_text(raw: bytes, source: str) -> Document:
 
 
 def check_size(raw: bytes, *place: Any) -> None:
-    """Raises where a file of these bytes is more than is read.
+    """Checks that a file's bytes are within the size limit of a recipe.
 
     Raises:
-        RecipeError: At `place`: source, line, column.
+        RecipeError: The file is too large; the error has the position `place`: source, line, column.
     """
     if len(raw) > LARGEST_FILE:
         raise RecipeError(f"expected a recipe of at most {LARGEST_FILE // 1024} KiB; this file is larger.", *place)
 
 
 def check_values(data: Any) -> None:
-    """Raises where these plain values, written out as YAML, are more than would be read, or hold other characters.
+    """Checks that plain values are within the reader's limits and contain only allowed characters.
 
-    Faster by far than to write and read them; the size of the file remains to be checked.
+    Much faster than writing and reading them as YAML; does not check the size of the written file.
 
     Raises:
-        RecipeError: Which limit, without a place.
+        RecipeError: A limit is exceeded or a character is not allowed; the error has no position.
     """
     pending: list[tuple[Any, int]] = [(data, 0)]
     values = characters = 0
@@ -151,10 +151,10 @@ def _check_characters(text: str, *place: Any) -> None:
 
 
 def read_value(text: str) -> str | int | float | bool | None:
-    """One value as a recipe would read it, such as the right side of --set final=0.9.
+    """Returns a single value read as in a recipe, such as the right side of --set final=0.9.
 
     Raises:
-        RecipeError: Not a single value.
+        RecipeError: `text` is not a single value.
     """
     if text[:1] in ("'", '"'):
         value = read_text(text.encode("utf-8", "surrogateescape"), "--set").data
@@ -166,7 +166,7 @@ def read_value(text: str) -> str | int | float | bool | None:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks, control characters and lone surrogates, so that any terminal can print it."""
+    """Returns the text without line breaks, control characters and lone surrogates, so any terminal can print it."""
     characters = (
         " " if c.isspace() else "\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c
         for c in text
@@ -175,7 +175,7 @@ def one_line(text: str) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes nodes within limits; the tags that it gives plain scalars are those of YAML 1.2's core schema."""
+    """Composes nodes within limits, and tags plain scalars by the core schema of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
@@ -218,7 +218,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def add_kinds(resolver: Any) -> None:
-    """Lets a PyYAML loader or dumper know the plain scalars of YAML 1.2's core schema, beside those it knows."""
+    """Adds the plain scalars of YAML 1.2's core schema to a PyYAML loader or dumper."""
     for kind, (pattern, first) in _KINDS.items():
         resolver.add_implicit_resolver(_TAG + kind, re.compile(rf"^(?:{pattern})\Z", re.ASCII), first)
 
@@ -243,7 +243,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
             f"character U+{ord(text[error.position]):04X} is not allowed.", source, line, column
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML leaves some escapes ("\Uffffffff") and directives (%YAML 1.<5000 digits>) to chr() and int().
+        # PyYAML passes some escapes ("\Uffffffff") and directives (%YAML 1.<5000 digits>) unchecked to chr() and int().
         mark = composer.get_mark() if composer else None
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         raise RecipeError("an escape or number that stands for nothing.", source, *place) from None
@@ -253,7 +253,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
 
 
 class _Values:
-    """Turns nodes into plain values and notes where each stands."""
+    """Converts nodes to plain values and records the position of each value."""
 
     def __init__(self, source: str):
         self.source = source

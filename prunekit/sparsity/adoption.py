@@ -1,4 +1,4 @@
-"""Schedules of tensorflow-model-optimization -> schedules of prunekit. Nothing is imported: they are known by name."""
+"""Converts schedules of tensorflow-model-optimization, which it recognises by name without importing the package."""
 
 from numbers import Integral
 from typing import Any
@@ -11,14 +11,14 @@ _REMEDY = "Write it as pk.MultiStep or as a subclass of prunekit.sparsity.schedu
 
 
 def adopted(schedule: Any) -> Any:
-    """A `Schedule` for a schedule of tensorflow-model-optimization; anything else as it is.
+    """Returns a `Schedule` for a schedule of tensorflow-model-optimization, and any other value unchanged.
 
-    `PolynomialDecay` and `ConstantSparsity` become prunekit's of the same numbers: steps are counted in optimizer
-    updates, and the sparsity lands on its final value. A class of the user's own that has `begin_step`, `end_step` and
-    `frequency` is called at each of its update steps, now, and becomes a `MultiStep`.
+    `PolynomialDecay` and `ConstantSparsity` become prunekit schedules with the same numbers: steps are optimizer
+    updates, and the sparsity reaches its final value. A user's class with `begin_step`, `end_step` and `frequency` is
+    called immediately at each of its update steps and becomes a `MultiStep`.
 
     Raises:
-        ValueError: Numbers that no schedule of prunekit can have, such as a sparsity that falls.
+        ValueError: The schedule has numbers that no prunekit schedule can have, such as a decreasing sparsity.
     """
     names = [base.__name__ for base in type(schedule).__mro__ if base.__module__.startswith(_THEIRS)]
     if "PruningSchedule" not in names:
@@ -50,7 +50,7 @@ def _tabulated(schedule: Any) -> Schedule:
     pairs: list[tuple[int, float]] = []
     for step in range(begin, end + 1, frequency):
         due, sparsity = (float(value) for value in schedule(step))
-        # Single precision, as it is asked for: 0.8 is 0.800000011920929.
+        # The schedule returns single precision, in which 0.8 is 0.800000011920929.
         sparsity = round(sparsity, 7)
         reached = pairs[-1][1] if pairs else 0.0
         if due and sparsity < reached:

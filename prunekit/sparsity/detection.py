@@ -1,4 +1,4 @@
-"""What pattern the zeros of an array show."""
+"""Detects the sparsity pattern of an array's zeros."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from prunekit.sparsity.patterns import Axes, Layout
 
 
 def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
-    """The pattern that the zeros of an array show: the most structured one that explains every zero.
+    """Returns the pattern of an array's zeros: the most structured pattern that explains every zero.
 
     Args:
         array: A weight, or a mask (True = kept).
-        in_axes: Its input axes.
-        out_axes: Its output axes.
+        in_axes: Input axes of the array.
+        out_axes: Output axes of the array.
 
     Returns:
         "dense" (no zero), "all zero", "channel", "block 4x1" (inputs x outputs; the largest block on a grid from the
-        first weight), "2:4" (the smallest group; at most n kept in each, and 95 % of that on the whole), else
+        first weight), "2:4" (the smallest group; at most n kept in each, and 95 % of n on average), else
         "unstructured". A small array may show a pattern by chance.
     """
     kept = np.asarray(array) != 0
@@ -35,7 +35,7 @@ def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
 
 
 def _grain(kept: np.ndarray, axis: int) -> int:
-    """The largest block length along an axis such that nothing changes inside a block: the gcd of all changes."""
+    """Returns the largest block length along an axis with no change inside a block: the gcd of all changes' places."""
     changes = np.flatnonzero(np.diff(kept, axis=axis).any(axis=tuple({0, 1, 2} - {axis}))) + 1
     return int(np.gcd.reduce(changes)) if changes.size else kept.shape[axis]
 

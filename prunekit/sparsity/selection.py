@@ -1,9 +1,9 @@
-"""Which entries stay: exact counts from an importance array, without a full sort.
+"""Selection of the entries to keep: exact counts from an importance array, without a full sort.
 
 The k-th largest value is found by radix selection on the bit pattern of the floating-point numbers: one histogram per
 digit, most significant first (two digits of 16 bits for float32, four for float64; three and six of 12 bits for small
-arrays, where counting through 65,536 buckets would be most of the work). It reads the array a fixed number of times on
-the device that holds it, whatever the values are.
+arrays, where counting through 65,536 buckets would be most of the work). The array is read a fixed number of times, on
+its own device, independently of its values.
 """
 
 import functools
@@ -18,7 +18,7 @@ _PIECE = 1 << 22
 
 
 def pruned_count(sparsity: float, n: int) -> int:
-    """round(sparsity * n): how many of n entries are removed, halves to the even count.
+    """Returns round(sparsity * n), the number of entries to remove out of n; halves round to the even count.
 
     Raises:
         ValueError: The sparsity is outside [0, 1).
@@ -29,7 +29,7 @@ def pruned_count(sparsity: float, n: int) -> int:
 
 
 def removed_count(sparsity: float, units: int, *, keep_one: bool) -> int:
-    """`pruned_count`, but one unit less where that would be all of them and `keep_one` is True.
+    """Returns `pruned_count(sparsity, units)`, or one unit less if that is all units and `keep_one` is True.
 
     Raises:
         ValueError: The sparsity is outside [0, 1).
@@ -39,7 +39,7 @@ def removed_count(sparsity: float, units: int, *, keep_one: bool) -> int:
 
 
 def count_true(mask, *, expect_any: bool = False):
-    """Number of True entries, as a scalar int32 tensor.
+    """Returns the number of True entries as a scalar int32 tensor.
 
     Args:
         mask: Boolean tensor.
@@ -53,33 +53,33 @@ def count_true(mask, *, expect_any: bool = False):
 def _sum_true(mask):
     size = math.prod(length or 0 for length in mask.shape)
     if size <= _PIECE or keras.backend.backend() == "jax":
-        # XLA adds without writing the summands down.
+        # XLA sums without storing the cast array.
         return ops.sum(ops.cast(mask, "int32"))
     flat = ops.reshape(mask, (-1,))
     return _over_pieces(lambda piece: ops.sum(ops.cast(piece, "int32")), flat, ops.zeros((), "int32"))
 
 
 class ReadingPlan(NamedTuple):
-    """How `keep_largest` reads an array: in digits of `width` bits, and piece by piece where it is long."""
+    """Digit width in bits with which `keep_largest` reads an array, and whether it reads the array in pieces."""
 
     width: int
     in_pieces: bool
 
 
 def reading_plan(size: int) -> ReadingPlan:
-    """The plan for an array of `size` entries."""
-    # No digit is so narrow that -inf shares its first one with a finite number: sign and exponent are 12 bits.
+    """Returns the reading plan for an array of `size` entries."""
+    # 12 bits at least, for sign and exponent: a narrower top digit of -inf could equal that of a finite number.
     return ReadingPlan(12 if size < _SMALL else 16, size > _PIECE)
 
 
 def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
-    """A boolean mask, True for exactly `kept` entries: the largest ones; among equals the lower flat index stays.
+    """Returns a boolean mask, True for the `kept` largest entries; among equals the lower flat index is kept.
 
     Args:
-        importance: Floating-point array of any shape, without NaN. -inf marks an entry that is pruned already: it is
-            never kept, also where that leaves fewer than `kept`.
-        kept: How many entries are True, an int or a scalar int32 tensor in [0, importance.size].
-        how: `reading_plan` of the size; None looks at the array. Needed where a trace leaves the size open.
+        importance: Floating-point array of any shape, without NaN. -inf marks an entry that is already pruned: it is
+            never kept, even if fewer than `kept` entries remain.
+        kept: Number of True entries, an int or a scalar int32 tensor in [0, importance.size].
+        how: `reading_plan` of the size; None derives it from the array. Required if a trace leaves the size open.
 
     Returns:
         Boolean tensor, the shape of `importance`.
@@ -88,7 +88,7 @@ def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
     key, least = _ordered_bits(flat)
     kept = ops.cast(kept, "int32")
     if keras.backend.backend() == "jax":
-        # JAX compiles for each length anew, which takes a second and a half for the histograms and 0.2 s for this.
+        # JAX compiles anew for each length: 1.5 s for the histograms, 0.2 s for the counting loop.
         threshold, wanted, tied = _kth_largest_by_counting(key, least, kept)
     else:
         threshold, wanted, tied = _kth_largest(key, least, kept, how or reading_plan(flat.shape[0]))
@@ -96,7 +96,7 @@ def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
     def some_of_the_tied():
         ties = ops.equal(key, threshold)
         if keras.backend.backend() == "jax":
-            # Nothing may depend on where they lie.
+            # On JAX no array's shape may depend on the positions of the tied entries.
             first = ops.cumsum(ops.cast(ties, "int32")) <= wanted
             return ops.logical_or(ops.greater(key, threshold), ops.logical_and(ties, first))
         (places,) = ops.nonzero(ties)
@@ -108,32 +108,32 @@ def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
 
 
 def _ordered_bits(x):
-    """Integers ordered as the floating-point values are, -0 and 0 one value; and the integer that stands for -inf."""
+    """Returns integers in the order of the floating-point values, -0 equal to 0, and the integer of -inf."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     if dtype in ("float16", "bfloat16"):
         x, dtype = ops.cast(x, "float32"), "float32"
     bits = {"float32": 32, "float64": 64}[dtype]
-    # As a column: Keras asks how long the last axis is, which a trace may leave open.
+    # As a column: Keras needs a static length of the last axis, and a trace may leave the array's length open.
     pattern = ops.reshape(ops.view(ops.reshape(x, (-1, 1)), dtype=f"int{bits}"), (-1,))
     sign, others, infinite = (
         ops.cast(n, pattern.dtype) for n in (bits - 1, (1 << (bits - 1)) - 1, -(1 << {32: 23, 64: 52}[bits]))
     )
 
     def flipped():
-        # Negative floats order backwards in their bit pattern: flip all bits but the sign. That makes -0 the integer
-        # below 0.
+        # The bit patterns of negative floats have the reverse order: flip all bits but the sign. -0 then becomes the
+        # integer -1.
         key = ops.bitwise_xor(pattern, ops.bitwise_and(ops.right_shift(pattern, sign), others))
         return ops.where(ops.equal(key, -1), ops.zeros_like(key), key), ops.bitwise_xor(infinite, others)
 
-    # Importances are rarely negative: those that are not, and -inf, are in order as they are.
+    # Importances are rarely negative; the patterns of non-negative values and of -inf are already in order.
     return ops.cond(ops.min(pattern) >= infinite, lambda: (pattern, infinite), flipped)
 
 
 def _kth_largest(key, least, k, how: ReadingPlan):
-    """The k-th largest integer, how many of those equal to it are among the k largest, and how many there are.
+    """Returns the k-th largest integer, how many equal integers are among the k largest, and how many exist.
 
-    Found one digit at a time from the top; needs 0 <= k <= key.size. Integers equal to `least` do not count, and their
-    top digit is theirs alone. For k = 0 the integer found is above all there are.
+    Searches one digit at a time from the top; requires 0 <= k <= key.size. Integers equal to `least` are not counted;
+    no other integer may have their top digit. For k = 0 the returned integer is above all others.
     """
     unknown = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
     prefix, settled = None, unknown
@@ -154,25 +154,25 @@ def _kth_largest(key, least, k, how: ReadingPlan):
 
 
 def _digit(prefix, settled: int, unknown: int, buckets: int, key):
-    """The digit of each key above its `unknown` lowest bits; `buckets` where the bits from `settled` on are another."""
+    """Returns each key's digit above its `unknown` lowest bits; `buckets` if its bits from `settled` on differ."""
     rest = _down(key, unknown)
     if prefix is None:
-        # The top digit carries the sign: shifted so that buckets count from 0.
+        # The top digit contains the sign: shift it so that buckets start at 0.
         return ops.cast(rest + buckets // 2, "int32")
-    # Only keys that share the digits found so far compete.
+    # Only keys that start with the digits found so far are counted.
     inside = ops.cast(ops.bitwise_and(rest, ops.cast(buckets - 1, key.dtype)), "int32")
     return ops.where(ops.equal(_down(key, settled), prefix), inside, buckets)
 
 
 def _kth_largest_by_counting(key, least, k):
-    """As `_kth_largest`, by a loop that settles one bit in each pass: do `k` keys reach the number that has it?"""
+    """Returns the same as `_kth_largest`, by a loop that sets a bit if at least `k` keys reach the result with it."""
     bits = 64 if keras.backend.standardize_dtype(key.dtype) == "int64" else 32
     sign = ops.left_shift(ops.ones((), key.dtype), ops.cast(bits - 1, key.dtype))
     k = ops.minimum(k, count_true(key > least))
 
     def settle(i, pattern):
         bit = ops.left_shift(ops.ones((), key.dtype), ops.cast(bits - 1 - i, key.dtype))
-        # As unsigned patterns; with the sign bit flipped they are ordered as keys are.
+        # `pattern` is unsigned; with the sign bit flipped, patterns have the order of the keys.
         candidate = ops.bitwise_or(pattern, bit)
         reached = ops.sum(ops.cast(key >= ops.bitwise_xor(candidate, sign), "int32"))
         return ops.where(reached >= k, candidate, pattern)
@@ -182,15 +182,15 @@ def _kth_largest_by_counting(key, least, k):
 
 
 def _histogram(key, digit_of, buckets: int, in_pieces: bool):
-    """How often each integer in [0, buckets) occurs among `digit_of(key)`; larger ones are not counted.
+    """Returns the count of each integer in [0, buckets) among `digit_of(key)`; larger integers are not counted.
 
-    What is computed on the way is several times as large as the keys: long arrays are taken in pieces.
+    Intermediate arrays are several times as large as the keys, so long arrays are processed in pieces.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         def counted(part):
-            # Most are larger: counting them in one bucket, one after the other, would take half of the time.
+            # Most digits equal `buckets`: counting them serially in one extra bucket would take half of the time.
             return tf.math.bincount(digit_of(part), minlength=buckets, maxlength=buckets)
 
     else:
@@ -202,7 +202,7 @@ def _histogram(key, digit_of, buckets: int, in_pieces: bool):
 
 
 def _over_pieces(function, flat, total):
-    """`total` and what `function` gives for each stretch of a long array, added up; one stretch after the other."""
+    """Returns `total` plus the sum of `function` over the pieces of a long array, processed one after another."""
     if keras.backend.backend() != "tensorflow":
         return total + sum(function(flat[start : start + _PIECE]) for start in range(0, flat.shape[0], _PIECE))
     import tensorflow as tf

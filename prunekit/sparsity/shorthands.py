@@ -1,4 +1,4 @@
-"""The names of criteria, allocations and patterns in options and recipes; imports neither Keras nor NumPy."""
+"""Names of criteria, allocations and patterns in options and recipes; imports neither Keras nor NumPy."""
 
 import re
 from typing import Literal, NamedTuple, TypeAlias
@@ -20,8 +20,8 @@ class ParsedPattern(NamedTuple):
 
     Attributes:
         kind: "unstructured", "channel", "nm" or "block".
-        numbers: (n, m) or (inputs, outputs); empty for the other kinds. Whether they make sense is not checked.
-        pooling: "average" or "max" where the name of a block says so, else None.
+        numbers: (n, m) or (inputs, outputs), unchecked; empty for the other kinds.
+        pooling: "average" or "max" if the name of a block contains it, else None.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class ParsedPattern(NamedTuple):
 
 
 def parse_pattern(text: str) -> ParsedPattern | None:
-    """The parts of a pattern's name; None where it is not the name of a pattern.
+    """Returns the parts of a pattern's name, or None if `text` is not the name of a pattern.
 
     >>> parse_pattern("block:4x1:max")
     ParsedPattern(kind='block', numbers=(4, 1), pooling='max')

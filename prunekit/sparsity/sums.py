@@ -1,17 +1,17 @@
-"""Sums that are the same to the bit on every backend, device and number of threads."""
+"""Sums that are equal to the bit on every backend, on every device and with every number of threads."""
 
 from keras import ops
 
 
 def sum_in_order(x, axis: int):
-    """Sum along one axis, halves added to halves; the rounding error grows with the logarithm of the length.
+    """Returns the sum along one axis by pairwise halving; its rounding error grows with the logarithm of the length.
 
-    `ops.sum` adds in an order of the backend's own, so that units of equal or nearly equal importance would be ranked
-    differently on another one.
+    `ops.sum` adds in an order that depends on the backend, so units of equal or nearly equal importance would be ranked
+    differently on another backend.
 
     Args:
         x: Tensor with static shape.
-        axis: Not negative; gone from the result.
+        axis: The axis to sum over, not negative; the result does not have it.
     """
 
     def part(start, stop):

@@ -1,7 +1,7 @@
-"""The rules of tensorflow-model-optimization for schedules, counts and patterns, to the bit.
+"""The rules of tensorflow-model-optimization for schedules, counts and patterns, reproduced to the bit.
 
-Where its compiled training step and its eager calls differ in the last bit of a float32, these follow the compiled one,
-as `model.fit` runs it.
+If its compiled training step and its eager calls differ in the last bit of a float32, this module follows the compiled
+step, which `model.fit` runs.
 """
 
 import math
@@ -19,17 +19,17 @@ _ONE = np.float32(1)
 
 @dataclass(frozen=True)
 class ForwardPassSchedule(Schedule):
-    """A schedule as tensorflow-model-optimization follows it: steps are forward passes in training, from 1 on.
+    """A schedule as tensorflow-model-optimization applies it: steps are forward passes in training, from 1 on.
 
-    Masks change at begin_step, begin_step + frequency, ... up to `end_step`, and nowhere else: the final sparsity is
-    missed where `frequency` does not divide the length, and an update at step 0 never comes. Values are float32.
+    Masks change only at begin_step, begin_step + frequency, ... up to `end_step`: the final sparsity is not reached if
+    `frequency` does not divide the length, and an update at step 0 never takes place. Values are float32.
 
     Args:
-        inner: A `PolynomialDecay` or a `ConstantSparsity`. A `OneShot` stands for a constant sparsity with one update.
-        once: Whether there is one update, at step 1, whatever `inner` says: so it makes m-by-n masks.
+        inner: A `PolynomialDecay` or a `ConstantSparsity`. A `OneShot` means a constant sparsity with one update.
+        once: True makes one update, at step 1 (or at a `OneShot`'s step), as the original does for m-by-n masks.
 
     Raises:
-        ValueError: Another schedule, or a `PolynomialDecay` without length.
+        ValueError: `inner` is another schedule, or a `PolynomialDecay` without length.
 
     Source: PruningSchedule, PolynomialDecay and ConstantSparsity of tensorflow-model-optimization 0.8.1.
     """
@@ -57,7 +57,7 @@ class ForwardPassSchedule(Schedule):
             return self.inner.step
         if self.once:
             return 1
-        # Its first pass is step 1.
+        # The first forward pass is step 1.
         return self.inner.begin_step or self.inner.frequency
 
     @property
@@ -67,7 +67,7 @@ class ForwardPassSchedule(Schedule):
 
     @property
     def last_update(self) -> int | None:
-        """The last update step; `begin_step` where there is none at all; None where updates go on for ever."""
+        """The last update step; `begin_step` if there is no update; None if updates never end."""
         if self.once or isinstance(self.inner, OneShot):
             return self.begin_step
         end = self.inner.last_update
@@ -75,7 +75,7 @@ class ForwardPassSchedule(Schedule):
 
     @property
     def landing_step(self) -> int:
-        """The last step at which a decay prunes, the first one at which a constant sparsity does."""
+        """The last update step of a decay; the first update step of a constant sparsity."""
         last = self.last_update
         return self.begin_step if last is None or not isinstance(self.inner, PolynomialDecay) else last
 
@@ -85,31 +85,31 @@ class ForwardPassSchedule(Schedule):
         return self._sparsity(self.landing_step)
 
     def latest_update(self, step: int) -> int | None:
-        """The largest update step that is not after `step`, or None before the first."""
+        """Returns the largest update step that is not after `step`, or None before the first."""
         return None if self._never else super().latest_update(step)
 
     def update_steps(self, steps: int) -> list[int]:
-        """Every update step of a training of `steps` forward passes."""
+        """Returns every update step of a training of `steps` forward passes."""
         return [] if self._never else super().update_steps(steps)
 
     @property
     def _never(self) -> bool:
-        """Whether the only update steps would have been at 0."""
+        """True if there is no update step: the only update step would have been 0."""
         end = self.inner.last_update
         return not self.once and end is not None and self.begin_step > end
 
     def __call__(self, step: int) -> float:
-        """1 - density of that step as a float64, exactly; `kept_count` gets the float32 density back from it."""
+        """Returns 1 - density at `step` as an exact float64, from which `kept_count` recovers the float32 density."""
         return self._sparsity(step)
 
     def _sparsity(self, step: int) -> float:
         return 1.0 - float(self._density(step))
 
     def _density(self, step: int) -> np.float32:
-        """1 - sparsity, rounded where TensorFlow rounds once it has rewritten the graph.
+        """Returns 1 - sparsity, rounded at the operations of TensorFlow's optimised graph.
 
-        Its optimiser divides by multiplying with the reciprocal, folds 1 - final into one constant, and writes the
-        third power as two products, with the factor before it inside the first.
+        The graph optimiser replaces a division by a product with the reciprocal, folds 1 - final into one constant, and
+        writes the third power as two products; the factor before the power is part of the first product.
         """
         if not isinstance(self.inner, PolynomialDecay):
             return _ONE - np.float32(self.inner.final_sparsity)
@@ -122,12 +122,12 @@ class ForwardPassSchedule(Schedule):
 
 
 def _power(base: np.float32, exponent: float) -> np.float32:
-    # By the backend: NumPy's float32 power is a bit away from the C library's, which TensorFlow calls for a scalar.
+    # NumPy's float32 power can differ in the last bit from the C library's, which TensorFlow calls for a scalar.
     return np.float32(ops.convert_to_numpy(ops.power(ops.convert_to_tensor(base), float(exponent))))
 
 
 def kept_count(sparsity: float, n: int) -> int:
-    """max(round(n (1 - sparsity)), 1) in float32, halves to the even count: how many of n entries set the threshold.
+    """Returns max(round(n (1 - sparsity)), 1) in float32, halves to even: how many of n entries set the threshold.
 
     Source: Pruning._update_mask of tensorflow-model-optimization 0.8.1.
     """
@@ -138,14 +138,14 @@ def kept_count(sparsity: float, n: int) -> int:
 class SamePoolingBlock(Block):
     """Blocks whose importance is pooled with SAME padding, as tensorflow-model-optimization does it.
 
-    SAME padding puts half of what is missing before the first row. So where the block does not divide the kernel, the
-    windows that are pooled lie up to half a block before the blocks that are then pruned.
+    SAME padding puts half of the missing rows before the first row. So if the block does not divide the kernel, the
+    pooled windows start up to half a block before the blocks that are then pruned.
 
     Source: pruning_utils.factorized_pool of tensorflow-model-optimization 0.8.1.
     """
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Needs two axes, and at least two blocks along each: the original fails on all others."""
+        """Raises unless the shape has two axes with at least two blocks along each: the original fails otherwise."""
         blocks = (-(-shape[0] // self.inputs), -(-shape[-1] // self.outputs))
         if len(shape) != 2 or min(blocks) < 2:
             raise ValueError(
@@ -155,30 +155,30 @@ class SamePoolingBlock(Block):
             )
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
-        """Average or maximum of each window, shape (1, blocks of rows, blocks of columns)."""
+        """Returns the average or maximum of each window, shape (1, blocks of rows, blocks of columns)."""
         pool = _highest if self.pooling == "max" else _average
         down = pool(importance, self.inputs)
         return ops.transpose(pool(ops.transpose(down), self.outputs))[None]
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
-        """The number of blocks, cut ones included."""
+        """Returns the number of blocks, including cut blocks."""
         return super().units(shape, (0,), (1,))
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
-        """Every weight of a kept block, rows and columns as they are stored."""
+        """Returns the mask of all weights in kept blocks, with rows and columns in their stored order."""
         return super().expand(unit_mask, shape, (0,), (1,))
 
 
 def _highest(matrix, length: int):
-    """The maximum of every window of so many rows."""
+    """Returns the maximum of every window of `length` rows."""
     return ops.max(_windows(matrix, length, -math.inf), axis=1)
 
 
 def _average(matrix, length: int):
-    """The mean of every window of so many rows, without what pads it."""
+    """Returns the mean of every window of `length` rows, without the padding."""
     rows, columns = matrix.shape
     if keras.backend.backend() == "tensorflow":
-        # The kernel that the original calls: it adds and divides in its own order.
+        # The same pooling kernel as the original, because its order of additions and divisions affects rounding.
         images, window = ops.reshape(matrix, (1, 1, rows, columns)), (1, length)
         return ops.average_pool(images, window, window, padding="same", data_format="channels_last")[0, 0]
     counts = ops.sum(_windows(ops.ones_like(matrix), length, 0.0), axis=1)
@@ -186,7 +186,7 @@ def _average(matrix, length: int):
 
 
 def _windows(matrix, length: int, padding: float):
-    """Shape (windows, length, columns), padded as SAME does: half of what is missing before the first row."""
+    """Returns windows of shape (windows, length, columns) with SAME padding: half of it before the first row."""
     rows, columns = matrix.shape
     missing = -rows % length
     around = ((missing // 2, missing - missing // 2), (0, 0))
@@ -195,14 +195,14 @@ def _windows(matrix, length: int, padding: float):
 
 @dataclass(frozen=True)
 class TailedNM(NM):
-    """N:M along the last axis but one, whatever that means in the layer; a group cut off at the end counts as longer.
+    """N:M along the last axis but one, in every layer; an incomplete group at the end is padded with zeros.
 
     Source: pruning_utils.generate_m_by_n_mask of tensorflow-model-optimization 0.8.1, where (m, n) means m zeros in
         every n.
     """
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
-        """Needs 2 or 4 axes."""
+        """Raises unless the shape has 2 or 4 axes."""
         if len(shape) not in (2, 4):
             raise ValueError(
                 "tensorflow-model-optimization prunes m by n in kernels with 2 or 4 axes. Received: "
@@ -210,7 +210,7 @@ class TailedNM(NM):
             )
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
-        """True for the n largest of every group; among equals the lower index is kept."""
+        """Returns a mask, True for the n largest of every group; among equals the lower index is kept."""
         *before, inputs, outputs = importance.shape
         missing = -inputs % self.m
         padded = ops.pad(importance, [(0, 0)] * len(before) + [(0, missing), (0, 0)]) if missing else importance
