@@ -1,4 +1,4 @@
-"""Losses measured elsewhere: against the same loss inside TensorFlow, and against a plain loop."""
+"""Losses measured outside the graph: against the same loss inside TensorFlow, and against a plain loop."""
 
 import re
 
