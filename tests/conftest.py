@@ -42,6 +42,7 @@ LONG = (
     "test_distribution_lost_workers.py",
     "test_checkpoint.py",
     "test_runner.py",
+    "test_model_building.py",
     "test_enforcement.py",
     "test_docs.py",
     "test_compress.py",
