@@ -49,7 +49,13 @@ def first_of_two(address, folder):
     config = {"cluster": {"worker": [address, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
     command = [sys.executable, "-m", "prunekit", "compress", write(folder, "multi_worker"), "-o", folder / "run"]
     more = environment(TF_CONFIG=json.dumps(config))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=more) as process:
+    # A shell's background jobs ignore SIGINT, and their children inherit that.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=more)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    with process:
         try:
             yield process
         finally:
