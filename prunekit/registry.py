@@ -1,4 +1,4 @@
-"""Registries of named extensions: plain rows that schemas and the run-time code read; imports neither Keras nor NumPy."""
+"""Registries of named extensions: plain rows that schemas and run-time code read; imports neither Keras nor NumPy."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
