@@ -12,7 +12,10 @@ from prunekit.sparsity.selection import removed_count
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.pruner import Pruner
 
-SPARED = r"Sparsity 0.95 leaves at most one unit of these weights, and that unit is kept: head/kernel \(1\). Leave them out with `exclude`"
+SPARED = (
+    r"Sparsity 0.95 leaves at most one unit of these weights, and that unit is kept: head/kernel \(1\). "
+    "Leave them out with `exclude`"
+)
 
 
 @pytest.fixture
