@@ -13,11 +13,14 @@ PACKAGE = Path(prunekit.__file__).parent
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
     ("", "version lazy_names"),
-    ("sparsity", "arguments shorthands schedules adoption selection sums scores patterns detection tfmot allocation"),
+    (
+        "sparsity",
+        "arguments shorthands schedules adoption array_ops selection sums scores patterns detection tfmot allocation",
+    ),
     (
         "anatomy",
-        "tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost inspection "
-        "archives model_files",
+        "tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph tracing cost "
+        "inspection archives model_files",
     ),
     (
         "core",

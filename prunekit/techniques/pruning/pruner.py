@@ -8,14 +8,14 @@ from typing import Any, Unpack
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.inspection import Event, Report, inspect
+from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
 from prunekit.anatomy.targets import Skipped, Target, check_built, find_targets, weights_in
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.selection import count_true
+from prunekit.techniques.pruning.mask_calculator import without_zeros
 from prunekit.techniques.pruning.mask_store import LeakError, MaskStore
 from prunekit.techniques.pruning.movement import Movements
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
@@ -125,13 +125,15 @@ class Pruner:
 
     def adopt_zeros(self) -> None:
         """Adds zero entries of the targets to the masks, except in targets whose entries are all zero."""
-        masks = [
-            ops.logical_and(self.store.mask(i), ops.not_equal(ops.convert_to_tensor(target.variable), 0))
+        found = [
+            without_zeros(self.store.mask(i), backend.value_now(target.variable))
             for i, target in enumerate(self.targets)
         ]
-        kept = np.array([int(count_true(mask, expect_any=True)) for mask in masks])
-        masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(zip(masks, kept, strict=True))]
+        kept = np.array([n for _, n in found])
+        masks = [mask if n else self.store.mask(i) for i, (mask, n) in enumerate(found)]
         self._kept = np.where(kept, kept, self._kept)
+        if self._kept.sum() == self._size:
+            return
         self.store.replace(masks, self.optimizers)
 
     def step(self) -> bool:
@@ -388,9 +390,15 @@ class Pruner:
         """Optimizer updates since the origin."""
         return self._iterations() - self.origin
 
-    def report(self, *, before: Report | None = None, notes: Sequence[str] = ()) -> Report:
-        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes."""
-        after = inspect(self.model)
+    def report(self, *, before: Report | None = None, notes: Sequence[str] = (), only_pruned: bool = False) -> Report:
+        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes.
+
+        Args:
+            before: Report on the model before pruning.
+            notes: Messages to add.
+            only_pruned: Whether nothing but the pruned weights changed since `before`.
+        """
+        after = inspect_again(before, self.targets) if before is not None and only_pruned else inspect(self.model)
         return Report(
             model=after.model,
             weights=after.weights,
@@ -547,6 +555,7 @@ def prune(model, sparsity: float, data=None, **options: Unpack[Options]) -> Repo
         raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
     before = inspect(model)
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False)
+    pruner._calculator.once = True
     pruner.begin()
     pruner.finish()
-    return pruner.report(before=before)
+    return pruner.report(before=before, only_pruned=True)
