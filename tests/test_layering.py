@@ -13,11 +13,11 @@ PACKAGE = Path(prunekit.__file__).parent
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
     ("", "version lazy_names registry"),
-    ("sparsity", "arguments shorthands schedules selection sums scores patterns detection allocation"),
+    ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost inspection "
-        "archives model_files",
+        "tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph tracing "
+        "cost inspection archives model_files",
     ),
     (
         "core",
