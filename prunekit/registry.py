@@ -1,5 +1,6 @@
 """Registries of named extensions: plain rows that schemas and run-time code read; imports neither Keras nor NumPy."""
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,24 @@ class Registry(Mapping[str, R], Generic[R]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def named(self, name: str, alternative: str = "") -> R:
+        """Returns the row `name`.
+
+        Args:
+            name: Name as the user wrote it.
+            alternative: What the user may pass in place of a name, such as ", or a function"; part of the error.
+
+        Raises:
+            ValueError: No such row is registered.
+        """
+        if name in self._rows:
+            return self._rows[name]
+        near = difflib.get_close_matches(name.lower(), self._rows, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else ""
+        raise ValueError(
+            f"Unknown {self.kind}. Received: {name!r}. Valid are: {', '.join(self._rows)}{alternative}.{hint}"
+        )
 
     def add(self, row: R) -> R:
         """Registers a row and returns it.
