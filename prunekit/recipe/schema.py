@@ -49,6 +49,11 @@ class Step(Settings):
         return self.row.trains(self.settings)
 
     @property
+    def reads_data(self) -> bool:
+        """True if the step needs data for another reason than training."""
+        return self.row.reads_data(self.settings)
+
+    @property
     def measures_accuracy(self) -> bool:
         """True if the step compares an accuracy with a bound."""
         return self.row.measures_accuracy(self.settings)
@@ -114,7 +119,7 @@ class Recipe(Settings):
         i_needs = self.needs_data()
         if need_data and self.data is None and i_needs is not None:
             step = self.steps[i_needs]
-            what = "trains" if step.trains else "measures accuracy"
+            what = "trains" if step.trains else "measures accuracy" if step.measures_accuracy else "reads data"
             raise refusal(
                 f"this step {what}, and the recipe has no 'data': add for example data: {{builtin: digits}}.",
                 *("steps", i_needs, step.kind),
@@ -122,7 +127,7 @@ class Recipe(Settings):
 
     def needs_data(self) -> int | None:
         """Returns the index of the first step that needs data, or None."""
-        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy)
+        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy or step.reads_data)
         return next(needing, None)
 
     def factories(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ class StepKind(Row):
         check: Refuses settings that contradict the earlier steps, by raising `fields.refusal(message, *path)`; the path
             begins at the settings.
         trains: Returns True if the step runs the optimizer, so that it needs data and compile settings.
+        reads_data: Returns True if the step needs data for another reason than training.
         measures_accuracy: Returns True if the step compares an accuracy with a bound, so that it needs data.
         changes_weights: Returns True if the step may change weights: the model is evaluated after it, and `verify`
             repeats it.
@@ -65,6 +66,7 @@ class StepKind(Row):
     text: Callable[[Any], str]
     check: Callable[[Any, Sequence[EarlierStep]], None] = _accept
     trains: Callable[[Any], bool] = _no
+    reads_data: Callable[[Any], bool] = _no
     measures_accuracy: Callable[[Any], bool] = _no
     changes_weights: Callable[[Any], bool] = _no
     formats: Callable[[Any], tuple[str, ...]] = _no_formats
@@ -119,6 +121,10 @@ def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
 
 def _prune_trains(prune: Prune) -> bool:
     return not prune.one_shot
+
+
+def _prune_reads_data(prune: Prune) -> bool:
+    return prune.reads_data
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -176,10 +182,11 @@ def _expect_measures_accuracy(expect: Expect) -> bool:
 
 # ---- the rows --------------------------------------------------------------------------------------------------------
 
+_TRAIN_STEP = "prunekit.recipe.train_step:TrainStep"
 STEP_KINDS: Registry[StepKind] = Registry(
     "step kind",
     [
-        StepKind("train", "prunekit.recipe.train_step:TrainStep", Train, _train_text, trains=_yes, changes_weights=_yes),
+        StepKind("train", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
         StepKind(
             "prune",
             "prunekit.recipe.prune_step:PruneStep",
@@ -187,11 +194,10 @@ STEP_KINDS: Registry[StepKind] = Registry(
             _prune_text,
             check=_check_prune,
             trains=_prune_trains,
+            reads_data=_prune_reads_data,
             changes_weights=_yes,
         ),
-        StepKind(
-            "finetune", "prunekit.recipe.train_step:TrainStep", Train, _train_text, trains=_yes, changes_weights=_yes
-        ),
+        StepKind("finetune", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
         StepKind(
             "export",
             "prunekit.recipe.export_step:ExportStep",

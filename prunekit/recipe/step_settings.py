@@ -179,6 +179,11 @@ class Prune(Settings):
         return CRITERIA[name_of(self.criterion)].needs + POLICIES[name_of(self.policy)].needs
 
     @property
+    def reads_data(self) -> bool:
+        """True if criterion or policy need a pass over data."""
+        return "data" in sources_of(self.needs)
+
+    @property
     def one_shot(self) -> bool:
         """True if the step prunes at once, without training."""
         return self.schedule is None
