@@ -34,7 +34,7 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes pruner one_shot backup_sync callbacks",
+        "pruner_state pruning_notes held_masks targeting pruner one_shot backup_sync callbacks",
     ),
     (
         "loops",
@@ -52,9 +52,10 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields sources timing schema yaml_reader loader presence factories idx npy data models summary progress "
-        "replica_state interruption replicas preparation plan directory read_report checkpoint expectations execution "
-        "build_report runner grid sweep_process workers sweep",
+        "fields sources timing step_settings step_kinds schema yaml_reader loader presence factories idx npy data "
+        "models summary progress replica_state interruption replicas compile_settings run_inputs run_state directory "
+        "read_report checkpoint workspace step_handler train_step prune_step export_step expectations expect_step "
+        "preparation plan execution build_report runner grid sweep_process workers sweep",
     ),
     ("", "doctor options terminal cli __main__"),
 )

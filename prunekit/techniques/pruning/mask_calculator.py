@@ -352,19 +352,6 @@ class _ArrayMaskMaker:
         return self.finish(weight, pooled, mask, keep_largest_of_array(pooled, self.units - pruned))
 
 
-def without_zeros(mask, weight) -> tuple[Any, int]:
-    """Returns the mask without the positions at which the weight is zero, and how many positions it keeps."""
-    if keras.backend.backend() == "tensorflow" and backend.is_on_cpu(weight):
-        mask, weight = backend.array_of(mask), backend.array_of(weight)
-        kept = int(np.count_nonzero(weight))
-        if kept == weight.size:
-            return mask, int(np.count_nonzero(mask))
-        new = np.logical_and(mask, weight != 0)
-        return new, int(np.count_nonzero(new))
-    new = ops.logical_and(mask, ops.not_equal(weight, 0))
-    return new, int(count_true(new, expect_any=True))
-
-
 def _best_first(units):
     """Returns the importances with the largest set to infinity; -inf (already pruned) stays."""
     ops = ops_for(units)

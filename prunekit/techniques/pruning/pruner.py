@@ -8,20 +8,20 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
-from prunekit.anatomy.targets import Target, check_built, find_targets
+from prunekit.anatomy.targets import check_built
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
-from prunekit.sparsity.schedules import Schedule, as_schedule
+from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning import pruning_notes
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
-from prunekit.techniques.pruning.mask_calculator import without_zeros
+from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.mask_updater import MaskUpdater, Plan
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
-from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
 from prunekit.techniques.pruning.pruner_state import PrunerState
 from prunekit.techniques.pruning.step_counter import StepCounter
+from prunekit.techniques.pruning.targeting import resolved_targets
 
 _WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"
 
@@ -90,14 +90,11 @@ class Pruner:
         check_built(model)
         self.model = model
         self.options = options
-        self.policy: MaskPolicy = get_policy(options.policy)
-        self.schedule = self.policy.check(as_schedule(schedule), options)
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
         trains = bool(optimizers) if training is None else training
-        leaves_frozen = trains and not self.policy.counts_forward_passes
-        found, self.skipped = find_targets(model, options.include, options.exclude, training=leaves_frozen)
-        self.targets: tuple[Target, ...] = tuple(found)
-        self._calculator = self.policy.calculator(model, self.targets, options, self.schedule.final_sparsity)
+        found = resolved_targets(model, schedule, options, training=trains)
+        self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets
+        self.skipped, self._calculator = list(found.skipped), found.calculator
         self._calculator.once = training is False
         self._collectors = Collectors(options.needs, model, self.targets, data)
         self.store = MaskStore(self.targets, model)
@@ -133,15 +130,9 @@ class Pruner:
 
     def adopt_zeros(self) -> None:
         """Adds zero entries of the targets to the masks, except in targets whose entries are all zero."""
-        found = [
-            without_zeros(self.store.mask(i), backend.value_now(target.variable))
-            for i, target in enumerate(self.targets)
-        ]
-        # A weight whose entries are all zero is untrained, not pruned.
-        rows = [row if row[1] else (self.store.mask(i), self.updater.kept[i]) for i, row in enumerate(found)]
-        kept = np.array([count for _, count in rows])
+        masks, kept = without_zeros([self.store.mask(i) for i in range(len(self.targets))], self.targets)
         if kept.sum() < self.updater.size:
-            self.updater.replace([mask for mask, _ in rows], kept)
+            self.updater.replace(masks, kept)
 
     def step(self) -> bool:
         """Follows the schedule by one step, after an optimizer update; returns True if masks changed.

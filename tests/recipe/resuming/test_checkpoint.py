@@ -12,9 +12,9 @@ from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
 from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
-from prunekit.recipe.execution import RunState
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import architecture_digest, model_digest
+from prunekit.recipe.run_state import RunState
 from prunekit.recipe.runner import ExpectationFailed, compress
 
 pytestmark = pytest.mark.every_backend
@@ -118,7 +118,7 @@ def test_what_was_noted_goes_through_json_and_back(pairs, tmp_path):
         patch.setattr(runner, "Execution", Spy)
         compress(WHOLE, network(), pairs, tmp_path / "run")
     values = json.loads(json.dumps(plain_fields(record)))
-    again = from_plain(RunState, values, weights_before=record.weights_before)
+    again = from_plain(RunState, values, weights_before=record.weights_before, masks=record.masks)
     assert [
         field.name for field in dataclasses.fields(record) if getattr(record, field.name) != getattr(again, field.name)
     ] == []
