@@ -16,8 +16,8 @@ ORDER = (
     ("sparsity", "arguments shorthands schedules adoption selection sums scores patterns detection tfmot allocation"),
     (
         "anatomy",
-        "tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost inspection "
-        "archives model_files",
+        "sections tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost "
+        "inspection archives model_files",
     ),
     (
         "core",
@@ -41,8 +41,8 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plots signal_plot "
-        "markup html_report terminal_report sweeps sweep_plot",
+        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plot_data plots "
+        "signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
     ),
     ("interop", "legacy layers config files wrappers graph training_state comparison tfmot"),
     (
