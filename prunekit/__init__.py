@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
     from prunekit.techniques.pruning.callbacks import PruningCallback
     from prunekit.techniques.pruning.mask_store import LeakError
-    from prunekit.techniques.pruning.pruner import Pruner, prune
+    from prunekit.techniques.pruning.one_shot import prune
+    from prunekit.techniques.pruning.pruner import Pruner
 
 __all__ = [
     "Block",
@@ -116,7 +117,8 @@ _MODULES = {
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
     "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.mask_store": ("LeakError",),
-    "prunekit.techniques.pruning.pruner": ("Pruner", "prune"),
+    "prunekit.techniques.pruning.one_shot": ("prune",),
+    "prunekit.techniques.pruning.pruner": ("Pruner",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

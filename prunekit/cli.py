@@ -396,7 +396,7 @@ def convert(old: str, new: str, force: bool, as_json: bool) -> int:
     OLD is a .h5, .hdf5 or .keras file or a SavedModel folder. Wrappers of tensorflow-model-optimization are taken off;
     what they know, and what cannot be carried over, is printed."""
     load_keras_quietly()
-    from prunekit.interop.tfmot import convert as convert_model
+    from prunekit.interop.tfmot.conversion import convert as convert_model
 
     converted = convert_model(old, new, force=force)
     if as_json:

@@ -78,8 +78,8 @@ def test_there_is_one_door():
         ("anatomy/model_files.py", "File"),
         ("recipe/npy.py", "load"),
         # Of tf_keras; what it opens goes through the checks of the first two.
-        ("interop/files.py", "File"),
-        ("interop/files.py", "load_weights"),
+        ("interop/tfmot/files.py", "File"),
+        ("interop/tfmot/files.py", "load_weights"),
     }
     assert found == doors | OWN_FILES
 

@@ -12,8 +12,8 @@ PACKAGE = Path(prunekit.__file__).parent
 # In order; inside a folder a module imports only from files before it. A new module is a new name here. "" is the
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
-    ("", "version lazy_names"),
-    ("sparsity", "arguments shorthands schedules adoption selection sums scores patterns detection tfmot allocation"),
+    ("", "version lazy_names registry"),
+    ("sparsity", "arguments shorthands schedules selection sums scores patterns detection allocation"),
     (
         "anatomy",
         "sections tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost "
@@ -22,7 +22,7 @@ ORDER = (
     (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
-        "distribution layer_observer update_observer losses snapshot random_state",
+        "distribution layer_observer update_observer losses snapshot calibration statistics random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -33,7 +33,8 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "options mask_store movement mask_calculator policy tfmot_rules pruner pruner_state backup_sync callbacks",
+        "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
+        "pruner_state pruning_notes pruner one_shot backup_sync callbacks",
     ),
     (
         "loops",
@@ -44,7 +45,11 @@ ORDER = (
         "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plot_data plots "
         "signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
     ),
-    ("interop", "legacy layers config files wrappers graph training_state comparison tfmot"),
+    (
+        "interop/tfmot",
+        "arithmetic schedule_adoption policy legacy layers config files wrappers graph training_state comparison "
+        "conversion",
+    ),
     (
         "recipe",
         "fields sources timing schema yaml_reader loader presence factories idx npy data models summary progress "
@@ -57,7 +62,7 @@ NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module
 RANKS = {name: rank for rank, name in enumerate(NAMES)}
 # Their `__init__` holds public names, loaded on first use: `pk.Pruner`, `pk.gradients.hvp`, `pk.loops.TapeLoop`. It is
 # for users: no module of prunekit imports from it. All other folders' are empty.
-FACADES = {"": "__main__", "gradients": "diagnosis", "loops": "tape_loop"}
+FACADES = {"": "__main__", "gradients": "diagnosis", "loops": "tape_loop", "interop/tfmot": "conversion"}
 FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
 
 

@@ -63,7 +63,7 @@ NO_LIMITS_OF_FILES = {
     "delivery.terminal_report:_MOST_NAMES",
     "delivery.sweep_plot:_LONGEST_LABEL",
     "doctor:_LONGEST_REASON",
-    "sparsity.adoption:_MOST_CALLS",
+    "interop.tfmot.schedule_adoption:_MOST_CALLS",
     "sparsity.arguments:LARGEST",
     "gradients.zeroth_order:_MOST_FEATURES",
 }

@@ -38,6 +38,11 @@ class Snapshot:
     arrays: Mapping[str, np.ndarray]
 
 
+def arrays_under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Returns the arrays whose names start with `prefix`, without the prefix."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
     """Writes a snapshot atomically: to a temporary file that is synced to disk and then renamed.
 

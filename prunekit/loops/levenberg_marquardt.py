@@ -11,7 +11,7 @@ from prunekit.anatomy.targets import check_built
 from prunekit.core import backend, compilation
 from prunekit.core.arguments import examples_in, require_positive
 from prunekit.core.environment import main_memory
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner import Pruner, check_loop_steps_after_updates
 
 _TAU, _LEAST, _MOST = 1e-3, 1e-15, 1e15
 
@@ -302,7 +302,7 @@ def _without_optimizer(pruner: Any, model: Any) -> Pruner | None:
         raise TypeError(f"`pruner` is a pk.Pruner(model, schedule). Received: {pruner!r}.")
     if pruner.model is not model:
         raise ValueError(f"The pruner prunes another model ({pruner.model.name!r}) than this trainer trains.")
-    pruner.rules.check_loop("LevenbergMarquardt")
+    check_loop_steps_after_updates(pruner, "LevenbergMarquardt")
     if pruner.optimizers:
         raise ValueError(
             "No Keras optimizer takes part here, so the pruner must not wait for one. Received: a pruner with "

@@ -14,7 +14,7 @@ from prunekit.core.arguments import examples_in, require_positive
 from prunekit.core.losses import as_loss, leaves_up_to
 from prunekit.core.optimizers import updates_in
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruner import Pruner, check_loop_steps_after_updates
 
 
 class TapeLoop:
@@ -226,7 +226,7 @@ def _check_pruner(pruner: Any, model: Any, optimizer: Any) -> None:
         raise TypeError(f"`pruner` is a pk.Pruner(model, schedule, optimizer). Received: {pruner!r}.")
     if pruner.model is not model:
         raise ValueError(f"The pruner prunes another model ({pruner.model.name!r}) than this loop trains.")
-    pruner.rules.check_loop("TapeLoop")
+    check_loop_steps_after_updates(pruner, "TapeLoop")
     if not any(one is optimizer for one in pruner.optimizers):
         raise ValueError(
             "The pruner does not know this loop's optimizer, so zeros would not hold. Build it with the same object: "

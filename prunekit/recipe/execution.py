@@ -40,8 +40,8 @@ from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.schema import Expect, Export, Prune, Step, Train
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner, PruningOptions
-from prunekit.techniques.pruning.pruner_state import pruner_state
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.pruner import Pruner
 
 _EVALUATION_BATCH = 256
 _CAME_WITH = "The model came with"
@@ -346,7 +346,7 @@ class Execution:
                 epoch=epoch,
                 seconds=time.monotonic() - self._started,
                 history=history,
-                pruner=None if callback is None else pruner_state(callback.pruner),
+                pruner=None if callback is None else callback.pruner.state().to_snapshot(),
                 random=random_state(self.model),
             )
         )

@@ -15,10 +15,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from prunekit.registry import Registry
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -244,6 +248,69 @@ def _identifiers(value: dict[str, Any]) -> dict[str, Any]:
         if not key.isidentifier():
             raise refusal(f"expected the name of a keyword argument. Received: {shown(key)}.", key)
     return value
+
+
+class Configured(BaseModel):
+    """A registered extension with options: `{type: NAME, OPTION: value}`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    type: str
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name} {value}" for name, value in (self.model_extra or {}).items())
+        return f"{self.type} ({given})"
+
+
+def name_of(extension: "str | Configured") -> str:
+    """Returns the name of an extension that a recipe names, with or without options."""
+    return extension if isinstance(extension, str) else extension.type
+
+
+def make(registry: Registry[Any], extension: "str | Configured", seed: int) -> Any:
+    """Returns the run-time object of an extension; an option "seed" that is not given is `seed`."""
+    row = registry.named(name_of(extension))
+    options = {name: default for name, (_, default) in row.options.items()}
+    if "seed" in options and options["seed"] is None:
+        options["seed"] = seed
+    if isinstance(extension, Configured):
+        options |= {name: value for name, value in (extension.model_extra or {}).items() if value is not None}
+    return row.load()(**options)
+
+
+def registered(registry: Registry[Any]) -> BeforeValidator:
+    """Returns a validator that accepts the name of a row of `registry`, or a mapping with its name and its options."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Configured):
+            return value
+        name = value.get("type") if isinstance(value, Mapping) else value
+        if not isinstance(name, str):
+            raise refusal(
+                f"expected the name of a {registry.kind}, or {{type: NAME}} with its options. Received: {shown(value)}."
+            )
+        if name not in registry:
+            raise unknown("value", name, registry, *([] if isinstance(value, str) else ["type"]))
+        if isinstance(value, str):
+            return value
+        return Configured(type=name, **_options(registry[name].options, value))
+
+    return BeforeValidator(check)
+
+
+def _options(known: Mapping[str, tuple[Any, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in given.items():
+        if key == "type":
+            continue
+        if key not in known:
+            raise unknown("key", key, ["type", *known], key)
+        try:
+            found[key] = TypeAdapter(known[key][0]).validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise refusal(f"{reason[:1].lower()}{reason[1:]}. Received: {shown(value)}.", key) from None
+    return found
 
 
 def one_of(kind: str, names: Iterable[str]) -> AfterValidator:

@@ -9,10 +9,10 @@ from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.summary import step_text
-from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.patterns import get_pattern
+from prunekit.sparsity.selection import removed_count
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.tfmot_rules import RULES
+from prunekit.techniques.pruning.policy import get_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,20 +111,26 @@ def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
     if pruning is None:
         return PlannedStep(step.kind, described(step), epochs, updates)
     options = PruningOptions(**pruning.options)
-    schedule = RULES[options.compat].schedule(pruning.schedule, options)
+    schedule = get_policy(options.policy).check(pruning.schedule, options)
     asked = tuple((at, schedule(at)) for at in schedule.update_steps(updates or 0))
-    return PlannedStep(step.kind, described(step), epochs, updates, asked, _targets(pruning), pruning.skipped)
+    return PlannedStep(
+        step.kind, described(step), epochs, updates, asked, _targets(prepared.model, pruning), pruning.skipped
+    )
 
 
-def _targets(pruning: Pruning) -> tuple[PlannedTarget, ...]:
-    pattern = get_pattern(pruning.options["pattern"])
-    rules = RULES[pruning.options["compat"]]
-    even = get_allocation(pruning.options["allocation"]).joint
+def _targets(model: Any, pruning: Pruning) -> tuple[PlannedTarget, ...]:
+    options = PruningOptions(**pruning.options)
+    policy, pattern = get_policy(options.policy), get_pattern(options.pattern)
+    final = policy.check(pruning.schedule, options).final_sparsity
+    calculator = policy.calculator(model, pruning.targets, options, final)
+    even = not calculator.shares_known
     rows = []
-    for target, fraction in zip(pruning.targets, pruning.fractions, strict=True):
+    for target, fraction, removed in zip(
+        pruning.targets, pruning.fractions, calculator.units_pruned(final), strict=True
+    ):
         units = pattern.units(target.shape, target.in_axes, target.out_axes)
         # Units may be blocks or channels; blocks cut off at an edge are smaller than the others.
-        pruned = rules.pruned(fraction, target.size if even else units, keep_one=pruning.options["keep_one"])
+        pruned = removed_count(fraction, target.size, keep_one=options.keep_one) if even else removed
         rows.append(
             PlannedTarget(
                 name=target.name,

@@ -13,6 +13,7 @@ from prunekit.anatomy.targets import Skipped, Target
 from prunekit.core import backend
 from prunekit.recipe import data as data_module
 from prunekit.recipe.data import Data
+from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
 from prunekit.recipe.models import build_model, check_model_file
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
@@ -20,7 +21,7 @@ from prunekit.recipe.schema import Prune, Recipe, parse_pattern
 from prunekit.recipe.sources import LOGIT_LOSSES, OPTIMIZERS, Compile, ModelSource
 from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
-from prunekit.sparsity.scores import Random
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
 
@@ -321,8 +322,9 @@ def _all_pruning(recipe: Recipe, model: keras.Model, steps_per_epoch: int | None
     found = {}
     for index, step in enumerate(recipe.steps):
         if step.prune is not None:
-            if step.prune.criterion == "movement":
-                _require_tensorflow(f"steps[{index}].prune", "the criterion movement")
+            for name in step.prune.needs:
+                if "tensorflow" in STATISTICS[name].backends:
+                    _require_tensorflow(f"steps[{index}].prune", f"the criterion {name_of(step.prune.criterion)}")
             try:
                 found[index] = _pruning(step.prune, model, steps_per_epoch, recipe.seed)
             except (ValueError, TypeError) as error:
@@ -344,9 +346,9 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
                 "let the schedule end earlier."
             )
     first = schedule.latest_update(0)
-    if prune.criterion == "movement" and first is not None and schedule(first) > 0:
+    if "training" in sources_of(prune.needs) and first is not None and schedule(first) > 0:
         raise ValueError(
-            "movement looks at how updates moved the weights, and the schedule asks for sparsity "
+            f"{name_of(prune.criterion)} looks at how updates moved the weights, and the schedule asks for sparsity "
             f"{schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
         )
     pattern: Any = prune.pattern
@@ -354,9 +356,10 @@ def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed
         inputs, outputs = parse_pattern(prune.pattern).numbers
         pattern = Block(inputs, outputs, pooling=prune.pooling)
     options: Options = {
-        "criterion": Random(seed=seed) if prune.criterion == "random" else prune.criterion,
+        "criterion": make(CRITERIA, prune.criterion, seed),
         "pattern": pattern,
-        "allocation": prune.allocation,
+        "allocation": make(ALLOCATIONS, prune.allocation, seed),
+        "policy": make(POLICIES, prune.policy, seed),
         "include": prune.include,
         "exclude": prune.exclude,
         "keep_one": prune.keep_one,

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from prunekit.recipe.fields import (
+    Configured,
     Count,
     Epochs,
     Fraction,
@@ -18,13 +19,15 @@ from prunekit.recipe.fields import (
     Sparsity,
     Text,
     WeightPatterns,
+    name_of,
     refusal,
+    registered,
     shown,
 )
 from prunekit.recipe.sources import Compile, DataSource, ModelSource
 from prunekit.recipe.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
-from prunekit.sparsity.shorthands import ParsedPattern
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, ParsedPattern, sources_of
 
 VERSION: Literal[1] = 1
 # Limits only invalid steps: a recipe with this many valid steps exceeds the reader's limit on values first.
@@ -82,10 +85,11 @@ class Prune(Settings):
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
-    criterion: shorthands.CriterionName = "magnitude"
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
     pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
-    allocation: shorthands.AllocationName = "uniform"
+    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
+    policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
@@ -111,10 +115,10 @@ class Prune(Settings):
             )
         if self.epochs is None:
             self.only_with("epochs", "learning_rate")
-            if self.criterion == "movement":
+            if "training" in sources_of(self.needs):
                 raise refusal(
-                    "'movement' looks at how training moves the weights: add 'epochs' and a 'schedule', or choose "
-                    "another criterion.",
+                    f"{name_of(self.criterion)!r} looks at how training moves the weights: add 'epochs' and a "
+                    "'schedule', or choose another criterion.",
                     "criterion",
                 )
 
@@ -146,9 +150,10 @@ class Prune(Settings):
                 f"Received: {self.final_sparsity:g}.",
                 *self.final_at(),
             )
-        if self.allocation == "erk":
+        if ALLOCATIONS[name_of(self.allocation)].per_weight:
             raise refusal(
-                f"erk gives each weight its own sparsity, and {self.pattern} has one: write allocation: uniform.",
+                f"{name_of(self.allocation)} gives each weight its own sparsity, and {self.pattern} has one: write "
+                "allocation: uniform.",
                 "allocation" if "allocation" in self.model_fields_set else "pattern",
             )
 
@@ -161,13 +166,22 @@ class Prune(Settings):
                 f"Received: {self.schedule.type!r}.",
                 *("schedule", "type"),
             )
-        for name, known in (("criterion", ("magnitude", "l1")), ("allocation", ("uniform",))):
+        for name, known in (
+            ("criterion", ("magnitude", "l1")),
+            ("allocation", ("uniform",)),
+            ("policy", ("gradual", "tfmot")),
+        ):
             if getattr(self, name) not in known:
                 raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
         if not self.keep_one:
             raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":
             raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the statistics that criterion and policy need."""
+        return CRITERIA[name_of(self.criterion)].needs + POLICIES[name_of(self.policy)].needs
 
     @property
     def one_shot(self) -> bool:

@@ -42,7 +42,9 @@ def _prune_text(prune: Prune) -> str:
         parts = [f"{prune.epochs} epochs, {prune.schedule.type} to {prune.final_sparsity:g}, {moments}"]
     if prune.learning_rate is not None:
         parts.append(f"learning rate {prune.learning_rate:g}")
-    parts += [prune.criterion, prune.pattern, prune.allocation]
+    parts += [str(prune.criterion), prune.pattern, str(prune.allocation)]
+    if prune.policy != "gradual":
+        parts.append(f"policy {prune.policy}")
     for name, patterns in (("include", prune.include), ("exclude", prune.exclude)):
         if patterns:
             parts.append(f"{name} {' '.join(patterns)}")

@@ -4,33 +4,56 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from prunekit.sparsity.selection import pruned_count
+from prunekit.sparsity.shorthands import ALLOCATIONS
 
 Axes = Sequence[int]
+
+
+class Weight(Protocol):
+    """What an allocation reads of a weight; a `prunekit.anatomy.targets.Target` is one, and so is a `Layout`."""
+
+    @property
+    def shape(self) -> Axes: ...
+
+    @property
+    def in_axes(self) -> Axes: ...
+
+    @property
+    def out_axes(self) -> Axes: ...
+
+
+class Layout(NamedTuple):
+    """Shape, input axes and output axes of a weight."""
+
+    shape: Axes
+    in_axes: Axes
+    out_axes: Axes
 
 
 class Allocation(ABC):
     """Distributes an overall sparsity over weights. Subclasses are frozen dataclasses.
 
     `joint` is True for an allocation without a sparsity per weight: the units to prune are selected in one step over
-    the importances of all weights.
+    the importances of all weights. `needs_scores` is True for an allocation that reads the importances of all weights.
+    Register a subclass by a row in `prunekit.sparsity.shorthands.ALLOCATIONS` to use its name in options and recipes.
     """
 
     joint: ClassVar[bool] = False
+    needs_scores: ClassVar[bool] = False
 
     @abstractmethod
     def sparsities(
-        self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
+        self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
     ) -> list[float]:
         """The sparsity of each weight, such that all weights together have the sparsity `sparsity`.
 
         Args:
             sparsity: Overall fraction removed, in [0, 1).
-            shapes: Shape of each weight.
-            in_axes: Input axes of each weight.
-            out_axes: Output axes of each weight.
+            targets: The weights.
+            scores: Importance of each entry of each weight, tensors of the weights' shapes; None unless `needs_scores`.
 
         Returns:
             One sparsity in [0, 1) per weight; each is non-decreasing in the overall sparsity.
@@ -45,11 +68,11 @@ class Uniform(Allocation):
     """The same sparsity for every weight. Source: Zhu & Gupta 2017, arXiv:1710.01878, section 3."""
 
     def sparsities(
-        self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
+        self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
     ) -> list[float]:
         """`sparsity` for every weight."""
-        _check(sparsity, shapes, in_axes, out_axes)
-        return [sparsity] * len(shapes)
+        _check(sparsity, targets)
+        return [sparsity] * len(targets)
 
 
 @dataclass(frozen=True)
@@ -62,12 +85,12 @@ class Global(Allocation):
     joint: ClassVar[bool] = True
 
     def sparsities(
-        self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
+        self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
     ) -> list[float]:
         """Raises ValueError: a weight's sparsity is unknown until importances are compared over all weights."""
         raise ValueError(
             "The global allocation has no sparsity per weight: select over the importances of all weights at once. "
-            f"Received: sparsity={sparsity} for {len(shapes)} weights."
+            f"Received: sparsity={sparsity} for {len(targets)} weights."
         )
 
 
@@ -88,18 +111,18 @@ class ERK(Allocation):
     """
 
     def sparsities(
-        self, sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]
+        self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
     ) -> list[float]:
         """The sparsity of each weight; densities are proportional to sum / product of lengths, at most 1."""
-        _check(sparsity, shapes, in_axes, out_axes)
-        sizes = [math.prod(shape) for shape in shapes]
+        _check(sparsity, targets)
+        sizes = [math.prod(target.shape) for target in targets]
         kept = sum(sizes) - pruned_count(sparsity, sum(sizes))
-        if kept < len(shapes):
+        if kept < len(targets):
             raise ValueError(
-                f"ERK keeps at least one entry of every weight. Received: sparsity={sparsity} for {len(shapes)} "
+                f"ERK keeps at least one entry of every weight. Received: sparsity={sparsity} for {len(targets)} "
                 f"weights with {sum(sizes)} entries, which leaves {kept}. Ask for less sparsity, or leave weights out."
             )
-        sums = [_sum_of_lengths(*weight) for weight in zip(shapes, in_axes, out_axes, strict=True)]
+        sums = [_sum_of_lengths(target.shape, target.in_axes, target.out_axes) for target in targets]
         counts = _dealt(kept, sizes, sums)
         return [(size - count) / size for size, count in zip(sizes, counts, strict=True)]
 
@@ -118,24 +141,14 @@ def get_allocation(allocation: str | Allocation) -> Allocation:
             f"An allocation is one of {', '.join(ALLOCATIONS)}, or an Allocation such as ERK(). Received: "
             f"{allocation!r} of type {type(allocation).__name__}."
         )
-    if allocation not in ALLOCATIONS:
-        raise ValueError(f"Unknown allocation. Received: {allocation!r}. Valid are: {', '.join(ALLOCATIONS)}.")
-    return ALLOCATIONS[allocation]()
+    return ALLOCATIONS.named(allocation).load()()
 
 
-ALLOCATIONS: dict[str, type[Allocation]] = {"uniform": Uniform, "global": Global, "erk": ERK}
-
-
-def _check(sparsity: float, shapes: Sequence[Axes], in_axes: Sequence[Axes], out_axes: Sequence[Axes]) -> None:
+def _check(sparsity: float, targets: Sequence[Weight]) -> None:
     pruned_count(sparsity, 0)  # raises ValueError unless sparsity is in [0, 1)
-    if not len(shapes) == len(in_axes) == len(out_axes):
-        raise ValueError(
-            "An allocation needs one shape, and input and output axes, per weight. Received: "
-            f"{len(shapes)} shapes, {len(in_axes)} input axes, {len(out_axes)} output axes."
-        )
-    for shape in shapes:
-        if 0 in shape:
-            raise ValueError(f"A weight without entries has no sparsity. Received: shape {tuple(shape)}.")
+    for target in targets:
+        if 0 in target.shape:
+            raise ValueError(f"A weight without entries has no sparsity. Received: shape {tuple(target.shape)}.")
 
 
 def _sum_of_lengths(shape: Axes, in_axes: Axes, out_axes: Axes) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.sparsity.arguments import LARGEST, fraction, positive, whole
+from prunekit.sparsity.shorthands import SCHEDULE_SOURCES
 
 
 class Schedule(ABC):
@@ -367,6 +368,24 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "one_shot": OneShot,
     "multi_step": MultiStep,
 }
+
+
+def as_schedule(schedule: Any) -> Schedule:
+    """Returns a `Schedule`; converts a schedule of a package in `SCHEDULE_SOURCES`.
+
+    Raises:
+        TypeError: `schedule` is neither.
+        ValueError: The schedule of the other package has no equivalent.
+    """
+    packages = [base.__module__.partition(".")[0] for base in type(schedule).__mro__]
+    source = next((SCHEDULE_SOURCES[package] for package in packages if package in SCHEDULE_SOURCES), None)
+    found = schedule if source is None else source.load()(schedule)
+    if not isinstance(found, Schedule):
+        raise TypeError(
+            "`schedule` says how sparse the model is at each step, for example "
+            f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
+        )
+    return found
 
 
 def _set(schedule: Schedule, name: str, value: Any) -> None:

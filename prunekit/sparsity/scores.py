@@ -1,6 +1,5 @@
 """Pruning criteria: functions weight (+ statistics) -> importance, one number per weight; higher = keep."""
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,26 +10,30 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.sparsity.shorthands import CRITERIA
+
 _WORD = 0xFFFFFFFF
 
 
 class Criterion(ABC):
     """Computes the importance of each weight. Subclasses are frozen dataclasses, callable eagerly and in a graph.
 
-    `needs` holds the names of the required statistics; empty = weights only. The only statistic is "movement", of the
-    weight's shape: the sum over optimizer updates of each weight's value times its change.
+    `needs` holds the names of the required statistics, as registered in `prunekit.sparsity.shorthands.STATISTICS`;
+    empty = weights only. Register a subclass by a row in `CRITERIA` to use its name in options and recipes.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """The importance of each weight.
 
         Args:
             weight: Floating-point tensor of any shape.
+            target: `prunekit.anatomy.targets.Target` of the weight, with its input and output axes; None where a
+                caller has only the array.
             seed_offset: Integer that differs between the weights of a model, for criteria that draw random scores.
-            statistics: {name: tensor} for each name in `needs`; None if `needs` is empty.
+            statistics: {name: value for this weight} for each name in `needs`; None if `needs` is empty.
 
         Returns:
             Floating-point tensor, the shape of `weight`; higher = keep. All entries are above -inf, because -inf marks
@@ -45,7 +48,7 @@ class Magnitude(Criterion):
     Source: Han et al. 2015, arXiv:1506.02626, section 3.
     """
 
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """|weight|, in the weight's own type."""
         return ops.abs(ops.convert_to_tensor(weight))
 
@@ -57,7 +60,7 @@ class L2(Criterion):
     Source: Li et al. 2017, arXiv:1608.08710, section 4.4 (L2 norm of filters).
     """
 
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """weight ** 2, in float32, or float64 for a float64 weight."""
         weight = ops.convert_to_tensor(weight)
         # In float16 the square overflows to inf from |w| = 256 on and underflows to 0 below 0.0002.
@@ -89,7 +92,7 @@ class Random(Criterion):
             raise ValueError(f"seed must not be negative. Received: seed={self.seed}.")
         object.__setattr__(self, "seed", int(self.seed))
 
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """Float32 scores, multiples of 2 ** -24 in [0, 1)."""
         shape = tuple(weight.shape)
         first, second = (int(key) for key in np.random.SeedSequence((self.seed, seed_offset)).generate_state(2))
@@ -117,7 +120,7 @@ class Movement(Criterion):
 
     needs: ClassVar[frozenset[str]] = frozenset({"movement"})
 
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """statistics["movement"], as a tensor."""
         return ops.convert_to_tensor(statistics["movement"])
 
@@ -140,7 +143,7 @@ class Custom(Criterion):
                 f"A criterion function takes a weight and returns its importance. Received: {self.function!r}."
             )
 
-    def __call__(self, weight, *, seed_offset: int = 0, statistics: Any = None):
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """The function's checked return value; entries below -2 ** 96, such as -inf, are raised to -2 ** 96."""
         importance = ops.convert_to_tensor(self.function(weight))
         name = getattr(self.function, "__name__", repr(self.function))
@@ -163,15 +166,6 @@ class Custom(Criterion):
         return ops.where(importance < least, least, importance)
 
 
-CRITERIA: dict[str, type[Criterion]] = {
-    "magnitude": Magnitude,
-    "l1": Magnitude,
-    "l2": L2,
-    "movement": Movement,
-    "random": Random,
-}
-
-
 def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:
     """Returns the criterion for a name or a user's function; returns a `Criterion` unchanged.
 
@@ -182,14 +176,7 @@ def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:
     if isinstance(criterion, Criterion):
         return criterion
     if isinstance(criterion, str):
-        if criterion not in CRITERIA:
-            near = difflib.get_close_matches(criterion.lower(), CRITERIA, n=1)
-            hint = f' Did you mean "{near[0]}"?' if near else ""
-            raise ValueError(
-                f"Unknown criterion. Received: {criterion!r}. Valid are: {', '.join(CRITERIA)}, or a function "
-                f"weight -> importance.{hint}"
-            )
-        return CRITERIA[criterion]()
+        return CRITERIA.named(criterion, ", or a function weight -> importance").load()()
     if isinstance(criterion, type) and issubclass(criterion, Criterion):
         raise TypeError(
             f"Expected a criterion, not its class. Received: {criterion.__name__}. Pass {criterion.__name__}()."

@@ -1,10 +1,125 @@
-"""Names of criteria, allocations and patterns in options and recipes; imports neither Keras nor NumPy."""
+"""Registries of criteria, allocations, policies and statistics, and the names of patterns; imports no Keras, no NumPy.
+
+A package outside prunekit adds a row, such as `CRITERIA.add(CriterionRow("fisher", "my_package:Fisher",
+needs=("fisher",)))`; options and recipes then accept the name.
+"""
 
 import re
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-CriterionName: TypeAlias = Literal["magnitude", "l1", "l2", "movement", "random"]
-AllocationName: TypeAlias = Literal["uniform", "global", "erk"]
+from prunekit.registry import Registry, Row
+
+
+@dataclass(frozen=True)
+class ConfiguredRow(Row):
+    """A row whose factory takes keyword options.
+
+    Attributes:
+        options: Option -> (type, default), as recipes accept them: `criterion: {type: NAME, OPTION: value}`. An option
+            "seed" with the default None is given the recipe's seed.
+    """
+
+    options: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CriterionRow(ConfiguredRow):
+    """A criterion; its factory returns a `prunekit.sparsity.scores.Criterion`.
+
+    Attributes:
+        needs: Names of the statistics that the criterion needs.
+    """
+
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AllocationRow(ConfiguredRow):
+    """An allocation; its factory returns a `prunekit.sparsity.allocation.Allocation`.
+
+    Attributes:
+        per_weight: Whether each weight has its own sparsity, which N:M patterns do not allow.
+    """
+
+    per_weight: bool = True
+
+
+@dataclass(frozen=True)
+class PolicyRow(ConfiguredRow):
+    """A mask policy; its factory returns a `prunekit.techniques.pruning.policy.MaskPolicy`.
+
+    Attributes:
+        needs: Names of the statistics that the policy needs besides those of the criterion.
+    """
+
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StatisticRow(Row):
+    """A statistic; its factory returns a `prunekit.core.statistics.Collector` for (model, targets).
+
+    Attributes:
+        source: "training" if optimizer updates provide the statistic, "data" if a pass over data does.
+        backends: Keras backends on which the statistic exists; empty = all.
+    """
+
+    source: Literal["training", "data"] = "data"
+    backends: tuple[str, ...] = ()
+
+
+def sources_of(needs: Iterable[str]) -> set[str]:
+    """Returns the sources of the statistics `needs`: "training", "data", both or none.
+
+    Raises:
+        ValueError: A statistic is not registered.
+    """
+    return {STATISTICS.named(name).source for name in needs}
+
+
+CRITERIA: Registry[CriterionRow] = Registry(
+    "criterion",
+    [
+        CriterionRow("magnitude", "prunekit.sparsity.scores:Magnitude"),
+        CriterionRow("l1", "prunekit.sparsity.scores:Magnitude"),
+        CriterionRow("l2", "prunekit.sparsity.scores:L2"),
+        CriterionRow("movement", "prunekit.sparsity.scores:Movement", needs=("movement",)),
+        CriterionRow("random", "prunekit.sparsity.scores:Random", options={"seed": (int | None, None)}),
+    ],
+)
+ALLOCATIONS: Registry[AllocationRow] = Registry(
+    "allocation",
+    [
+        AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
+        AllocationRow("global", "prunekit.sparsity.allocation:Global", per_weight=False),
+        AllocationRow("erk", "prunekit.sparsity.allocation:ERK"),
+    ],
+)
+POLICIES: Registry[PolicyRow] = Registry(
+    "policy",
+    [
+        PolicyRow("gradual", "prunekit.techniques.pruning.gradual:Gradual"),
+        PolicyRow("tfmot", "prunekit.interop.tfmot.policy:TfmotPolicy"),
+    ],
+)
+STATISTICS: Registry[StatisticRow] = Registry(
+    "statistic",
+    [
+        StatisticRow(
+            "movement",
+            "prunekit.techniques.pruning.movement:Movements",
+            source="training",
+            backends=("tensorflow",),
+        )
+    ],
+)
+# Packages whose schedules are accepted: the factory converts an instance of one of their classes.
+SCHEDULE_SOURCES: Registry[Row] = Registry(
+    "source of schedules",
+    [Row("tensorflow_model_optimization", "prunekit.interop.tfmot.schedule_adoption:adopted")],
+)
 PATTERNS = (
     "unstructured, channel, n:m such as 2:4 (2 of every 4 kept), block:INPUTSxOUTPUTS such as block:4x1, or "
     "block:4x1:max for maximum pooling"

@@ -133,7 +133,7 @@ def test_a_place_that_cannot_be_written_is_told_and_nothing_is(halfway, run, tmp
     before = sorted(tmp_path.rglob("*"))
     if "too long" not in message:
         # The old file may be large: what can be known before is told before.
-        monkeypatch.setattr("prunekit.interop.tfmot.read_file", None)
+        monkeypatch.setattr("prunekit.interop.tfmot.conversion.read_file", None)
     code, out, err = run("convert", "old.h5", *new.split(" "))
     assert (code, out) == (2, "") and err.startswith("error: ") and message in err and err.count("\n") == 1
     assert new.split(" ")[0][:100] in err and sorted(tmp_path.rglob("*")) == before
@@ -146,7 +146,7 @@ def test_a_file_is_never_converted_into_itself(halfway, run, monkeypatch, new):
     Path("link.keras").symlink_to("old.keras")
     Path("hard.keras").hardlink_to("old.keras")
     before = Path("old.keras").read_bytes()
-    monkeypatch.setattr("prunekit.interop.tfmot.read_file", None)
+    monkeypatch.setattr("prunekit.interop.tfmot.conversion.read_file", None)
     code, out, err = run("convert", "old.keras", new, "--force")
     assert (code, out) == (2, "") and f"{new} is the model that is read" in err and err.count("\n") == 1
     assert Path("old.keras").read_bytes() == before

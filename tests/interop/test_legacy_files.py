@@ -262,7 +262,7 @@ def test_an_archive_with_a_member_that_leads_out_of_it_is_refused(copies, tmp_pa
 
 
 def test_a_config_of_an_absurd_size_is_not_read(copies, monkeypatch):
-    monkeypatch.setattr("prunekit.interop.files.LIMITS", dataclasses.replace(LIMITS, config_bytes=1000))
+    monkeypatch.setattr("prunekit.interop.tfmot.files.LIMITS", dataclasses.replace(LIMITS, config_bytes=1000))
     assert_refused(copies["keras"], "config.json is larger than")
 
 

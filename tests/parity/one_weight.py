@@ -30,5 +30,6 @@ def compat_mask(weight, asked, **options):
     """The mask with compat="tfmot" at a sparsity, by a pruner that is kept for all weights of this shape."""
     pruner = _pruner(weight.shape, PruningOptions(compat="tfmot", **options))
     pruner.model.set_weights([weight])
-    asked = pruner.rules.schedule(OneShot(asked), pruner.options)(0)
-    return np.array(pruner._calculator.choose(asked, [pruner.store.mask(0)]).masks[0])
+    asked = pruner.policy.check(OneShot(asked), pruner.options)(0)
+    calculator = pruner.policy.calculator(pruner.model, pruner.targets, pruner.options, asked)
+    return np.array(calculator.choose(asked, [pruner.store.mask(0)]).masks[0])

@@ -9,7 +9,7 @@ import tf_keras
 import prunekit as pk
 from prunekit.anatomy.targets import find_targets
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.tfmot_rules import rules_of
+from prunekit.techniques.pruning.policy import get_policy
 
 REFUSED = None
 SEQUENCE, IMAGE, VOLUME, FLAT = (6, 4), (6, 6, 4), (6, 6, 6, 4), (4,)
@@ -85,7 +85,7 @@ def targets_of(model, compat):
         return []
     options = PruningOptions(compat=compat)
     try:
-        rules_of(pk.ConstantSparsity(0.5), options).check_targets(model, targets)
+        get_policy(options.policy).calculator(model, targets, options, 0.5)
     except ValueError as error:
         assert "which it leaves alone or refuses" in str(error)
         return REFUSED

@@ -5,8 +5,8 @@ import original
 import pytest
 import tensorflow as tf
 
+from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule, kept_count
 from prunekit.sparsity.schedules import ConstantSparsity, LinearDecay, OneShot, PolynomialDecay
-from prunekit.sparsity.tfmot import ForwardPassSchedule, kept_count
 
 # (initial, final, begin, end, power, frequency): frequencies that divide the length and that do not, lengths of one
 # step, begins at 0, powers that TensorFlow's graph optimiser rewrites and powers that it leaves.

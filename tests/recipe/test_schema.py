@@ -12,7 +12,7 @@ from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 from prunekit.recipe import schema, sources
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.timing import Duration
-from prunekit.sparsity import schedules
+from prunekit.sparsity import schedules, shorthands
 
 
 def test_every_default_is_filled_in():
@@ -189,7 +189,11 @@ class TestAgreementWithTheRestOfPrunekit:
 
     def test_criteria(self):
         scores = importlib.import_module("prunekit.sparsity.scores")
-        assert set(_choices(schema.Prune, "criterion")) == set(scores.CRITERIA)
+        for name in shorthands.CRITERIA:
+            if name != "movement":
+                assert schema.Prune(sparsity=0.5, criterion=name).criterion == name
+            assert isinstance(scores.get_criterion(name), scores.Criterion)
+            assert tuple(scores.get_criterion(name).needs) == shorthands.CRITERIA[name].needs
 
     def test_patterns(self):
         patterns = importlib.import_module("prunekit.sparsity.patterns")
@@ -199,7 +203,8 @@ class TestAgreementWithTheRestOfPrunekit:
 
     def test_allocations(self):
         allocation = importlib.import_module("prunekit.sparsity.allocation")
-        for name in _choices(schema.Prune, "allocation"):
+        for name in shorthands.ALLOCATIONS:
+            assert schema.Prune(sparsity=0.5, allocation=name).allocation == name
             assert isinstance(allocation.get_allocation(name), allocation.Allocation)
 
     def test_export_formats(self):

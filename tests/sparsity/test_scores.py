@@ -9,7 +9,8 @@ import pytest
 from backends import tensorflow_only
 from keras import ops
 
-from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
+from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
+from prunekit.sparsity.shorthands import CRITERIA
 
 pytestmark = pytest.mark.every_backend(on_jax=5)
 
@@ -52,7 +53,7 @@ def scores(criterion, weight, **arguments) -> np.ndarray:
 
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
     assert {type(criterion) for criterion in FAMILY} == set(Criterion.__subclasses__())
-    assert set(CRITERIA.values()) == set(Criterion.__subclasses__()) - {Custom}
+    assert {row.load() for row in CRITERIA.values()} == set(Criterion.__subclasses__()) - {Custom}
 
 
 def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(criterion, weight):

@@ -6,7 +6,7 @@ import warnings
 import keras
 import numpy as np
 
-from prunekit.interop import legacy
+from prunekit.interop.tfmot import legacy
 
 keras2 = legacy.tf_keras()
 tfmot = legacy.tfmot()

@@ -16,9 +16,9 @@ import numpy as np
 
 from prunekit.core import distribution
 from prunekit.core.random_state import random_state, restore_random_state
-from prunekit.core.snapshot import Snapshot, Snapshots, lacking, write_bytes
+from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
 from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruner_state import pruner_state, restore_pruner
+from prunekit.techniques.pruning.pruner_state import PrunerState
 
 _WEIGHTS, _POSITION = "latest.weights.h5", "training_metadata.json"
 _STEM = "prunekit"
@@ -133,7 +133,7 @@ class Backup:
         if found.values["states"] is not None:
             self.random = found.values["random"]
             self.states = [
-                Snapshot(values, _part(found.arrays, f"{number}/"))
+                Snapshot(values, arrays_under(found.arrays, f"{number}/"))
                 for number, values in enumerate(found.values["states"])
             ]
 
@@ -218,7 +218,7 @@ class Resumption:
         if self.state is None:
             return False
         state, self.state = self.state, None
-        restore_pruner(pruner, state)
+        pruner.restore(PrunerState.from_snapshot(state, pruner.targets))
         if self._backup is not None and self._backup.random is not None:
             restore_random_state(pruner.model, self._backup.random)
             self._backup.random = None
@@ -228,8 +228,4 @@ class Resumption:
         """Copies a backup that Keras has just saved, with the states of all pruning callbacks, once per backup."""
         if self._backup is not None and self._together[0].resumption is self and self._backup.changed:
             pruners = [one.pruner for one in self._together]
-            self._backup.keep([pruner_state(one) for one in pruners], random_state(pruners[0].model))
-
-
-def _part(arrays: Any, prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            self._backup.keep([one.state().to_snapshot() for one in pruners], random_state(pruners[0].model))

@@ -11,15 +11,14 @@ from prunekit.anatomy.inspection import Report
 from prunekit.core import distribution, train_function
 from prunekit.core.model_building import build_from_batch, waits_for_data
 from prunekit.core.optimizers import updates_in
-from prunekit.sparsity.adoption import adopted
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
-from prunekit.sparsity.schedules import Schedule
+from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
+from prunekit.techniques.pruning.policy import get_policy
 from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
-from prunekit.techniques.pruning.tfmot_rules import rules_of
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -43,7 +42,8 @@ class PruningCallback(keras.callbacks.Callback):
         allocation: Distribution of the sparsity over the weights.
         include: Layers and weights to prune; empty means every weight pruned by default.
         exclude: Layers and weights to skip.
-        **options: `keep_zeros`, `keep_one`, `origin`, `compat`.
+        data: Calibration data, for a criterion or policy that needs them, as `Pruner` takes them.
+        **options: `keep_zeros`, `keep_one`, `origin`, `policy`, `compat`.
 
     Raises:
         TypeError: `schedule` is not a schedule, or an option is unknown.
@@ -60,16 +60,16 @@ class PruningCallback(keras.callbacks.Callback):
         allocation: str | Allocation = "uniform",
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        *,
+        data: Any = None,
         **options: Any,
     ):
         super().__init__()
-        schedule = adopted(schedule)
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"PruningCallback needs a schedule such as pk.PolynomialDecay(). Received: {schedule!r}.")
-        self.schedule = schedule
+        self.schedule = as_schedule(schedule)
         named = {"criterion": criterion, "pattern": pattern, "allocation": allocation}
         self.options = as_options({**named, "include": include, "exclude": exclude, **options})
-        rules_of(schedule, self.options)
+        self._data = data
+        get_policy(self.options.policy).check(self.schedule, self.options)
         self.notes: list[str] = []
         self._pruner: Pruner | None = None
         self._function: Any = None
@@ -109,7 +109,7 @@ class PruningCallback(keras.callbacks.Callback):
                 f"fit updates nothing of {self.model.name!r}, whose weights are all frozen: prune it with pk.prune, or "
                 "make layers trainable before compile()."
             )
-        self._pruner = Pruner.detached(self.model, self.schedule, self.options)
+        self._pruner = Pruner.detached(self.model, self.schedule, self.options, data=self._data)
 
     def on_train_begin(self, logs=None) -> None:
         self.notes, self._begun = [], False
@@ -141,8 +141,22 @@ class PruningCallback(keras.callbacks.Callback):
         if self._pruner is None:
             train_function.prepare_next_call(self.model, self._build_and_begin)
             return
-        self.pruner.rules.before_batch(self.pruner)
+        if self._counts_passes:
+            self._refuse_several_batches_at_once()
+            self.pruner.step()
         self._function.arm()
+
+    @property
+    def _counts_passes(self) -> bool:
+        return self.pruner.policy.counts_forward_passes
+
+    def _refuse_several_batches_at_once(self) -> None:
+        together = getattr(self.model, "steps_per_execution", 1)
+        if together != 1:
+            raise ValueError(
+                f"The policy {self.pruner.policy} prunes before each batch, so it needs one batch at a time. Received: "
+                f"a model compiled with steps_per_execution={together}. Compile it with steps_per_execution=1."
+            )
 
     def _build_and_begin(self, batches: Any) -> Any:
         """Builds the model and starts pruning before the first update; returns the batches to train on."""
@@ -165,17 +179,20 @@ class PruningCallback(keras.callbacks.Callback):
                 "a batch that was trained without calling it. Call the model once on a batch of data before training."
             )
         self._function.disarm()
-        self.pruner.rules.after_batch(self.pruner)
+        if not self._counts_passes:
+            self.pruner.note_updates(self.model.steps_per_execution or 1)
 
     def on_test_begin(self, logs=None) -> None:
-        if self._pruner is not None:
-            self.pruner.rules.before_evaluation(self.pruner)
+        if self._pruner is not None and self._counts_passes:
+            # Weights are dense between an update and the next forward pass.
+            self.pruner.enforce()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
         # Without a single batch of data, the model still has no weights.
         if self._pruner is None:
             return
-        self.pruner.rules.after_epoch(self.pruner)
+        if self._counts_passes:
+            self.pruner.enforce()
         self._announce(self.pruner.late_weights())
         if logs is not None:
             logs["sparsity"] = self.pruner.sparsity if self._companions is None else self._companions.sparsity

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,11 @@ from prunekit.sparsity.scores import get_criterion
 from prunekit.sparsity.selection import ReadingPlan, count_true, keep_largest, pruned_count, reading_plan, removed_count
 from prunekit.techniques.pruning.mask_store import leaking
 from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.policy import MaskUpdate
 
 # Maximum number of entries of a group of weights processed in one graph (a larger weight is its own group). Temporary
 # memory is several times the group's size, because TensorFlow runs all ready operations of a graph at once.
 _AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True)
-class MaskUpdate:
-    """New masks, one tensor per target, and three counts per target as arrays of shape (targets,)."""
-
-    masks: list[Any]
-    nans: np.ndarray
-    leaks: np.ndarray
-    kept: np.ndarray
-
-    def changes(self, kept: np.ndarray) -> bool:
-        """Returns True if the masks differ from the former masks with counts `kept`; masks only ever shrink."""
-        return bool(np.any(self.kept != kept))
 
 
 class MaskCalculator:
@@ -71,12 +57,27 @@ class MaskCalculator:
     def _maker(self) -> Callable[..., Any]:
         return MaskMaker
 
-    def fractions(self, sparsity: float) -> list[float]:
-        """Returns the sparsity of each target for an overall `sparsity`."""
-        if self.allocation.joint:
+    @property
+    def shares_known(self) -> bool:
+        """False if the sparsity of each target follows from importances, so that `fractions` gives an even share."""
+        return not (self.allocation.joint or self.allocation.needs_scores)
+
+    def fractions(self, sparsity: float, scores: Sequence[Any] | None = None) -> list[float]:
+        """Returns the sparsity of each target for an overall `sparsity`.
+
+        Args:
+            sparsity: Overall fraction removed, in [0, 1).
+            scores: Importances of each target, for an allocation that reads them; None = an even share.
+        """
+        if self.allocation.joint or (self.allocation.needs_scores and scores is None):
             return [sparsity] * len(self.targets)
-        axes = [target.in_axes for target in self.targets], [target.out_axes for target in self.targets]
-        return self.allocation.sparsities(sparsity, [target.shape for target in self.targets], *axes)
+        return self.allocation.sparsities(sparsity, self.targets, scores)
+
+    def units_pruned(self, sparsity: float) -> list[int]:
+        """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
+        units = [maker.units for maker in self._makers]
+        pairs = zip(self.fractions(sparsity), units, strict=True)
+        return [removed_count(fraction, n, keep_one=self.keep_one) for fraction, n in pairs]
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
         """Returns the masks for an overall sparsity; positions pruned in `masks` stay pruned.
@@ -91,7 +92,8 @@ class MaskCalculator:
         """
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
-        arguments = weights, list(masks), self._counts(sparsity), statistics
+        scores = self.importances(statistics) if self.allocation.needs_scores else None
+        arguments = weights, list(masks), self._counts(sparsity, scores), statistics
         choice = self._chosen(self._groups, *arguments)
         if self.allocation.joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
@@ -107,13 +109,19 @@ class MaskCalculator:
             figures.append(ops.convert_to_numpy(counts))
         return MaskUpdate(new, *np.concatenate(figures, axis=1))
 
-    def _counts(self, sparsity: float) -> np.ndarray:
+    def importances(self, statistics: Sequence[Any] | None = None) -> list[Any]:
+        """Returns the importance of each entry of each target, tensors of the targets' shapes."""
+        rows = [None] * len(self.targets) if statistics is None else statistics
+        weights = [backend.value_now(target.variable) for target in self.targets]
+        return [self._importance(i, weight, rows[i]) for i, weight in enumerate(weights)]
+
+    def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        counts = zip(self.fractions(sparsity), units, strict=True)
+        counts = zip(self.fractions(sparsity, scores), units, strict=True)
         return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
@@ -126,7 +134,7 @@ class MaskCalculator:
         units = np.array([maker.units for maker in self._makers])
         # A unit that is cut off at the edge is smaller than the mean, and kept units may be larger: by less than twice.
         one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
-        if self.keep_one and not self.allocation.joint:
+        if self.keep_one and self.shares_known:
             asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
             return one_left & (np.array(asked) >= units)
         return one_left & self.keep_one
@@ -159,8 +167,11 @@ class MaskCalculator:
         ]
         return _columns(rows)
 
+    def _scored(self, index: int, weight, statistics):
+        return self.criterion(weight, target=self.targets[index], seed_offset=index, statistics=statistics)
+
     def _importance(self, index: int, weight, statistics):
-        importance = ops.convert_to_tensor(self.criterion(weight, seed_offset=index, statistics=statistics))
+        importance = ops.convert_to_tensor(self._scored(index, weight, statistics))
         if tuple(importance.shape) != self.targets[index].shape:
             raise ValueError(
                 f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "

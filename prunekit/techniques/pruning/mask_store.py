@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,10 @@ class MaskStore:
     def mask(self, index: int):
         """Returns the mask of the index-th target as a tensor on the device."""
         return backend.value_now(self._masks[index])
+
+    def named(self, counts: Iterable[int]) -> str:
+        """Returns "name (count)" of each target whose count is not 0, as text for a message."""
+        return ", ".join(f"{target.name} ({n})" for target, n in zip(self.targets, counts, strict=True) if n)
 
     def replace(self, masks: Sequence[Any], optimizers: Sequence[Any] = ()) -> None:
         """Assigns new masks, one per target, and enforces them on the weights and all optimizer slots.

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
 
 
 class Options(TypedDict, total=False):
@@ -22,6 +23,7 @@ class Options(TypedDict, total=False):
     keep_zeros: bool | None
     keep_one: bool
     origin: int | None
+    policy: str | MaskPolicy
     compat: str | None
 
 
@@ -39,13 +41,14 @@ class PruningOptions:
         exclude: Names, globs or `re:` patterns of layers and weights to skip; overrides `include`.
         keep_zeros: Whether entries that are zero when pruning starts stay pruned, so that a sparse model stays sparse
             and a resumed run keeps its masks. A weight whose entries are all zero is treated as untrained, not as
-            pruned. None = True; False with compat="tfmot".
+            pruned. None = the default of the policy: True, but False with compat="tfmot".
         keep_one: Whether at least one unit (an entry, a block or a channel) of each weight is kept, even where the
             sparsity would remove all units. With False, a weight can become entirely zero.
         origin: Optimizer step from which the schedule counts; None = the optimizer's step when pruning starts.
+        policy: Rules by which masks change: "gradual" (pruned units stay pruned), or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
-            passes made before. None = prunekit's own rules.
+            passes made before. Same as policy="tfmot". None = the rules of `policy`.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -56,23 +59,22 @@ class PruningOptions:
     keep_zeros: bool | None = None
     keep_one: bool = True
     origin: int | None = None
+    policy: MaskPolicy | str = "gradual"
     compat: str | None = None
 
     def __post_init__(self):
-        pattern, allocation = get_pattern(self.pattern), get_allocation(self.allocation)
-        if self.compat not in (None, "tfmot"):
-            raise ValueError(f'`compat` is "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
+        pattern, allocation, policy = get_pattern(self.pattern), get_allocation(self.allocation), self._policy()
         if self.keep_zeros is None:
-            object.__setattr__(self, "keep_zeros", self.compat is None)
-        object.__setattr__(self, "criterion", get_criterion(self.criterion))
-        object.__setattr__(self, "pattern", pattern)
-        object.__setattr__(self, "allocation", allocation)
+            _set(self, "keep_zeros", policy.keeps_zeros)
+        _set(self, "criterion", get_criterion(self.criterion))
+        _set(self, "pattern", pattern)
+        _set(self, "allocation", allocation)
+        _set(self, "policy", policy)
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
             if not isinstance(patterns, str | Sequence):
                 raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
-            patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-            object.__setattr__(self, name, patterns)
+            _set(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
         for name in ("keep_zeros", "keep_one"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
@@ -83,6 +85,27 @@ class PruningOptions:
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
             )
+
+    def _policy(self) -> MaskPolicy:
+        if self.compat not in (None, "tfmot"):
+            raise ValueError(f'`compat` is "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
+        policy = get_policy(self.compat or self.policy)
+        # `dataclasses.replace` passes the policy that `compat` selected before.
+        if self.compat is not None and get_policy(self.policy) not in (policy, get_policy("gradual")):
+            raise ValueError(
+                f"compat={self.compat!r} is a policy of its own. Received: policy={self.policy!r} besides it. Leave "
+                "one of them out."
+            )
+        return policy
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the statistics that criterion and policy need."""
+        return get_criterion(self.criterion).needs | get_policy(self.policy).needs
+
+
+def _set(options: PruningOptions, name: str, value: Any) -> None:
+    object.__setattr__(options, name, value)
 
 
 def as_options(options: Mapping[str, Any]) -> PruningOptions:

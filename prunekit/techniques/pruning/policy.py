@@ -1,81 +1,161 @@
-"""prunekit's pruning rules: which steps count, how masks are calculated, and when they are enforced."""
+"""MaskPolicy: the rules by which masks change during a training; the base class of every policy."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.selection import removed_count
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.sparsity.shorthands import POLICIES
+from prunekit.techniques.pruning.mask_store import MaskStore
 
 
-class Rules:
-    """prunekit's rules: masks hold after every optimizer update, counts are exact, schedules reach the final sparsity.
+@dataclass(frozen=True, eq=False)
+class MaskRequest:
+    """What a policy is given for one mask update.
 
-    A subclass reproduces another library. `Pruner` and `PruningCallback` call these methods where libraries differ, and
-    pass the `Pruner` as `pruner`.
+    Attributes:
+        step: Step of the training, counted from the origin of the schedule.
+        sparsity: Overall sparsity that the schedule asks for at this step.
+        schedule: The schedule.
+        targets: The pruned weights.
+        masks: Current masks, one boolean tensor per target, True = kept.
+        kept: Number of kept entries of each target, shape (targets,).
+        statistics: {name: value} per target, for the statistics that criterion and policy need; None without any.
+        calculator: `MaskCalculator` of the pruning options: importances, counts and masks.
     """
 
-    # Number of updates before the landing step at which a training may end and still reach the final sparsity.
-    grace = 1
-    # When a loop must call `Pruner.step`; part of error messages.
-    stepped = "after each optimizer update"
-    # Whether a training skips frozen weights that `include` does not name.
-    leaves_frozen = True
+    step: int
+    sparsity: float
+    schedule: Schedule
+    targets: tuple[Target, ...]
+    masks: Sequence[Any]
+    kept: np.ndarray
+    statistics: Sequence[dict[str, Any]] | None
+    calculator: Any
 
-    def check(self, schedule: Schedule, options: PruningOptions) -> None:
-        """Raises ValueError if these rules do not support the schedule or an option."""
 
-    def check_targets(self, model: Any, targets: Sequence[Target]) -> None:
-        """Raises ValueError if these rules do not support pruning one of the targets."""
+@dataclass(frozen=True, eq=False)
+class MaskUpdate:
+    """New masks, and perhaps new weight values; nothing is written until the `Pruner` applies it.
 
-    def schedule(self, schedule: Schedule, options: PruningOptions) -> Schedule:
-        """Returns the schedule that the pruner follows."""
+    Attributes:
+        masks: One boolean tensor per target, True = kept.
+        nans: Number of NaN importances per target, shape (targets,).
+        leaks: Number of entries per target that the former mask pruned and that are not zero, shape (targets,).
+        kept: Number of kept entries per target, shape (targets,).
+        weights: New values, one tensor or None (unchanged) per target; None = all unchanged. The new masks are imposed
+            on them.
+        changed: Whether any mask differs from the former masks; None if the counts `kept` show it, as they do where
+            masks only shrink.
+    """
+
+    masks: list[Any]
+    nans: np.ndarray
+    leaks: np.ndarray
+    kept: np.ndarray
+    weights: Sequence[Any] | None = None
+    changed: bool | None = None
+
+    def changes(self, kept: np.ndarray) -> bool:
+        """Returns True if the masks differ from the former masks, which had the counts `kept`."""
+        return bool(np.any(self.kept != kept)) if self.changed is None else self.changed
+
+
+class MaskPolicy(ABC):
+    """The rules by which masks change: when an update is due, what it does, and what the end of a training does.
+
+    Subclasses are frozen dataclasses with the policy's options. Register a subclass by a row in
+    `prunekit.sparsity.shorthands.POLICIES` to use its name in options and recipes.
+
+    Attributes:
+        needs: Names of the statistics that `update` reads besides those of the criterion.
+        keeps_zeros: Default of the option `keep_zeros`.
+        counts_forward_passes: Whether a step is a forward pass in training, so that `Pruner.step` belongs before each
+            batch, updates are not enforced, and masks are imposed before each pass. False: a step is an optimizer
+            update, enforced inside the compiled step.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    keeps_zeros: ClassVar[bool] = True
+    counts_forward_passes: ClassVar[bool] = False
+
+    def check(self, schedule: Schedule, options: Any) -> Schedule:
+        """Returns the schedule that a training follows.
+
+        Args:
+            schedule: The user's schedule.
+            options: `PruningOptions`.
+
+        Raises:
+            ValueError: The policy does not support the schedule or an option.
+        """
         return schedule
 
-    def calculator(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float) -> MaskCalculator:
-        """Returns the mask calculator."""
-        return MaskCalculator(targets, options, final_sparsity)
+    @abstractmethod
+    def calculator(self, model: Any, targets: Sequence[Target], options: Any, final_sparsity: float) -> Any:
+        """Returns the `MaskCalculator` that mask requests of this policy carry.
 
-    def pruned(self, sparsity: float, units: int, *, keep_one: bool = True) -> int:
-        """Returns how many of `units` units a sparsity removes."""
-        return removed_count(sparsity, units, keep_one=keep_one)
+        Args:
+            model: The model.
+            targets: The weights to prune.
+            options: `PruningOptions`.
+            final_sparsity: Final sparsity of the schedule.
 
-    def counted(self, optimizers: list[Any]) -> list[Any]:
-        """Returns the optimizers whose updates count as steps; if empty, calls of `Pruner.step` count."""
-        return optimizers
+        Raises:
+            ValueError: The policy or the pattern does not support one of the targets.
+        """
 
-    def check_loop(self, name: str) -> None:
-        """Raises ValueError if the prunekit loop `name`, which steps after updates, does not fit these rules."""
+    def due(self, schedule: Schedule, step: int, last: int) -> int | None:
+        """Returns the schedule's update step to apply at `step`, or None.
 
-    def scope(self, pruner: Any) -> contextlib.AbstractContextManager:
-        """Returns the context manager in which training steps are traced and run."""
-        return pruner.store.enforcing(pruner.optimizers)
+        Args:
+            schedule: The schedule.
+            step: Current step.
+            last: Update step that was applied last, or -1.
+        """
+        due = schedule.latest_update(step)
+        # Not an equality test: with steps_per_execution the step advances by several at once.
+        return due if due is not None and due > last else None
 
-    def begin(self, pruner: Any) -> None:
-        """Runs before the first update."""
-        pruner.follow_schedule()
+    @abstractmethod
+    def update(self, request: MaskRequest) -> MaskUpdate:
+        """Returns the masks for a request; writes no variable."""
 
-    def before_batch(self, pruner: Any) -> None:
-        """Runs before `fit` trains on a batch."""
+    def scope(self, store: MaskStore, optimizers: Sequence[Any]) -> contextlib.AbstractContextManager:
+        """Returns the context manager in which training steps are traced and run.
 
-    def after_batch(self, pruner: Any) -> None:
-        """Runs after `fit` has trained on a batch."""
-        pruner.note_updates(pruner.model.steps_per_execution or 1)
-
-    def before_evaluation(self, pruner: Any) -> None:
-        """Runs before `fit` evaluates."""
-
-    def after_epoch(self, pruner: Any) -> None:
-        """Runs when `fit` ends an epoch."""
-
-    def step(self, pruner: Any) -> bool:
-        """Implements `Pruner.step`; returns True if masks changed."""
-        pruner.verify_enforcement()
-        return pruner.follow_schedule()
+        Args:
+            store: The masks.
+            optimizers: The optimizers of the training.
+        """
+        return store.enforcing(optimizers)
 
     def end_training(self, pruner: Any) -> list[str]:
-        """Runs at the end of a training; returns messages for the user."""
+        """Runs at the end of a training; returns messages for the user.
+
+        Args:
+            pruner: The `Pruner`.
+        """
         return pruner.finalize_masks()
+
+
+def get_policy(policy: str | MaskPolicy) -> MaskPolicy:
+    """Returns the policy for a name; returns a `MaskPolicy` unchanged.
+
+    Raises:
+        ValueError: `policy` is an unknown name.
+        TypeError: `policy` is neither a name nor a `MaskPolicy` instance.
+    """
+    if isinstance(policy, MaskPolicy):
+        return policy
+    if not isinstance(policy, str):
+        raise TypeError(
+            f"A policy is one of {', '.join(POLICIES)}, or a MaskPolicy. Received: {policy!r} of type "
+            f"{type(policy).__name__}."
+        )
+    return POLICIES.named(policy).load()()

@@ -1,15 +1,14 @@
-"""Saves the state of a Pruner, apart from the model's weights, as plain values and arrays, and restores it."""
+"""PrunerState: everything besides weights and optimizer that an interrupted pruning continues from."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.inspection import Event
-from prunekit.core import jax_state
-from prunekit.core.snapshot import Snapshot, lacking
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.anatomy.reports import Event
+from prunekit.anatomy.targets import Target
+from prunekit.core.snapshot import Snapshot, arrays_under, lacking
 
 _KINDS = {
     "targets": dict,
@@ -18,64 +17,73 @@ _KINDS = {
     "calls": int,
     "last_update": int,
     "events": list,
-    "movement_updates": int | None,
+    "statistics": dict,
 }
 
 
-def pruner_state(pruner: Pruner) -> Snapshot:
-    """Returns the pruner's current masks, schedule position, events and movement sums.
+@dataclass(frozen=True, eq=False)
+class PrunerState:
+    """The state of a Pruner.
 
-    Masks cannot be derived from the weights' zeros, because a kept weight may be exactly zero.
+    Masks are part of it, because they cannot be derived from the weights' zeros: a kept weight may be exactly zero.
+
+    Attributes:
+        masks: Weight name -> boolean array, True = kept, in the order of the targets.
+        origin: Optimizer update from which steps count.
+        done: Number of steps.
+        calls: Number of calls of `Pruner.step`.
+        last_update: Update step of the schedule that was applied last, or -1.
+        events: Mask updates so far.
+        statistics: State of the statistics from training.
     """
-    masks = pruner.masks
-    arrays = {f"mask/{name}": np.packbits(mask) for name, mask in masks.items()}
-    values = {
-        "targets": {name: list(mask.shape) for name, mask in masks.items()},
-        "origin": pruner.origin,
-        "done": pruner.step_count,
-        "calls": pruner._calls,
-        "last_update": pruner._last_update,
-        "events": [asdict(event) for event in pruner.events],
-        "movement_updates": None,
-    }
-    if pruner._movements is not None:
-        values["movement_updates"] = pruner._movements.updates
-        sums = pruner._movements.sums
-        arrays |= {f"movement/{name}": np.array(total) for name, total in zip(masks, sums, strict=True)}
-    return Snapshot(values, arrays)
 
+    masks: dict[str, np.ndarray]
+    origin: int
+    done: int
+    calls: int
+    last_update: int
+    events: tuple[Event, ...]
+    statistics: Snapshot
 
-def restore_pruner(pruner: Pruner, state: Snapshot) -> None:
-    """Restores a state, instead of calling `begin()`; weights and optimizer must already be restored.
+    def to_snapshot(self) -> Snapshot:
+        """Returns the state as plain values and arrays; a mask takes one bit per entry."""
+        values = {
+            "targets": {name: list(mask.shape) for name, mask in self.masks.items()},
+            "origin": self.origin,
+            "done": self.done,
+            "calls": self.calls,
+            "last_update": self.last_update,
+            "events": [asdict(event) for event in self.events],
+            "statistics": self.statistics.values,
+        }
+        arrays = {f"mask/{name}": np.packbits(mask) for name, mask in self.masks.items()}
+        arrays |= {f"statistics/{name}": array for name, array in self.statistics.arrays.items()}
+        return Snapshot(values, arrays)
 
-    Raises:
-        ValueError: The state belongs to a pruner of other weights, is incomplete, or has no movement sums although
-            the criterion needs them.
-    """
-    values, arrays = state.values, state.arrays
-    wrong = lacking(values, _KINDS)
-    if wrong is not None:
-        raise ValueError(f"The state of a pruner that is gone on with holds no {wrong} that this version reads.")
-    _check_targets(pruner, values["targets"])
-    missing = [target.name for target in pruner.targets if f"mask/{target.name}" not in arrays]
-    if missing:
-        raise ValueError(f"The state of a pruner that is gone on with holds no mask of {missing[0]}.")
-    masks = [_unpacked(arrays[f"mask/{target.name}"], target.shape) for target in pruner.targets]
-    pruner.store.replace(masks, pruner.optimizers)
-    pruner._kept = np.array([np.count_nonzero(mask) for mask in masks])
-    pruner.origin, pruner._calls, pruner._last_update = values["origin"], values["calls"], values["last_update"]
-    pruner._done = pruner._checked = values["done"]
-    pruner.events = [Event(**event) for event in values["events"]]
-    pure = jax_state.steps_are_pure()
-    pruner._seen_updates = jax_state.progress(pruner.optimizers) if pure else pruner.store.updates
-    if pruner._movements is not None:
-        if values["movement_updates"] is None:
-            raise ValueError(
-                f"The criterion {pruner.options.criterion} goes on from what updates did before the interruption. "
-                "Received: the state of a training with another criterion. Use the criterion of the first run."
-            )
-        sums = [arrays[f"movement/{target.name}"] for target in pruner.targets]
-        pruner._movements.restore(sums, values["movement_updates"])
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, targets: Sequence[Target]) -> "PrunerState":
+        """Returns the state that `to_snapshot` returned, for a pruner of the same targets.
+
+        Raises:
+            ValueError: The state belongs to a pruner of other weights, or is incomplete.
+        """
+        values = snapshot.values
+        wrong = lacking(values, _KINDS)
+        if wrong is not None:
+            raise ValueError(f"The saved state of a pruner lacks {wrong}, or holds it as another version wrote it.")
+        _check_targets(targets, values["targets"])
+        missing = [target.name for target in targets if f"mask/{target.name}" not in snapshot.arrays]
+        if missing:
+            raise ValueError(f"The saved state of a pruner lacks the mask of {missing[0]}.")
+        return cls(
+            masks={t.name: _unpacked(snapshot.arrays[f"mask/{t.name}"], t.shape) for t in targets},
+            origin=values["origin"],
+            done=values["done"],
+            calls=values["calls"],
+            last_update=values["last_update"],
+            events=tuple(Event(**event) for event in values["events"]),
+            statistics=Snapshot(values["statistics"], arrays_under(snapshot.arrays, "statistics/")),
+        )
 
 
 def _unpacked(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -83,8 +91,8 @@ def _unpacked(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.unpackbits(bits, count=size).astype(bool).reshape(shape)
 
 
-def _check_targets(pruner: Pruner, before: Mapping[str, Any]) -> None:
-    now = {target.name: list(target.shape) for target in pruner.targets}
+def _check_targets(targets: Sequence[Target], before: Mapping[str, Any]) -> None:
+    now = {target.name: list(target.shape) for target in targets}
     if now == before:
         return
     name = next(name for name in [*before, *now] if before.get(name) != now.get(name))

@@ -7,6 +7,7 @@ import tensorflow as tf
 from weight_copies import LOSS, OPTIMIZERS, Copies, network
 
 import prunekit as pk
+from prunekit.anatomy.targets import find_targets
 from prunekit.techniques.pruning.movement import Movements
 
 
@@ -37,7 +38,7 @@ def test_movement_under_gradient_descent_is_the_sum_of_the_paper(perceptron, sam
     features, labels = map(tf.constant, samples)
     optimizer = keras.optimizers.SGD(0.1)
     kernels = [layer.kernel for layer in perceptron.layers]
-    movements, expected = Movements(kernels, perceptron), [0.0, 0.0]
+    movements, expected = Movements(perceptron, find_targets(perceptron)[0]), [0.0, 0.0]
     with movements.observing([optimizer]):
         for _ in range(5):
             with tf.GradientTape() as tape:
@@ -47,8 +48,8 @@ def test_movement_under_gradient_descent_is_the_sum_of_the_paper(perceptron, sam
             for i, kernel in enumerate(kernels):
                 expected[i] = expected[i] - 0.1 * kernel.numpy() * gradients[2 * i].numpy()
             optimizer.apply(gradients, variables)
-    assert movements.updates == 5
-    for found, wanted in zip(movements.sums, expected, strict=True):
+    assert movements.observations == 5
+    for found, wanted in zip(movements.values(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-7)
 
 
@@ -84,7 +85,7 @@ def test_a_statistic_that_nobody_gathers_is_refused_by_name(perceptron):
     class Hungry(pk.Movement):
         needs = frozenset({"movement", "activations"})
 
-    with pytest.raises(ValueError, match='gathers for criteria is "movement".*which needs activations'):
+    with pytest.raises(ValueError, match="Unknown statistic. Received: 'activations'. Valid are: movement"):
         pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=1), criterion=Hungry())
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule, SamePoolingBlock, TailedNM, kept_count
 from prunekit.sparsity.patterns import NM
 from prunekit.sparsity.schedules import ConstantSparsity, MultiStep, OneShot, PolynomialDecay
-from prunekit.sparsity.tfmot import ForwardPassSchedule, SamePoolingBlock, TailedNM, kept_count
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 10, 1001])

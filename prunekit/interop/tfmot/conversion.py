@@ -15,18 +15,17 @@ import numpy as np
 from prunekit.anatomy.targets import weights_in
 from prunekit.core import backend
 from prunekit.core.optimizers import optimizers_of
-from prunekit.interop import legacy
-from prunekit.interop.comparison import compared
-from prunekit.interop.files import LegacyFile, first_line, read_file
-from prunekit.interop.graph import Translation
-from prunekit.interop.layers import NotCarried
-from prunekit.interop.training_state import carried_loss, carried_optimizer, lost_settings
-from prunekit.interop.wrappers import Wrapping, without_rounding
-from prunekit.sparsity.adoption import adopted
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.comparison import compared
+from prunekit.interop.tfmot.files import LegacyFile, first_line, read_file
+from prunekit.interop.tfmot.graph import Translation
+from prunekit.interop.tfmot.layers import NotCarried
+from prunekit.interop.tfmot.schedule_adoption import adopted
+from prunekit.interop.tfmot.training_state import carried_loss, carried_optimizer, lost_settings
+from prunekit.interop.tfmot.wrappers import Wrapping, without_rounding
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.tfmot_rules import RULES
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +132,7 @@ class Converted:
 
     def _steps_done(self, compat: str | None) -> int:
         """Returns the steps counted before the next training: optimizer updates; 0 where forward passes are counted."""
-        optimizers = RULES.get(compat, RULES[None]).counted(optimizers_of(self.model))
+        optimizers = [] if compat == "tfmot" else optimizers_of(self.model)
         return max((int(backend.number(one.iterations)) for one in optimizers), default=0)
 
 

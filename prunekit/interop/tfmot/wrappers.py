@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from prunekit.core import patching
-from prunekit.interop import legacy
-from prunekit.interop.layers import NotCarried
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.layers import NotCarried
 
 _CLUSTERS = ("ClusterWeights", "ClusterWeightsMHA", "ClusterWeightsRNN")
 _QUANTIZERS = ("QuantizeWrapper", "QuantizeWrapperV2")

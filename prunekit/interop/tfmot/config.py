@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from prunekit.interop import legacy
-from prunekit.interop.layers import ACTIVATIONS, SUPPORTED, reason_against
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.layers import ACTIVATIONS, SUPPORTED, reason_against
 
 _MODELS = ("Sequential", "Functional", "Model")
 

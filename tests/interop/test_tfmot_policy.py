@@ -6,9 +6,11 @@ import pytest
 from backends import tensorflow_only
 
 import prunekit as pk
+from prunekit.anatomy.targets import find_targets
+from prunekit.interop.tfmot.policy import TfmotPolicy, ThresholdCalculator
+from prunekit.techniques.pruning.gradual import Gradual
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.policy import Rules
-from prunekit.techniques.pruning.tfmot_rules import RULES, TfmotRules, rules_of
 
 
 @pytest.mark.every_backend(on_jax=5)
@@ -65,10 +67,19 @@ def test_zeros_compete_with_compat_and_stay_without():
 
 
 def test_the_rules_that_compat_names():
-    assert set(RULES) == {None, "tfmot"}
-    assert type(rules_of(pk.LinearDecay(), PruningOptions())) is Rules
-    assert type(rules_of(pk.ConstantSparsity(0.5), PruningOptions(compat="tfmot"))) is TfmotRules
-    assert [rules.pruned(0.5, 7) for rules in RULES.values()] == [4, 3]
+    assert PruningOptions().policy == Gradual()
+    assert PruningOptions(compat="tfmot").policy == PruningOptions(policy="tfmot").policy == TfmotPolicy()
+    targets, _ = find_targets(keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)]))
+    kinds = (MaskCalculator, ThresholdCalculator)
+    assert [kind(targets, PruningOptions(), 0.5).units_pruned(0.5) for kind in kinds] == [[4], [3]]
+
+
+def test_compat_and_another_policy_contradict_each_other():
+    class Other(Gradual):
+        pass
+
+    with pytest.raises(ValueError, match="is a policy of its own. Received: policy=.*Other"):
+        PruningOptions(compat="tfmot", policy=Other())
 
 
 @pytest.mark.every_backend

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from prunekit.interop import legacy
-from prunekit.interop.files import LegacyFile
-from prunekit.interop.graph import Translation
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.files import LegacyFile
+from prunekit.interop.tfmot.graph import Translation
 
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD")
 # Loss reductions of both libraries -> Keras 3 arguments; tf_keras's default reductions equal Keras 3's default.

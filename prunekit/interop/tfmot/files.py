@@ -17,8 +17,8 @@ import numpy as np
 
 from prunekit.anatomy.archives import LIMITS, FileRefused, checked_archive
 from prunekit.anatomy.model_files import WEIGHTS, bounded_weights, check_h5, weights_member
-from prunekit.interop import legacy
-from prunekit.interop.config import cleaned
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.config import cleaned
 
 _CONVERT = "Convert a .h5, .hdf5 or .keras file or a SavedModel folder that tf_keras wrote."
 

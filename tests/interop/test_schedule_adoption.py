@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.sparsity.adoption import adopted
-from prunekit.sparsity.tfmot import ForwardPassSchedule
+from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule
+from prunekit.interop.tfmot.schedule_adoption import adopted
 from prunekit.techniques.pruning.options import PruningOptions
 
 sparsity = old.tfmot.sparsity.keras
@@ -132,7 +132,7 @@ def test_a_class_of_the_users_own_is_refused_with_compat_in_one_line(perceptron)
 
 
 def test_something_that_is_no_schedule_is_still_refused(perceptron):
-    with pytest.raises(TypeError, match="needs a schedule such as"):
+    with pytest.raises(TypeError, match="how sparse the model is"):
         pk.PruningCallback(object())
     with pytest.raises(TypeError, match="how sparse the model is"):
         pk.Pruner(perceptron, object())

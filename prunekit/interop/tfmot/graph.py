@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from prunekit.interop import legacy
-from prunekit.interop.layers import NotCarried, paired, translated
-from prunekit.interop.wrappers import Wrapping, bare_activation, passes_through, wrapping
+from prunekit.interop.tfmot import legacy
+from prunekit.interop.tfmot.layers import NotCarried, paired, translated
+from prunekit.interop.tfmot.wrappers import Wrapping, bare_activation, passes_through, wrapping
 
 
 class Translation:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.interop.layers import policy
+from prunekit.interop.tfmot.layers import policy
 
 _BATCH = 3
 # Length used for axes of unknown length: enough for a few pooling layers.

@@ -1,0 +1,67 @@
+"""Calibration data: batches of inputs and labels from arrays, datasets and lists of batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+_BATCH = 64
+_EXPECTED = (
+    "Calibration data are an array of inputs, a dictionary of inputs, a pair (inputs, labels), or batches of them as a "
+    "list, a tf.data.Dataset or a keras.utils.PyDataset"
+)
+
+
+def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]:
+    """Yields (inputs, labels) for each batch of the data; labels are None if the data have none.
+
+    Args:
+        data: An array or dictionary of arrays (inputs), a tuple (inputs, labels), or an iterable of such batches that
+            can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`.
+        batch_size: Number of examples per batch for data given as arrays.
+
+    Raises:
+        TypeError: `data` is of another kind, or an iterator, which would be empty at the second mask update.
+        ValueError: Arrays differ in their number of examples, or there are no examples.
+    """
+    if _is_arrays(data):
+        yield from _slices(data, batch_size)
+        return
+    if isinstance(data, Iterator) or not isinstance(data, Iterable | keras.utils.PyDataset):
+        hint = " An iterator can be read only once: pass a list of batches." if isinstance(data, Iterator) else ""
+        raise TypeError(f"{_EXPECTED}. Received: {type(data).__name__}.{hint}")
+    # A PyDataset defines `__getitem__` without an end, so iterating over it never stops.
+    found = (data[i] for i in range(len(data))) if isinstance(data, keras.utils.PyDataset) else iter(data)
+    empty = True
+    for batch in found:
+        empty = False
+        yield _pair(batch)
+    if empty:
+        raise ValueError(f"{_EXPECTED}. Received: no batches.")
+
+
+def _is_arrays(data: Any) -> bool:
+    return isinstance(data, tuple | dict) or hasattr(data, "shape")
+
+
+def _slices(data: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+    inputs, labels = _pair(data)
+    sizes = {len(leaf) for leaf in keras.tree.flatten((inputs, labels)) if leaf is not None}
+    if len(sizes) != 1 or sizes == {0}:
+        raise ValueError(f"{_EXPECTED}, all with one entry per example. Received: arrays of lengths {sorted(sizes)}.")
+    for start in range(0, sizes.pop(), batch_size):
+        yield _sliced(inputs, slice(start, start + batch_size)), _sliced(labels, slice(start, start + batch_size))
+
+
+def _sliced(structure: Any, part: slice) -> Any:
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf)[part], structure)
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """Returns (inputs, labels); sample weights, the third part of a Keras batch, are left out."""
+    if isinstance(batch, tuple):
+        if not 1 <= len(batch) <= 3:
+            raise TypeError(f"{_EXPECTED}. Received: a tuple of {len(batch)} parts.")
+        return batch[0], batch[1] if len(batch) > 1 else None
+    return batch, None

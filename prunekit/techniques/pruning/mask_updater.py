@@ -1,0 +1,159 @@
+"""MaskUpdater: applies a policy's mask updates to the masks of a training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.reports import Event
+from prunekit.core.statistics import Collectors
+from prunekit.sparsity.schedules import Schedule
+from prunekit.sparsity.selection import count_true
+from prunekit.techniques.pruning.enforcement_check import EnforcementCheck
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.mask_store import MaskStore
+from prunekit.techniques.pruning.policy import MaskPolicy, MaskRequest, MaskUpdate
+from prunekit.techniques.pruning.step_counter import StepCounter
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a training follows: schedule, policy, calculator, and the names of the statistics that these need."""
+
+    schedule: Schedule
+    policy: MaskPolicy
+    calculator: MaskCalculator
+    criterion: Any
+
+
+class MaskUpdater:
+    """Updates the masks of a store when the schedule has an update due.
+
+    Args:
+        plan: Schedule, policy and calculator.
+        store: The masks.
+        counter: The steps.
+        check: Receives the leaks that an update finds.
+        collectors: The statistics that criterion and policy need.
+
+    Attributes:
+        events: Every mask update so far.
+        last_update: Update step of the schedule that was applied last, or -1.
+        kept: Number of kept entries of each target, shape (targets,).
+    """
+
+    def __init__(
+        self, plan: Plan, store: MaskStore, counter: StepCounter, check: EnforcementCheck, collectors: Collectors
+    ):
+        self._plan, self._store, self._counter, self._check = plan, store, counter, check
+        self._collectors = collectors
+        self.events: list[Event] = []
+        self.last_update = -1
+        self.kept = np.array([target.size for target in store.targets])
+        self.size = int(self.kept.sum())
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the targets' entries that are currently pruned."""
+        return 1.0 - int(self.kept.sum()) / self.size
+
+    def replace(self, masks: Sequence[Any]) -> None:
+        """Replaces all masks, one array or tensor per target, without an event."""
+        self.kept = np.array([int(count_true(ops.convert_to_tensor(mask))) for mask in masks])
+        self._store.replace(masks, self._counter.optimizers)
+
+    def due(self, step: int) -> int | None:
+        """Returns the schedule's update step to apply at `step`, or None."""
+        return self._plan.policy.due(self._plan.schedule, step, self.last_update)
+
+    def follow_schedule(self) -> bool:
+        """Updates the masks if the schedule has an update due; returns True if they changed."""
+        step = self._counter.now
+        due = self.due(step)
+        if due is None:
+            return False
+        self.last_update = due
+        return self.update(step, self._plan.schedule(due))
+
+    def land(self) -> None:
+        """Applies the final sparsity if the schedule is one step before its landing step."""
+        step, schedule = self._counter.now, self._plan.schedule
+        if step == schedule.landing_step - 1:
+            self.update(step, schedule.final_sparsity)
+            self.last_update = schedule.landing_step
+
+    def update(self, step: int, sparsity: float) -> bool:
+        """Asks the policy for masks of this sparsity and applies them; returns True if they changed.
+
+        Raises:
+            ValueError: An importance is NaN, or a statistic from training lacks updates; the masks are unchanged.
+            LeakError: Pruned weights are non-zero; the masks were re-imposed.
+        """
+        self._refuse_unobserved(step, sparsity)
+        found = self._plan.policy.update(
+            MaskRequest(
+                step=step,
+                sparsity=sparsity,
+                schedule=self._plan.schedule,
+                targets=self._store.targets,
+                masks=[self._store.mask(i) for i in range(len(self._store.targets))],
+                kept=self.kept,
+                statistics=self._collectors.values(),
+                calculator=self._plan.calculator,
+            )
+        )
+        self._refuse_nan(found.nans)
+        self._check.refuse(found.leaks)
+        self._refuse_unmoved(found.kept < self.kept)
+        changed = found.changes(self.kept) or found.weights is not None
+        if changed:
+            self._apply(found)
+        self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
+        return changed
+
+    def _apply(self, found: MaskUpdate) -> None:
+        if found.weights is not None:
+            for target, value in zip(self._store.targets, found.weights, strict=True):
+                if value is not None:
+                    target.variable.assign(value)
+        self._store.replace(found.masks, self._counter.optimizers)
+        self.kept = found.kept
+        self._check.due = True
+
+    def _refuse_unobserved(self, step: int, sparsity: float) -> None:
+        # After a resumption, rounding may differ from the current masks by up to half an entry per target.
+        more = sparsity * self.size > self.size - int(self.kept.sum()) + len(self._store.targets) / 2
+        if more and self._collectors.unobserved:
+            raise ValueError(
+                f"The criterion {self._plan.criterion} looks at how updates moved the weights. Received: sparsity "
+                f"{sparsity:g} at step {step}, and no update of a Keras optimizer seen before it. Let the "
+                "schedule begin later, in a training with a Keras optimizer, or choose another criterion."
+            )
+
+    def _refuse_nan(self, nans: np.ndarray) -> None:
+        if nans.any():
+            raise ValueError(
+                "Importances that are NaN have no rank, so no mask can be chosen. "
+                f"Received NaN for: {self._store.named(nans)}. The weights or the criterion are to blame: "
+                "look for a loss that became NaN, lower the learning rate, or train from an "
+                "earlier checkpoint. The masks are as they were."
+            )
+
+    def _refuse_unmoved(self, pruned: np.ndarray) -> None:
+        for collector in self._collectors.from_training.values():
+            if not collector.observations or not pruned.any():
+                continue
+            # Equal statistics would be pruned by position.
+            leaves = [keras.tree.flatten(value) for value in collector.values()]
+            equal = [all(bool(ops.all(ops.equal(leaf, 0))) for leaf in row) for row in leaves]
+            names = [t.name for t, gone, zero in zip(self._store.targets, pruned, equal, strict=True) if gone and zero]
+            if names:
+                raise ValueError(
+                    f"The criterion {self._plan.criterion} ranks weights by how updates moved them. Received: none "
+                    f"that moved in {', '.join(names)}. Frozen layers, those without a gradient, and weights that "
+                    "began at zero do not so far: leave them out with `exclude`, begin later, or choose another "
+                    "criterion. The masks are as they were."
+                )
