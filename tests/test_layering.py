@@ -12,7 +12,7 @@ PACKAGE = Path(prunekit.__file__).parent
 # In order; inside a folder a module imports only from files before it. A new module is a new name here. "" is the
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
-    ("", "version lazy_names registry"),
+    ("", "version lazy_names suggestions registry"),
     ("sparsity", "arguments shorthands schedules selection sums scores patterns detection allocation"),
     (
         "anatomy",
