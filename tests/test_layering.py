@@ -28,7 +28,7 @@ ORDER = (
     (
         "gradients",
         "layer_capture statistics interception zeroth_order black_box_loss gradient_factors layer_formulas "
-        "per_example_pass per_example_gradients jacobian_products rematerialization partitioned_backward "
+        "per_example_pass per_example_gradients jacobian_products repeated_run rematerialization partitioned_backward "
         "custom_gradients diagnosis",
     ),
     (
