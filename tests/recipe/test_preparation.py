@@ -13,7 +13,7 @@ from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import model_digest
 from prunekit.recipe.runner import compress, plan
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 
 # ---- refused before a weight moves -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, model_digest, weight_arrays
 from prunekit.recipe.runner import ExpectationFailed, compress, verify
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 
 @pytest.fixture

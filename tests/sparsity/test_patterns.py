@@ -15,7 +15,7 @@ from plain_patterns import FAMILY, INF, LENGTH, expand, groups_of_m, loop_expand
 from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
 from prunekit.sparsity.selection import keep_largest, pruned_count
 
-pytestmark = pytest.mark.every_backend(on_jax=12)
+pytestmark = pytest.mark.every_backend
 # (shape, input axes, output axes): every rank, ragged edges, axes in and out of order, several axes on a side.
 LAYOUTS = {
     "bias": ((7,), (), (0,)),

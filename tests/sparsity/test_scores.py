@@ -11,7 +11,7 @@ from keras import ops
 
 from prunekit.sparsity.scores import CRITERIA, L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 
-pytestmark = pytest.mark.every_backend(on_jax=5)
+pytestmark = pytest.mark.every_backend
 
 
 def smallest_first(weight):

@@ -9,7 +9,7 @@ from keras import ops
 from prunekit.core import compilation
 from prunekit.sparsity.selection import count_true, keep_largest, pruned_count, reading_plan
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 AWKWARD = {
     "distinct": np.linspace(-1, 1, 41),

@@ -11,7 +11,7 @@ from prunekit.techniques.pruning.policy import Rules
 from prunekit.techniques.pruning.tfmot_rules import RULES, TfmotRules, rules_of
 
 
-@pytest.mark.every_backend(on_jax=5)
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     "schedule, options, message",
     [
