@@ -48,6 +48,11 @@ def test_a_case_marked_thorough_does_not_stand_for_its_values():
     assert {case[0] for case in kept} == {"b", "c"} and {case[1] for case in kept} == {"x", "y"}
 
 
+def test_a_test_may_say_how_many_of_its_cases_the_short_suite_runs():
+    family = [item("family", name, short={"cases": 3}, every_backend={"cases": 4}) for name in "abcdefgh"]
+    assert [len(left_out(family, backend)) for backend in ("tensorflow", "jax")] == [5, 5]
+
+
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_other_backends_run_fewer_cases_as_the_mark_says(backend):
     usual = [item("usual", name, every_backend={}) for name in "abcdefgh"]

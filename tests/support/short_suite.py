@@ -47,7 +47,8 @@ def left_out(items: Sequence, backend: str) -> list:
 
 
 def _at_most(item, backend: str) -> float:
-    mark = item.get_closest_marker("every_backend")
-    if mark is None or backend == "tensorflow":
-        return math.inf
-    return mark.kwargs.get("cases", ON_OTHER_BACKENDS)
+    short, everywhere = (item.get_closest_marker(name) for name in ("short", "every_backend"))
+    most = short.kwargs["cases"] if short else math.inf
+    if everywhere is None or backend == "tensorflow":
+        return most
+    return min(most, everywhere.kwargs.get("cases", ON_OTHER_BACKENDS))

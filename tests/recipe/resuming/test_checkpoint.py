@@ -33,7 +33,10 @@ def told(report):
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [1, 4, 6, 9])
+# After so many ends of epochs and steps.
+@pytest.mark.parametrize(
+    "ends", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(6, marks=pytest.mark.thorough), 9]
+)
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, whole, ends):
     work = interrupted(pairs, tmp_path / "run", ends)
     assert names(tmp_path) == ["run.unfinished"]
