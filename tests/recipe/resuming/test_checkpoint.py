@@ -141,6 +141,7 @@ def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names
     assert architecture_digest(Own(3)) is None or isinstance(architecture_digest(Own(3)), str)
 
 
+@pytest.mark.one_backend
 def test_differences_are_named_at_the_first_place():
     start = {"recipe": {"steps": [{"a": 1}, {"b": [1, 2]}]}, "model": "m", "data": None, "versions": {"x": "1"}}
     assert start_differences(start, start) == []

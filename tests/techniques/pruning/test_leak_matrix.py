@@ -163,6 +163,7 @@ def test_what_keras_refuses_without_prunekit_is_known(outcomes):
 
 
 @pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm", "weight_decay", "gradient_accumulation_steps"])
+@pytest.mark.one_backend
 def test_keras_refuses_options_on_a_loss_scale_optimizer_itself(argument):
     with pytest.raises(ValueError, match=f"set `{argument}` on the `inner_optimizer`"):
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **{argument: 2})
