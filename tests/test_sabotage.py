@@ -26,8 +26,10 @@ MISSED = {**CAUGHT, "name": "twice is the square", "old": "a + a", "new": "a * a
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, capsys, monkeypatch):
     """Runs the script on the stand-in with some faults: (exit code, output, errors, the page)."""
+    # The plugins of pytest take most of the time to start it.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     root = tmp_path / "root"
     for name, text in FILES.items():
         (root / name).parent.mkdir(exist_ok=True, parents=True)
@@ -35,7 +37,7 @@ def run(tmp_path, capsys):
 
     def run_with(*faults, words=()):
         (tmp_path / "faults.yaml").write_text(yaml.safe_dump(list(faults)))
-        code = sabotage.main([*words, "--root", str(root), "--faults", str(tmp_path / "faults.yaml")])
+        code = sabotage.main([*words, "--root", str(root), "--faults", str(tmp_path / "faults.yaml"), "--imports"])
         captured = capsys.readouterr()
         assert {name: (root / name).read_text() for name in FILES if name.endswith(".py")} == {
             name: text for name, text in FILES.items() if name.endswith(".py")

@@ -5,7 +5,7 @@ What scripts/sabotage starts. The faults are in faults.yaml beside this file.
 
 import argparse
 import contextlib
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # Directories that are no part of the working tree.
 LEFT_OUT = (".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "*.egg-info")
+# What takes long to import, and is no part of the working tree.
+IMPORTS = ("keras", "h5py", "pydantic", "hypothesis")
 BEGIN, END = "<!-- sabotage: begin -->", "<!-- sabotage: end -->"
 HEAD = ["| fault | in | caught by |", "|---|---|---|"]
 _ROW = re.compile(r"^\| (?P<name>.+?) \| `")
@@ -108,37 +110,63 @@ def copy_of(root: Path) -> Iterator[Path]:
         yield copy
 
 
-def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> tuple[str | None, str]:
-    """Runs tests of the short suite in the copy until one fails; returns the id of that test, and pytest's output.
+class Tests:
+    """Runs tests of the short suite in a copy, each time in a fork of one process that is ready for it.
 
-    Raises:
-        CannotRun: No test was run, or pytest broke off for another reason than a failed test.
+    Args:
+        copy: The copy.
+        seconds: Longest time that one run may take.
+        modules: What the process imports beforehand; nothing of the copy.
     """
-    # No byte code: a file that changed twice within a second would be taken for the compiled one.
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "--short", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise CannotRun(f"the tests did not end within {seconds:g} seconds: {' '.join(tests)}") from None
-    tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-    if done.returncode not in (0, 1):
-        raise CannotRun(f"pytest ended with code {done.returncode}:\n{tail}")
-    found = re.search(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode and found is None:
-        raise CannotRun(f"pytest failed without naming a test:\n{tail}")
-    return (found[1] if done.returncode and found else None), tail
+
+    def __init__(self, copy: Path, seconds: float, modules: Sequence[str]):
+        self.copy, self._seconds = copy, seconds
+        command = [sys.executable, str(HERE / "fresh_pytest.py"), *modules]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "Tests":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def first_failure(self, tests: Sequence[str], *, runs: int = 1) -> tuple[str | None, str]:
+        """Runs tests until one fails; returns its id, None where all pass, and the end of pytest's output.
+
+        Args:
+            tests: Files or ids.
+            runs: How many times as long as usual it may take.
+
+        Raises:
+            CannotRun: No test was run, or pytest broke off for another reason than a failed test.
+        """
+        arguments = ["--short", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        request = {"folder": str(self.copy), "arguments": arguments, "seconds": runs * self._seconds}
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        tail = "\n".join(answer["output"].splitlines()[-15:])
+        if answer["code"] is None:
+            raise CannotRun(f"the tests did not end within {runs * self._seconds:g} seconds: {' '.join(tests)}")
+        if answer["code"] not in (0, 1):
+            raise CannotRun(f"pytest ended with code {answer['code']}:\n{tail}")
+        found = re.search(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", answer["output"], re.MULTILINE)
+        if answer["code"] and found is None:
+            raise CannotRun(f"pytest failed without naming a test:\n{tail}")
+        return (found[1] if answer["code"] and found else None), tail
 
 
-def try_fault(copy: Path, fault: Fault, seconds: float) -> Outcome:
+def try_fault(tests: Tests, fault: Fault) -> Outcome:
     """Runs the tests of a fault in a copy that has it; the copy is then as it was."""
-    former, start = fault.apply(copy), time.perf_counter()
+    former, start = fault.apply(tests.copy), time.perf_counter()
     try:
-        failed, output = run_tests(copy, fault.tests, seconds)
+        failed, output = tests.first_failure(fault.tests)
+    except CannotRun as error:
+        raise CannotRun(f"{fault.name}: {error}") from error
     finally:
-        (copy / fault.file).write_text(former, encoding="utf-8")
+        (tests.copy / fault.file).write_text(former, encoding="utf-8")
     return Outcome(fault, failed, time.perf_counter() - start, output)
 
 
@@ -177,7 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the table in docs/testing.md")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("--faults", type=Path, default=HERE / "faults.yaml", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=600, help="longest time for the tests of a fault")
+    parser.add_argument("--imports", nargs="*", default=IMPORTS, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=300, help="longest time for the tests of a fault")
     options = parser.parse_args(arguments)
     try:
         faults = read_faults(options.faults)
@@ -187,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             print(*(f"{fault.name} ({fault.file})" for fault in chosen), sep="\n")
             return 0
-        outcomes = _tried(options.root, chosen, options.seconds, check=not options.no_check)
+        outcomes = _tried(options.root, chosen, options)
     except CannotRun as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -200,19 +229,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(missed))
 
 
-def _tried(root: Path, faults: Sequence[Fault], seconds: float, *, check: bool) -> list[Outcome]:
+def _tried(root: Path, faults: Sequence[Fault], options: argparse.Namespace) -> list[Outcome]:
     outcomes = []
-    with copy_of(root) as copy:
+    with copy_of(root) as copy, Tests(copy, options.seconds, options.imports) as tests:
         for fault in faults:
             (copy / fault.file).write_text(fault.apply(copy), encoding="utf-8")
-        if check:
+        if not options.no_check:
             # Otherwise a test that fails anyway would seem to catch the fault.
-            tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
-            failed, output = run_tests(copy, tests, 6 * seconds)
+            named = list(dict.fromkeys(test for fault in faults for test in fault.tests))
+            failed, output = tests.first_failure(named, runs=len(named))
             if failed is not None:
                 raise CannotRun(f"{failed} fails without any fault:\n{output}")
         for fault in faults:
-            outcome = try_fault(copy, fault, seconds)
+            outcome = try_fault(tests, fault)
             word = f"caught by {outcome.failed}" if outcome.failed else f"NOT CAUGHT\n{outcome.output}"
             print(f"{fault.name}: {word} ({outcome.seconds:.0f} s)", flush=True)
             outcomes.append(outcome)
