@@ -79,7 +79,7 @@ def test_a_fault_that_cannot_be_tried_is_exit_code_2(run, change, message):
     code, out, err, _ = run(CAUGHT | change)
     assert code == 2
     assert message in err
-    assert "caught" not in out
+    assert "caught by" not in out and "NOT CAUGHT" not in out
 
 
 def test_tests_that_fail_without_a_fault_catch_nothing(run, tmp_path):

@@ -216,21 +216,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             print(*(f"{fault.name} ({fault.file})" for fault in chosen), sep="\n")
             return 0
-        outcomes = _tried(options.root, chosen, options)
+        outcomes, broken = _tried(options.root, chosen, options)
     except CannotRun as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     missed = [outcome for outcome in outcomes if outcome.failed is None]
-    print(f"{len(outcomes) - len(missed)} of {len(outcomes)} faults caught.")
+    print(f"{len(outcomes) - len(missed)} of {len(chosen)} faults caught.")
     if options.write:
         page = options.root / "docs" / "testing.md"
         text = updated(page.read_text(encoding="utf-8"), outcomes, [fault.name for fault in faults])
         page.write_text(text, encoding="utf-8")
-    return int(bool(missed))
+    return 2 if broken else int(bool(missed))
 
 
-def _tried(root: Path, faults: Sequence[Fault], options: argparse.Namespace) -> list[Outcome]:
-    outcomes = []
+def _tried(root: Path, faults: Sequence[Fault], options: argparse.Namespace) -> tuple[list[Outcome], int]:
+    """Returns the outcomes, and how many faults could not be tried."""
+    outcomes, broken = [], 0
     with copy_of(root) as copy, Tests(copy, options.seconds, options.imports) as tests:
         for fault in faults:
             (copy / fault.file).write_text(fault.apply(copy), encoding="utf-8")
@@ -241,11 +242,16 @@ def _tried(root: Path, faults: Sequence[Fault], options: argparse.Namespace) -> 
             if failed is not None:
                 raise CannotRun(f"{failed} fails without any fault:\n{output}")
         for fault in faults:
-            outcome = try_fault(tests, fault)
+            try:
+                outcome = try_fault(tests, fault)
+            except CannotRun as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                broken += 1
+                continue
             word = f"caught by {outcome.failed}" if outcome.failed else f"NOT CAUGHT\n{outcome.output}"
             print(f"{fault.name}: {word} ({outcome.seconds:.0f} s)", flush=True)
             outcomes.append(outcome)
-    return outcomes
+    return outcomes, broken
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def digits(folder: Path) -> str:
     return str(folder / "model.keras")
 
 
+@pytest.mark.thorough
 def test_the_one_shot_recipe_prunes_a_model_file_without_touching_it(tmp_path):
     path = digits(tmp_path)
     before = Path(path).read_bytes()

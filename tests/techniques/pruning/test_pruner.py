@@ -337,6 +337,15 @@ def test_2_4_leaves_two_of_every_four_along_the_inputs(perceptron):
         assert ((kernel.reshape(-1, 4, kernel.shape[1]) != 0).sum(axis=1) == 2).all()
 
 
+def test_n_of_m_gives_nothing_back_to_a_group_that_has_fewer_than_n_left(perceptron):
+    hidden = perceptron.layers[0].kernel
+    hidden.assign(np.where(np.arange(8)[:, None] < 3, 0.0, 1.0 + np.arange(128).reshape(8, 16)))
+    with Pruner(perceptron, OneShot(sparsity=0.5), pattern="2:4", include=["hidden"]) as pruner:
+        mask = pruner.masks["hidden/kernel"]
+    assert not mask[:3].any() and mask[3].all()
+    assert (mask[4:].sum(axis=0) == 2).all()
+
+
 @pytest.mark.one_backend
 def test_n_of_m_with_a_global_allocation_is_refused():
     with pytest.raises(ValueError, match='allocation="uniform"'):
