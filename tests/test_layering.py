@@ -19,8 +19,8 @@ ORDER = (
     ),
     (
         "anatomy",
-        "tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph tracing cost "
-        "inspection archives model_files",
+        "tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph tracing "
+        "cost inspection archives model_files",
     ),
     (
         "core",

@@ -83,7 +83,7 @@ class MaskStore:
                 f"Received: {shapes}."
             )
         for variable, mask in zip(self._masks, masks, strict=True):
-            variable.assign(mask)
+            backend.assign_same(variable, mask)
         self.enforce(optimizers)
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
@@ -213,7 +213,7 @@ class MaskStore:
         ours = [(i, places[key]) for key, i in self._index.items() if key in places]
         found = []
         for name, held in vars(part).items():
-            if name in ("_variables", "_trainable_variables"):
+            if name in ("_variables", "_trainable_variables") or not isinstance(held, list | tuple | dict):
                 continue
             for index, place in ours:
                 variable = self.targets[index].variable
