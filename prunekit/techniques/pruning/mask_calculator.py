@@ -36,10 +36,9 @@ from prunekit.techniques.pruning.options import PruningOptions
 # Maximum number of entries of a group of weights processed in one graph (a larger weight is its own group). Temporary
 # memory is several times the group's size, because TensorFlow runs all ready operations of a graph at once.
 _AT_ONCE = 1 << 22
-# Most entries of a weight for which NumPy on one core is as fast as the backend: where the weight lies in the memory of
-# the CPU, where it is copied there first, and where masks are calculated once, so that compiling would take longer. A
-# joint allocation counts the entries of all weights, and has four times as many.
-_SMALL_ON_CPU = 1 << 18
+# Most entries of a weight for which NumPy on one core is as fast as the backend: where the weight is copied to the
+# memory of the CPU first, and where masks are calculated once, so that compiling would take longer. A joint allocation
+# counts the entries of all weights, and has four times as many.
 _SMALL_ELSEWHERE = 1 << 16
 _SMALL_ONCE = 1 << 22
 # Criteria and patterns with the same results, to the bit, in single operations, in compiled functions and in NumPy.
@@ -171,7 +170,7 @@ class MaskCalculator:
         if keras.backend.backend() == "torch":
             return [False] * len(weights)
         on_cpu = all(map(backend.is_on_cpu, weights))
-        most = (_SMALL_ONCE if self.once else _SMALL_ON_CPU) if on_cpu else _SMALL_ELSEWHERE
+        most = (_SMALL_ONCE if self.once else backend.SMALL) if on_cpu else _SMALL_ELSEWHERE
         if self.allocation.joint:
             return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
         return [target.size <= most for target in self.targets]
