@@ -8,7 +8,8 @@ from keras import ops
 
 from prunekit.anatomy.targets import find_targets
 from prunekit.sparsity.patterns import Channel
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator, without_zeros
+from prunekit.techniques.pruning.held_masks import nonzero_within
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.one_shot import prune
 from prunekit.techniques.pruning.options import PruningOptions
 
@@ -136,10 +137,10 @@ def test_units_with_nan_are_counted_alike_however_masks_are_calculated(pattern, 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeros_are_adopted_and_nan_is_not(dtype):
     weight = ops.cast(np.array([[0.0, -0.0, 1.0], [np.nan, np.inf, -2.0]]), dtype)
-    mask, kept = without_zeros(ops.convert_to_tensor(np.array([[True, True, True], [True, True, False]])), weight)
+    mask, kept = nonzero_within(ops.convert_to_tensor(np.array([[True, True, True], [True, True, False]])), weight)
     assert kept == 3
     np.testing.assert_array_equal(ops.convert_to_numpy(mask), [[False, False, True], [True, True, False]])
-    whole, kept = without_zeros(ops.ones((2, 3), "bool"), ops.ones((2, 3), dtype))
+    whole, kept = nonzero_within(ops.ones((2, 3), "bool"), ops.ones((2, 3), dtype))
     assert kept == 6 and np.all(ops.convert_to_numpy(whole))
 
 
