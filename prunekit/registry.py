@@ -1,10 +1,11 @@
 """Registries of named extensions: plain rows that schemas and run-time code read; imports neither Keras nor NumPy."""
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from prunekit.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ class Registry(Mapping[str, R], Generic[R]):
         """
         if name in self._rows:
             return self._rows[name]
-        near = difflib.get_close_matches(name.lower(), self._rows, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
+        hint = did_you_mean(name, self._rows)
         raise ValueError(
             f"Unknown {self.kind}. Received: {name!r}. Valid are: {', '.join(self._rows)}{alternative}.{hint}"
         )

@@ -227,7 +227,7 @@ def trained(model, pattern="unstructured"):
 @pytest.mark.parametrize(
     "name", ["float16", "bfloat16", "float64", "all zero", "all equal", "same names", "shared", "subclassed"]
 )
-@pytest.mark.filterwarnings("ignore:Of these weights sparsity 0.5 leaves no more than one unit")
+@pytest.mark.filterwarnings("ignore:Sparsity 0.5 leaves at most one unit of these weights")
 def test_an_odd_model_is_pruned_while_it_trains(name):
     model = SOUND[name]()
     callback = trained(model)
@@ -291,7 +291,7 @@ def test_what_is_no_model_is_refused(value):
     ("sparsity", "kept"), [(0.0, 1), (0.49, 1), (0.5, 1), (0.51, 0), (0.999, 0)], ids=lambda value: str(value)
 )
 @pytest.mark.parametrize("allocation", ["uniform", "global", "erk"])
-@pytest.mark.filterwarnings("ignore:Of these weights")
+@pytest.mark.filterwarnings("ignore:Sparsity .* leaves:UserWarning")
 def test_a_single_weight_is_removed_only_where_none_need_be_kept(sparsity, kept, allocation):
     def lone():
         return keras.Sequential([keras.Input((1,)), layers.Dense(1, use_bias=False, kernel_initializer="ones")])

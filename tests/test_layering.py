@@ -12,12 +12,12 @@ PACKAGE = Path(prunekit.__file__).parent
 # In order; inside a folder a module imports only from files before it. A new module is a new name here. "" is the
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
-    ("", "version lazy_names registry"),
-    ("sparsity", "arguments shorthands schedules selection sums scores patterns detection allocation"),
+    ("", "version lazy_names suggestions registry"),
+    ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "tables reports counting layers raw_variables targets layer_names fans watching flow tracing cost inspection "
-        "archives model_files",
+        "sections tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph "
+        "tracing cost inspection archives model_files",
     ),
     (
         "core",
@@ -28,7 +28,7 @@ ORDER = (
     (
         "gradients",
         "layer_capture statistics interception zeroth_order black_box_loss gradient_factors layer_formulas "
-        "per_example_pass per_example_gradients jacobian_products rematerialization partitioned_backward "
+        "per_example_pass per_example_gradients jacobian_products repeated_run rematerialization partitioned_backward "
         "custom_gradients diagnosis",
     ),
     (
@@ -42,8 +42,8 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plots signal_plot "
-        "markup html_report terminal_report sweeps sweep_plot",
+        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plot_data plots "
+        "signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
     ),
     (
         "interop/tfmot",

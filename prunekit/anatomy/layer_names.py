@@ -1,6 +1,5 @@
 """Looks up a model's layers by name, by path, or by path and number of the call."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.targets import places
+from prunekit.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,5 @@ def find_site(model: Any, name: Any, option: str) -> Site:
         listed = ", ".join(repr(place.full_path) for place in found.values())
         raise ValueError(f"Several layers are called {label!r}. Received: {option}={name!r}. Pass one of {listed}.")
     known = list(dict.fromkeys(text for place in below for text in (place.path, place.names[-1])))
-    close = difflib.get_close_matches(label, known, n=5, cutoff=0.5)
-    hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"Its layers are {', '.join(known[:8])}."
-    raise ValueError(f"No layer of the model {model.name!r} is called {label!r}. Received: {option}={name!r}. {hint}")
+    hint = did_you_mean(label, known, most=5) or f" Its layers are {', '.join(known[:8])}."
+    raise ValueError(f"No layer of the model {model.name!r} is called {label!r}. Received: {option}={name!r}.{hint}")

@@ -1,6 +1,6 @@
 """Formats tables as plain text with columns of fixed width."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 
 def plain(value: object) -> str:
@@ -23,27 +23,32 @@ def table(
         total: Cells of the last row.
         left: Indices of left-aligned columns; all other columns are right-aligned.
     """
-    widths = [max(map(len, column)) for column in zip(head, *rows, total, strict=True)]
+    cells = [head, *rows, total]
+    first, *body, last = aligned(cells, left)
+    rule = "-" * (sum(_widths(cells, len)) + 2 * (len(head) - 1))
+    return [first, rule, *body, rule, last]
 
-    def line(cells: tuple[str, ...]) -> str:
-        aligned = (
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int], width_of: Callable[[str], int] = len) -> list[str]:
+    """Returns the rows as lines, with two spaces between columns.
+
+    Args:
+        rows: Cells of each row, the head included.
+        left: Indices of left-aligned columns; all other columns are right-aligned.
+        width_of: Width of a text, such as the number of cells of a terminal that it takes.
+    """
+    widths = _widths(rows, width_of)
+
+    def line(cells: Sequence[str]) -> str:
+        spaces = (" " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True))
+        padded = (
+            cell + space if index in left else space + cell
+            for index, (cell, space) in enumerate(zip(cells, spaces, strict=True))
         )
-        return "  ".join(aligned).rstrip()
+        return "  ".join(padded).rstrip()
 
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return [line(head), rule, *map(line, rows), rule, line(total)]
+    return list(map(line, rows))
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Returns the rows as lines, columns two spaces apart: columns in `left` left-aligned, others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
-    return ["  ".join(row).rstrip() for row in cells]
+def _widths(rows: Sequence[Sequence[str]], width_of: Callable[[str], int]) -> list[int]:
+    return [max(map(width_of, column)) for column in zip(*rows, strict=True)]

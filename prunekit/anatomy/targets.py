@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import math
 import re
@@ -26,6 +25,7 @@ from prunekit.anatomy.layers import (
 )
 from prunekit.anatomy.raw_variables import raw_variables
 from prunekit.anatomy.reports import Skipped
+from prunekit.suggestions import did_you_mean
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 # Placeholder name for any weight of a layer: a pattern that matches it selects the layer, not one weight.
@@ -298,9 +298,9 @@ class _Selection:
 def near_misses(pattern: str, known: list[str], weights: list[Weight]) -> str:
     """Returns an error's hint: the known names that are similar to `pattern`, or else the names of the weights."""
     plain = re.sub(r"[^\w/#]+", "", pattern.removeprefix("re:"))
-    close = difflib.get_close_matches(plain, known, n=5, cutoff=0.5)
-    if close:
-        return f"Did you mean: {', '.join(map(repr, close))}?"
+    hint = did_you_mean(plain, known, most=5).strip()
+    if hint:
+        return hint
     names = [weight.name for weight in weights]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"Its weights are: {', '.join(map(repr, names[:8]))}{more}."

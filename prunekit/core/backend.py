@@ -75,6 +75,21 @@ def value_now(variable) -> Any:
     return native(variable).read_value()
 
 
+def array_of(value) -> np.ndarray:
+    """Returns a tensor as a NumPy array to read from; on a CPU without a copy where the backend allows it."""
+    if isinstance(value, np.ndarray):
+        return value
+    # Keras's convert_to_numpy copies TensorFlow's tensors.
+    return np.asarray(value if keras.backend.backend() == "tensorflow" else keras.ops.convert_to_numpy(value))
+
+
+def is_on_cpu(tensor) -> bool:
+    """Returns True if an eager tensor of TensorFlow or JAX lies in the memory of a CPU."""
+    if keras.backend.backend() == "tensorflow":
+        return "CPU" in tensor.device
+    return all(device.platform == "cpu" for device in tensor.devices())
+
+
 def select(mask, value, rest: float = 0.0) -> Any:
     """Returns `value` where the mask is True and `rest` elsewhere, in the dtype of `value`."""
     # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
@@ -84,6 +99,14 @@ def select(mask, value, rest: float = 0.0) -> Any:
 
 def fill_outside(mask, variable, rest: float = 0.0) -> None:
     """Writes `rest` into a variable wherever the mask is False."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Keras's operations would convert and cast each argument first: several times as many operations to trace.
+        value = tf.convert_to_tensor(variable.value)
+        keep = mask.value if isinstance(mask, keras.Variable) else mask
+        variable.assign(tf.where(keep, value, tf.constant(rest, value.dtype)))
+        return
     value = keras.ops.convert_to_tensor(variable)
     if keras.backend.backend() == "torch" and value is native(variable):
         import torch

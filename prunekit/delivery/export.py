@@ -9,7 +9,6 @@ in WebAssembly (`xnnpack`): some files compute wrong numbers there but not on x8
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import os
 import secrets
@@ -27,6 +26,7 @@ from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
 from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 from prunekit.delivery.xnnpack import read_verdict
+from prunekit.suggestions import did_you_mean
 
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
@@ -115,11 +115,9 @@ def _checked_formats(formats: Sequence[str]) -> list[str]:
         raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
     for key in formats:
         if key not in FORMATS and key not in _BROKEN:
-            near = difflib.get_close_matches(str(key), FORMATS, n=1, cutoff=0.4)
             raise ValueError(
-                f"Unknown export format. Received: {key!r}."
-                + (f" Did you mean {near[0]!r}?" if near else "")
-                + f" Valid formats: {', '.join(FORMATS)}."
+                f"Unknown export format. Received: {key!r}.{did_you_mean(str(key), FORMATS)} "
+                f"Valid formats: {', '.join(FORMATS)}."
             )
     return list(dict.fromkeys(formats))
 

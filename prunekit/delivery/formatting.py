@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunekit.anatomy.sections import Column
 
 MISSING = "–"
+NO_ROWS = "No rows."
 _JOINERS = "\u200c\u200d"
 
 
@@ -128,3 +133,46 @@ def times(large: Any, small: Any) -> str:
         return MISSING
     ratio = large / small
     return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}×"
+
+
+def names(values: Sequence[object], most: int | None = None) -> str:
+    """Formats a list of names, or its first `most` names: "a/bias, b/bias and 3 more"."""
+    shown = ", ".join(map(str, values[:most]))
+    return shown if most is None or len(values) <= most else f"{shown} and {len(values) - most} more"
+
+
+# ---- cells of sections -----------------------------------------------------------------------------------------------
+
+# Kind of a column, as in `anatomy/sections.py` -> the text of a value.
+_FORMATTERS: dict[str, Callable[[Any], str]] = {
+    "count": count,
+    "short_count": short_count,
+    "fraction": accuracy,
+    "sparsity": sparsity,
+    "bytes": size,
+    "seconds": duration,
+}
+
+
+def cell(value: Any, column: Column) -> str:
+    """Returns the text of a cell: texts as they are, the missing mark for None and nan, other values by their kind."""
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, float) and not math.isfinite(value):
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column.kind == "number":
+        return number(value, column.digits)
+    if isinstance(value, (list, tuple)):
+        return shape(value) if column.kind == "shape" else names(value)
+    return _FORMATTERS.get(column.kind, str)(value)
+
+
+# A value in a column of the kind "status" -> "good", "warn" or "bad"; "warn" for other values.
+_TONES = {"ok": "good", "met": "good", "done": "good", "failed": "bad", "not met": "bad"}
+
+
+def tone(status: Any) -> str:
+    """Returns "good", "warn" or "bad" for a value of the kind "status"."""
+    return _TONES.get(status, "warn") if isinstance(status, str) else "warn"

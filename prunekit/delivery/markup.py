@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from prunekit.delivery.formatting import MISSING, clean, count, is_number, size
+from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.delivery import formatting
+from prunekit.delivery.formatting import clean, count, is_number
 
 # Number of rows from which a table gets its own scroll bar.
 _TALL = 30
+# Number of columns above which the first column stays in place while the others scroll.
+_MANY_COLUMNS = 8
+# Kind of a column -> CSS class of its cells.
+_CLASSES = {"name": "name", "names": "text", "text": "text", "code": "text", "sparsity": "bars", "label": "short"}
 
 
 class Markup(str):
@@ -31,60 +38,123 @@ def badge(kind: str, text: str) -> Markup:
     return Markup(f'<span class="badge {kind}">{escaped(text)}</span>')
 
 
-def small(main: object, below: object) -> Markup:
-    """Returns a cell with a second, smaller line."""
-    return Markup(f'{escaped(main)}<span class="sub">{escaped(below)}</span>')
-
-
-def breakable(name: str) -> Markup:
-    """Returns a weight's name with permitted line breaks after its slashes."""
-    return Markup(escaped(name).replace("/", "/<wbr>"))
-
-
-def bytes_of(value: Any) -> Markup:
-    """Formats bytes with a unit; the tooltip shows the exact number."""
-    return Markup(f'<span title="{count(value)} bytes">{size(value)}</span>') if is_number(value) else Markup(MISSING)
-
-
-def table(
-    label: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]], foot: Sequence[object] = ()
-) -> Markup:
-    """Returns a table with its own scroll bar if it is too wide; the first cell of a row is the row header.
-
-    Args:
-        label: Accessible name of the table, for screen readers.
-        columns: (heading, class); class "number" aligns to the right.
-        rows: Cells; all values except `Markup` are escaped.
-        foot: Cells of the last row, the totals.
-    """
-    head = "".join(f'<th scope="col" class="{css}">{escaped(heading)}</th>' for heading, css in columns)
-    classes = [css for _, css in columns]
-    return scrolling_table(label, f"<tr>{head}</tr>", classes, rows, foot)
-
-
-def scrolling_table(
-    label: str,
-    head: str,
-    classes: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    foot: Sequence[object] = (),
-    kind: str = "",
-) -> Markup:
-    def line(cells: Sequence[object]) -> str:
-        first, *rest = zip(cells, classes, strict=True)
-        others = "".join(f'<td class="{css}">{escaped(cell)}</td>' for cell, css in rest)
-        return f'<tr><th scope="row" class="{first[1]}">{escaped(first[0])}</th>{others}</tr>'
-
-    body = "\n".join(map(line, rows))
-    total = f"<tfoot>{line(foot)}</tfoot>" if foot else ""
-    tall = " tall" if len(rows) > _TALL else ""
-    # Focusable, so that the table scrolls by keyboard.
-    return Markup(
-        f'<div class="scroll{tall}" role="region" tabindex="0" aria-label="{escaped(label)}">\n<table class="{kind}">'
-        f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>{total}</table></div>"
-    )
-
-
 def paragraph(text: object, css: str = "hint") -> Markup:
     """Returns a paragraph with the CSS class `css`."""
     return Markup(f'<p class="{css}">{escaped(text)}</p>')
+
+
+def bullets(texts: Sequence[str], css: str) -> Markup:
+    """Returns a list of notes with the CSS class `css`."""
+    items = "".join(f"<li>{escaped(text)}</li>" for text in texts)
+    return Markup(f'<ul class="{css}" aria-label="Notes">{items}</ul>')
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(section: Section) -> Markup:
+    """Returns the table of a section with its own scroll bars if it is large; a row's first cell is its header."""
+    shown = [index for index, column in enumerate(section.columns) if not column.under]
+    many = len(shown) > _MANY_COLUMNS
+    lines = [_line(section, row, shown) for row in section.rows]
+    foot = f"<tfoot>{_line(section, section.total, shown)}</tfoot>" if section.total else ""
+    tall = " tall" if len(lines) > _TALL else ""
+    hint = paragraph("Wide tables scroll sideways.", "hint phone") if many else ""
+    # Focusable, so that the table scrolls by keyboard.
+    return Markup(
+        f'{hint}<div class="scroll{tall}" role="region" tabindex="0" aria-label="{escaped(section.title)}">\n'
+        f'<table class="{"many" if many else ""}"><thead>{_head(section, shown)}</thead>\n'
+        f"<tbody>\n{joined(lines)}\n</tbody>{foot}</table></div>"
+    )
+
+
+def _head(section: Section, shown: Sequence[int]) -> Markup:
+    """Returns the rows of headings: two rows if columns share a group."""
+    columns = [section.columns[index] for index in shown]
+    rows = 2 if any(column.group for column in columns) else 1
+    upper, lower = [], []
+    for group, members in itertools.groupby(columns, key=lambda column: column.group):
+        found = list(members)
+        if group:
+            upper.append(f'<th scope="colgroup" colspan="{len(found)}" class="group">{escaped(group)}</th>')
+            lower += [
+                f'<th scope="col" class="{_css(column, columns)}">{escaped(column.name)}</th>' for column in found
+            ]
+            continue
+        for column in found:
+            span = f' rowspan="{rows}"' if rows > 1 else ""
+            text = ", ".join([column.heading, *(name.lower() for name in _names_under(section, column))])
+            upper.append(f'<th scope="col"{span} class="{_css(column, columns)}">{escaped(text)}</th>')
+    return Markup("".join(f"<tr>{''.join(row)}</tr>" for row in (upper, lower) if row))
+
+
+def _names_under(section: Section, column: Column) -> list[str]:
+    return [other.name for other in section.columns if other.under == column.heading]
+
+
+def _css(column: Column, columns: Sequence[Column]) -> str:
+    if column is columns[0]:
+        return "name"
+    return "number" if column.numeric and column.kind != "sparsity" else _CLASSES.get(column.kind, "")
+
+
+def _line(section: Section, row: Sequence[Value], shown: Sequence[int]) -> Markup:
+    columns = [section.columns[index] for index in shown]
+    cells = []
+    for index, column in zip(shown, columns, strict=True):
+        below = [
+            formatting.cell(row[other], section.columns[other])
+            for other in range(len(row))
+            if section.columns[other].under == column.heading
+        ]
+        text = " · ".join(filter(None, below))
+        sub = f'<span class="sub">{escaped(text)}</span>' if text else ""
+        tag, scope = ("th", ' scope="row"') if index == shown[0] else ("td", "")
+        cells.append(f'<{tag}{scope} class="{_css(column, columns)}">{_cell(row[index], column)}{sub}</{tag}>')
+    return Markup(f"<tr>{''.join(cells)}</tr>")
+
+
+def _cell(value: Value, column: Column) -> Markup:
+    text = formatting.cell(value, column)
+    if value is None or value == "" or column.kind not in _CELLS:
+        return escaped(text)
+    return _CELLS[column.kind](value, text)
+
+
+def _status(value: Any, text: str) -> Markup:
+    tone = formatting.tone(value)
+    return badge(tone, {"good": "✓ ", "bad": "✗ "}.get(tone, "") + text)
+
+
+def _bar(value: Any, text: str) -> Markup:
+    if not is_number(value):
+        return escaped(text)
+    width = 100 * min(max(value, 0), 1)
+    return Markup(
+        f'<span class="one-line"><span class="bar" aria-hidden="true"><i style="width:{width:.1f}%"></i></span>'
+        f"{escaped(text)}</span>"
+    )
+
+
+def _bytes(value: Any, text: str) -> Markup:
+    """Returns the bytes with a unit; the tooltip shows the exact number."""
+    return Markup(f'<span title="{count(value)} bytes">{escaped(text)}</span>') if is_number(value) else escaped(text)
+
+
+def _breakable(value: Any, text: str) -> Markup:
+    """Returns a name with permitted line breaks after its slashes."""
+    return Markup(escaped(text).replace("/", "/<wbr>"))
+
+
+def _code(value: Any, text: str) -> Markup:
+    return Markup(f"<code>{escaped(text)}</code>")
+
+
+# Kind of a column -> function of a value and its text, for the kinds that the page does not show as the text alone.
+_CELLS: dict[str, Callable[[Any, str], Markup]] = {
+    "status": _status,
+    "sparsity": _bar,
+    "bytes": _bytes,
+    "name": _breakable,
+    "code": _code,
+}

@@ -10,9 +10,8 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -22,14 +21,15 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from prunekit.anatomy.reports import Event
 from prunekit.delivery.formatting import clean, count, is_number, short_count, shorten, sparsity
-from prunekit.sparsity.schedules import SCHEDULES, Schedule
+from prunekit.delivery.plot_data import asked_line, row_sparsities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.gridspec import SubplotSpec
 
-    from prunekit.anatomy.inspection import Event, WeightRow
+    from prunekit.anatomy.reports import WeightRow
 
 # Name -> drawn colour. `to_svg` writes the CSS variable of the same name; page.css defines it for both themes.
 COLOURS = {
@@ -41,122 +41,41 @@ COLOURS = {
     "zero": "#bf4d08",
     "accuracy": "#76389f",
 }
-MOST_BARS = 40
-MOST_HISTOGRAMS = 8
 _TEXT = 11.0
 _UNITS_PER_INCH = 72.0
 _SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "prunekit", "axes.unicode_minus": True}
 
 
-# ---- data for the pictures -------------------------------------------------------------------------------------------
-
-
-def weight_histogram(before: np.ndarray, after: np.ndarray, bins: int = 60) -> dict[str, Any]:
-    """Returns histograms of a weight before and after pruning on common bins; exact zeros are counted separately.
-
-    Args:
-        before: The weight before pruning, any shape.
-        after: The weight after pruning, any shape.
-        bins: Number of equal-width bins over the finite non-zero values of both arrays.
-
-    Returns:
-        `edges` (bins + 1 floats), `before` and `after` (counts of finite **non-zero** values per bin), `zeros_before`
-        and `zeros_after` (values equal to zero), `not_finite_before` and `not_finite_after` (nan and infinities).
-    """
-    flat = {
-        name: np.asarray(values, dtype=np.float64).ravel() for name, values in (("before", before), ("after", after))
-    }
-    kept = {name: values[np.isfinite(values) & (values != 0)] for name, values in flat.items()}
-    both = np.concatenate(list(kept.values()))
-    edges = np.histogram_bin_edges(both, bins=bins) if both.size else np.linspace(-1.0, 1.0, bins + 1)
-    result: dict[str, Any] = {"edges": edges.tolist()}
-    for name, values in flat.items():
-        result[name] = np.histogram(kept[name], bins=edges)[0].tolist()
-        result[f"zeros_{name}"] = int(np.count_nonzero(values == 0))
-        result[f"not_finite_{name}"] = int(np.count_nonzero(~np.isfinite(values)))
-    return result
-
-
-def asked_line(
-    schedule: Mapping[str, Any] | None, events: Sequence[Event], until: float = 0, points: int = 200
-) -> list[tuple[float, float]]:
-    """Returns the requested sparsity as (step, sparsity) points over the steps of `events`.
-
-    The points follow `schedule` if it matches the events' requested sparsities. If the schedule cannot be rebuilt, or
-    if the run had several schedules, the line keeps each event's value until the next event.
-
-    Args:
-        schedule: Type and fields of the schedule.
-        events: The mask updates.
-        until: Extends the line to this step if the step is after the last event.
-        points: Number of points on a schedule's curve.
-    """
-    if not events:
-        return []
-    events = sorted(events, key=lambda event: event.step)
-    last = max(events[-1].step, int(until))
-    built = _built_schedule(schedule)
-    if built is not None and all(abs(built(event.step) - event.asked) < 1e-6 for event in events):
-        steps = sorted({round(step) for step in np.linspace(events[0].step, last, points)})
-        return [(step, built(step)) for step in steps]
-    line = [(float(events[0].step), events[0].asked)]
-    for event in events[1:]:
-        line += [(event.step, line[-1][1]), (event.step, event.asked)]
-    return [*line, (last, line[-1][1])]
-
-
-def _built_schedule(description: Mapping[str, Any] | None) -> Schedule | None:
-    description = description or {}
-    kind: Any = SCHEDULES.get(str(description.get("type")))
-    if kind is None:
-        return None
-    known = {field.name for field in fields(kind)}
-    try:
-        return kind(**{name: _as_tuple(value) for name, value in description.items() if name in known})
-    except (TypeError, ValueError):
-        return None
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-def largest(rows: Sequence[WeightRow], most: int = MOST_BARS) -> list[WeightRow]:
-    """Returns the `most` rows with the most parameters, in their original order."""
-    chosen = sorted(range(len(rows)), key=lambda index: (-rows[index].size, index))[:most]
-    return [rows[index] for index in sorted(chosen)]
-
-
 # ---- the pictures ----------------------------------------------------------------------------------------------------
 
 
-def sparsity_figure(rows: Sequence[WeightRow], *, width: int = 560, overall: float | None = None) -> Figure:
-    """Returns a bar chart of the sparsity of each weight, in model order, with a line at the overall sparsity.
+def sparsity_figure(values: Mapping[str, float], *, width: int = 560, overall: float | None = None) -> Figure:
+    """Returns a bar chart of the sparsity of each weight, in the order of `values`, with a line at `overall`.
 
     Args:
-        rows: The weights to show; choose them with `largest`.
+        values: Name of each weight -> its sparsity, such as the `row_sparsities` of the `largest` weights.
         width: Width of the figure in CSS pixels.
         overall: Sparsity over all targets, drawn as a dashed line.
     """
-    figure = new_figure(width, 58 + 22 * max(len(rows), 1))
-    _draw_sparsity(figure.add_subplot(), rows, overall, name_width=30 if width >= 500 else 17)
+    figure = new_figure(width, 58 + 22 * max(len(values), 1))
+    _draw_sparsity(figure.add_subplot(), values, overall, name_width=30 if width >= 500 else 17)
     return figure
 
 
-def _draw_sparsity(axes: Axes, rows: Sequence[WeightRow], overall: float | None, name_width: int) -> None:
+def _draw_sparsity(axes: Axes, sparsities: Mapping[str, float], overall: float | None, name_width: int) -> None:
     plain_axes(axes)
-    values = [row.zeros / row.size if row.size else 0.0 for row in rows]
-    positions = list(range(len(rows)))
-    axes.barh(positions, [1.0] * len(rows), height=0.62, color=COLOURS["grid"], alpha=0.55, linewidth=0)
+    values = list(sparsities.values())
+    positions = list(range(len(values)))
+    axes.barh(positions, [1.0] * len(values), height=0.62, color=COLOURS["grid"], alpha=0.55, linewidth=0)
     axes.barh(positions, values, height=0.62, color=COLOURS["after"], linewidth=0)
     if overall is not None and is_number(overall):
         axes.axvline(overall, color=COLOURS["zero"], linewidth=1.2, linestyle=(0, (4, 3)))
     for position, value in zip(positions, values, strict=True):
         axes.text(1.02, position, sparsity(value), va="center", ha="left", color=COLOURS["ink"], fontsize=_TEXT)
     # Names are user input: matplotlib would read a `$` as the start of a formula.
-    names = [shorten(clean(row.name), name_width) for row in rows]
+    names = [shorten(clean(name), name_width) for name in sparsities]
     axes.set_yticks(positions, names, parse_math=False, color=COLOURS["ink"])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_ylim(len(values) - 0.4, -0.6)
     axes.set_xlim(0, 1.14)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set_xlabel("sparsity (fraction of exact zeros)", color=COLOURS["muted"], fontsize=_TEXT)
@@ -328,7 +247,7 @@ def overview_figure(
     for panel, title in zip(panels, titles, strict=True):
         panel.set_facecolor("none")
         panel.suptitle(title, fontsize=_TEXT + 2, fontweight="bold", color=COLOURS["ink"], parse_math=False)
-    _draw_sparsity(panels[0].add_subplot(), rows, None, name_width=20)
+    _draw_sparsity(panels[0].add_subplot(), row_sparsities(rows), None, name_width=20)
     handles = _draw_schedule(panels[1].add_subplot(), events, asked, curve, baseline)
     _legend(panels[1], handles, "outside lower center")
     return figure
@@ -346,6 +265,32 @@ def plain_axes(axes: Axes) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(COLOURS["grid"])
+
+
+# ---- plots by name, for the pictures of sections ---------------------------------------------------------------------
+
+
+def _sparsity_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return sparsity_figure(data["sparsities"], width=width, overall=data.get("overall"))
+
+
+def _schedule_plot(data: Mapping[str, Any], width: int) -> Figure:
+    events = [Event(**event) for event in data["events"]]
+    curve = [(step, value) for step, value in data.get("curve", ())]
+    asked = asked_line(data.get("schedule"), events, max((step for step, _ in curve), default=0))
+    return schedule_figure(events, asked, curve, baseline=data.get("baseline"), width=width)
+
+
+def _histogram_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return histogram_figure(data, width=width)
+
+
+# Name in `Picture.plot` -> function of the picture's data and its width in CSS pixels.
+PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
+    "sparsity": _sparsity_plot,
+    "schedule": _schedule_plot,
+    "histogram": _histogram_plot,
+}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class RunReport:
         recipe: The locked recipe, with all defaults written out.
         versions: Program or package -> version, and other facts of the environment that the result depends on.
         seed: The seed of the run.
-        steps: One mapping per executed step: kind, name, seconds, history (metric -> value per epoch), accuracy.
+        steps: One mapping per executed step: kind, name, seconds, history (metric -> value per epoch), accuracy, and
+            optionally sections (`Section`s, or the results of their `to_dict`) that the step adds to the report.
         before: `inspect` report of the model before the first pruning.
         after: `inspect` report of the final model, with its targets and skipped weights.
         metrics: Figures of the whole run, as pairs such as accuracy_before and accuracy_after.
@@ -50,7 +51,7 @@ class RunReport:
         curve: (step, validation accuracy).
         exports: Export result of each format.
         expectations: Mappings with what (the quantity), bound ({"min": x} or {"max": x}), measured, met.
-        histograms: `plots.weight_histogram` of the largest targets, by name.
+        histograms: `plot_data.weight_histogram` of the largest targets, by name.
         hashes: SHA-256 of recipe, data and weights.
         notes: Remarks on the figures.
         advice: Benefit of the zeros on each runtime.

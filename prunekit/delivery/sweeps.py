@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from prunekit.anatomy.sections import Column, Section
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean, is_number
 from prunekit.delivery.run_report import RunReport, json_ready
-from prunekit.delivery.terminal_report import Column, FittedTable
+from prunekit.delivery.terminal_report import FittedTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,31 +175,31 @@ def sweep_table(report: SweepReport) -> FittedTable:
     """Returns a table with one row per point, in grid order; a star marks the points on the Pareto front."""
     front = {point.name for point in report.pareto}
     columns = (
-        *(Column(name, right=all(map(is_number, values))) for name, values in report.over.items()),
-        Column("accuracy", right=True),
-        Column("sparsity", keep=4, right=True),
-        Column("size", right=True),
+        *(Column(name, "number" if all(map(is_number, values)) else "label") for name, values in report.over.items()),
+        Column("accuracy", "fraction"),
+        Column("sparsity", "sparsity", keep=4),
+        Column("size", "bytes"),
         Column("of", keep=3),
         Column("best", keep=8),
-        Column("took", keep=2, right=True),
-        Column("outcome", keep=8),
-        Column("why", keep=1),
+        Column("took", "seconds", keep=2),
+        Column("outcome", "status", keep=8),
+        Column("why", "text", keep=1),
     )
-    rows = [
+    rows = tuple(
         (
             *(formatting.literal(value) for value in point.values.values()),
-            formatting.accuracy(point.accuracy),
-            formatting.sparsity(point.sparsity),
-            formatting.size(point.size),
+            point.accuracy,
+            point.sparsity,
+            point.size,
             point.size_of,
             "*" if point.name in front else "",
-            formatting.duration(point.seconds),
+            point.seconds,
             point.outcome,
             point.reason,
         )
         for point in report.points
-    ]
-    return FittedTable(columns, rows)
+    )
+    return FittedTable(Section("Points", columns, rows))
 
 
 def show_sweep(report: SweepReport, console: Console) -> None:

@@ -1,91 +1,90 @@
-"""Prints a run report on the terminal; `html_report` renders the same report as HTML, with pictures."""
+"""Prints the sections of a report on the terminal; `html_report` renders the same sections as HTML, with pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.anatomy.tables import aligned
 from prunekit.delivery import formatting
-from prunekit.delivery.formatting import clean, count, number, short_count, size
-from prunekit.delivery.run_report import RunReport, bound_text, compressed_sizes
+from prunekit.delivery.formatting import clean
+from prunekit.delivery.report_sections import model_weights, sections_of, summary
+from prunekit.delivery.run_report import RunReport, compressed_sizes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from prunekit.anatomy.inspection import Report, WeightRow
+    from prunekit.anatomy.reports import Report
 
 __all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_terminal"]
 
-# Most names of skipped weights that a terminal shows per reason; the HTML page and piped output list all names.
+# Most names of a list that a terminal shows; the HTML page and piped output list all names.
 _MOST_NAMES = 6
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        heading: Text at the top of the column.
-        keep: Priority. A narrow terminal drops the columns with the lowest number first; 9 is never dropped.
-        right: True aligns the cells to the right and never breaks them, as for figures.
-    """
-
-    heading: str
-    keep: int = 9
-    right: bool = False
+_STYLES = {"good": "green", "warn": "yellow", "bad": "bold red"}
 
 
 class FittedTable(Table):
-    """A table that drops columns to fit the terminal's width, and prints as plain aligned text in a pipe."""
+    """A section's table that drops columns to fit the terminal's width, and prints as plain aligned text in a pipe.
 
-    def __init__(
-        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], total: Sequence[str] = (), title: str = ""
-    ) -> None:
-        super().__init__(title=Text(title) if title else None, title_justify="left", title_style="bold")
-        self.heads = tuple(columns)
-        # Cells hold names from the user: escape them with `clean`, and use Text, since rich would interpret markup.
-        self.cells = [tuple(clean(cell) for cell in row) for row in rows]
-        self.total = tuple(clean(cell) for cell in total)
-        self.heading = title
+    Args:
+        section: The section whose table is shown.
+        title: Line above the table; "" for none.
+    """
+
+    def __init__(self, section: Section, title: str = "") -> None:
+        super().__init__(title=Text(clean(title)) if title else None, title_justify="left", title_style="bold")
+        self.section = section
+        self.heading = clean(title)
+        self.heads = [clean(column.heading) for column in section.columns]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the renderables that rich prints."""
         if not console.is_terminal:
             yield from (Text(line, overflow="fold") for line in self.plain_lines(options.max_width))
             return
-        chosen = self._fitting(options.max_width)
+        columns, total = self.section.columns, self._cells(self.section.total, _MOST_NAMES)
+        rows = [self._cells(row, _MOST_NAMES) for row in self.section.rows]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=self.title, show_edge=False)
-        table.title_justify, table.title_style, table.show_footer = "left", "bold", bool(self.total)
+        table.title_justify, table.title_style, table.show_footer = "left", "bold", bool(total)
+        chosen = self._fitting(options.max_width, [self.heads, *rows, *([total] if total else [])])
         for index in chosen:
-            head = self.heads[index]
             table.add_column(
-                Text(head.heading),
-                Text(self.total[index], style="bold") if self.total else "",
-                justify="right" if head.right else "left",
-                no_wrap=head.right,
+                Text(self.heads[index]),
+                Text(total[index], style="bold") if total else "",
+                justify="right" if columns[index].numeric else "left",
+                no_wrap=columns[index].numeric,
                 overflow="fold",
             )
-        for row in self.cells:
-            table.add_row(*(Text(row[index]) for index in chosen))
+        for row, values in zip(rows, self.section.rows, strict=True):
+            table.add_row(*(Text(row[index], style=_style(values[index], columns[index])) for index in chosen))
         yield table
 
-    def _widths(self) -> list[int]:
-        rows = [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]
-        return [max(cell_len(row[index]) for row in rows) for index in range(len(self.heads))]
+    def _cells(self, row: tuple[Value, ...], most_names: int | None = None) -> list[str]:
+        # Cells hold names from the user: escape them with `clean`, and use Text, since rich would interpret markup.
+        return [
+            clean(
+                formatting.names(value, most_names)
+                if column.kind == "names" and isinstance(value, tuple)
+                else formatting.cell(value, column)
+            )
+            for value, column in zip(row, self.section.columns, strict=bool(row))
+        ]
 
-    def _fitting(self, width: int) -> list[int]:
+    def _fitting(self, width: int, rows: list[list[str]]) -> list[int]:
         """Returns the columns that fit in `width`, two cells apart; texts may fold to 24 cells, figures never fold."""
-        needed = [w if head.right else min(w, 24) for w, head in zip(self._widths(), self.heads, strict=True)]
-        chosen = list(range(len(self.heads)))
+        columns = self.section.columns
+        widths = [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
+        needed = [w if column.numeric else min(w, 24) for w, column in zip(widths, columns, strict=True)]
+        chosen = list(range(len(columns)))
         while sum(needed[index] + 2 for index in chosen) - 2 > width:
-            least = min(chosen, key=lambda index: (self.heads[index].keep, -index))
-            if self.heads[least].keep == 9:
+            least = min(chosen, key=lambda index: (columns[index].keep, -index))
+            if columns[least].keep == 9:
                 break
             chosen.remove(least)
         return chosen
@@ -96,32 +95,17 @@ class FittedTable(Table):
         Args:
             width: Number of character cells; columns that do not fit are dropped. None shows all columns.
         """
-        widths = self._widths()
-        chosen = list(range(len(self.heads))) if width is None else self._fitting(width)
+        total = self.section.total
+        rows = [self.heads, *map(self._cells, self.section.rows), *([self._cells(total)] if total else [])]
+        chosen = list(range(len(self.heads))) if width is None else self._fitting(width, rows)
         if self.heading:
             yield self.heading
-        for row in [tuple(head.heading for head in self.heads), *self.cells, *([self.total] if self.total else [])]:
-            cells = []
-            for index in chosen:
-                space = " " * (widths[index] - cell_len(row[index]))
-                cells.append(space + row[index] if self.heads[index].right else row[index] + space)
-            yield "  ".join(cells).rstrip()
+        left = [place for place, index in enumerate(chosen) if not self.section.columns[index].numeric]
+        yield from aligned([[row[index] for index in chosen] for row in rows], left, cell_len)
 
 
-# ---- a model's weights -----------------------------------------------------------------------------------------------
-
-_WEIGHT_COLUMNS = (
-    Column("weight"),
-    Column("shape", keep=3),
-    Column("params", keep=6, right=True),
-    Column("zeros", right=True),
-    Column("sparsity", right=True),
-    Column("pattern"),
-    Column("MACs", keep=5, right=True),
-    Column("sparse MACs", keep=2, right=True),
-    Column("bytes", keep=4, right=True),
-)
-_MOVED = Column("moved per update", keep=1, right=True)
+def _style(value: Value, column: Column) -> str:
+    return _STYLES[formatting.tone(value)] if column.kind == "status" else ""
 
 
 def inspect_table(report: Report) -> Table:
@@ -129,38 +113,7 @@ def inspect_table(report: Report) -> Table:
 
     On a terminal the table drops columns that do not fit; in a pipe it prints as plain aligned text.
     """
-    return _weight_table(report, report.weights)
-
-
-def _weight_table(
-    report: Report, rows: Sequence[WeightRow], title: str = "", run: RunReport | None = None
-) -> FittedTable:
-    marked = set(report.targets) if len(rows) == len(report.weights) else set()
-    cells: list[tuple[str, ...]] = [
-        (
-            row.name + (" *" if row.name in marked else ""),
-            formatting.shape(row.shape),
-            count(row.size),
-            count(row.zeros),
-            formatting.sparsity(row.sparsity),
-            row.pattern,
-            short_count(row.macs),
-            short_count(row.sparse_macs),
-            size(row.bytes),
-        )
-        for row in rows
-    ]
-    figures = (count(report.parameters), count(report.zeros), formatting.sparsity(report.sparsity), "")
-    costs = (short_count(report.macs), short_count(report.sparse_macs), size(report.bytes))
-    heads: tuple[Column, ...] = _WEIGHT_COLUMNS
-    total: tuple[str, ...] = ("whole model", "", *figures, *costs)
-    if run is not None and run.changes:
-        heads, total = (*heads, _MOVED), (*total, "")
-        cells = [(*cell, number(run.relative_change(row.name), 2)) for cell, row in zip(cells, rows, strict=True)]
-    return FittedTable(heads, cells, total, title)
-
-
-# ---- a run -----------------------------------------------------------------------------------------------------------
+    return FittedTable(model_weights(report))
 
 
 def render_terminal(report: RunReport, console: Console) -> None:
@@ -168,81 +121,36 @@ def render_terminal(report: RunReport, console: Console) -> None:
     _say(console, f"{report.title}: {report.verdict()}", "bold")
     for note in report.all_notes:
         _say(console, f"note: {note}", "yellow")
-    for table in _tables(report):
-        _say(console, "")
+    for section in (summary(report), *sections_of(report)):
+        print_section(section, console)
+
+
+def print_section(section: Section, console: Console) -> None:
+    """Prints one section with its parts: table, text, notes. Pictures and what only the page shows are left out."""
+    if section.shown != "always":
+        return
+    parts = [part for part in section.parts if part.shown == "always"]
+    if not (section.columns or section.notes or section.text or parts):
+        return
+    _say(console, "")
+    if section.rows:
+        table = FittedTable(section, section.title)
         if console.is_terminal:
             console.print(table)
         else:
             for line in table.plain_lines():
                 _say(console, line)
-    if report.after.skipped:
-        _say(console, "")
-    for reason, names in report.skipped_reasons.items():
-        shown = names[:_MOST_NAMES] if console.is_terminal else names
-        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        _say(console, f"left alone, {reason}: {', '.join(shown)}{more}")
-    _say(console, "")
-    for row in report.expectations:
-        mark, style = ("met", "green") if row.get("met") else ("NOT MET", "bold red")
-        measured = number(row.get("measured"), 6) if formatting.is_number(row.get("measured")) else "not measured"
-        _say(console, f"{mark}: {row.get('what')} {measured}, expected {bound_text(row.get('bound'))}", style)
+    if section.rows or section.text or parts:
+        lines = [*([] if section.rows else [section.title]), *section.text.splitlines(), *section.notes]
+    else:
+        lines = [f"{section.title}: {' '.join(section.notes) or formatting.NO_ROWS}"]
+    for line in lines:
+        _say(console, line)
+    for part in parts:
+        print_section(part, console)
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
     line: RenderableType = Text(clean(text), style=style)
     # In a pipe a long line must not wrap: other programs read line by line.
     console.print(line, soft_wrap=not console.is_terminal)
-
-
-def _tables(report: RunReport) -> Iterator[FittedTable]:
-    yield FittedTable(
-        (Column("summary"), Column("", right=True), Column("compared with")), [card for card in report.cards()]
-    )
-    if report.pruned:
-        yield _weight_table(report.after, report.pruned, "Pruned weights", report)
-    if report.steps:
-        yield FittedTable(
-            (Column("step"), Column("what"), Column("took", right=True), Column("accuracy", right=True)),
-            [_step_cells(index, step) for index, step in enumerate(report.steps, start=1)],
-            title="Steps",
-        )
-    if report.exports:
-        yield FittedTable(_EXPORT_COLUMNS, [_export_cells(row) for row in report.exports], title="Exported files")
-    if report.advice:
-        columns = (Column("runtime"), Column("benefit"), Column("why", keep=1))
-        rows = [(row.runtime, row.what_it_buys, row.why) for row in report.advice]
-        yield FittedTable(columns, rows, title="Where sparsity pays off")
-
-
-def _step_cells(index: int, step: dict[str, Any]) -> tuple[str, ...]:
-    kind, name = str(step.get("kind", "")), str(step.get("name") or "")
-    return (
-        f"{index}. {kind}",
-        name,
-        formatting.duration(step.get("seconds")),
-        formatting.accuracy(step.get("accuracy")),
-    )
-
-
-_EXPORT_COLUMNS = (
-    Column("format"),
-    Column("status"),
-    Column("bytes", right=True),
-    Column("gzip", right=True),
-    Column("error", keep=3, right=True),
-    Column("agrees", keep=4, right=True),
-    Column("accuracy", right=True),
-    Column("note", keep=1),
-)
-
-
-def _export_cells(row: Any) -> tuple[str, ...]:
-    figures = (size(row.bytes), size(row.gzip_bytes), number(row.max_error, 2))
-    return (
-        row.format,
-        row.status,
-        *figures,
-        formatting.accuracy(row.agreement),
-        formatting.accuracy(row.accuracy),
-        row.note,
-    )

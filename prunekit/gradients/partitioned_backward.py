@@ -14,7 +14,7 @@ from prunekit.core import backend, patching
 from prunekit.core.arguments import examples_in
 from prunekit.core.losses import loss_of
 from prunekit.gradients.layer_capture import tensors
-from prunekit.gradients.rematerialization import Run, differentiable, replaced
+from prunekit.gradients.repeated_run import Run, differentiable, replaced
 
 
 def in_parts(

@@ -14,8 +14,8 @@ from prunekit.anatomy.inspection import inspect
 from prunekit.anatomy.targets import Skipped
 from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
-from prunekit.delivery.plots import MOST_HISTOGRAMS, weight_histogram
-from prunekit.delivery.terminal_report import RunReport, compressed_sizes
+from prunekit.delivery.plot_data import MOST_HISTOGRAMS, weight_histogram
+from prunekit.delivery.run_report import RunReport, compressed_sizes
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.preparation import Prepared
 from prunekit.recipe.run_state import RunState

@@ -1,6 +1,5 @@
 """Field types of a recipe, with validation: fractions, names, paths, plain arguments."""
 
-import difflib
 import math
 import os
 import re
@@ -23,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from prunekit.registry import Registry
+from prunekit.suggestions import did_you_mean
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -84,30 +84,11 @@ def shortened(text: str) -> str:
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """ " Did you mean 'x'?" if a valid word is close to `word`, followed by the list of valid words."""
-    known, word = list(valid), word[:100].lower()
+    known = list(valid)
     words = known[:MOST_NEAREST]
-    # Check typing slips first: difflib rates `adamax` closer to `adma` than `adam`.
-    slips = sorted((d, key) for key in words if (d := _slips(word, key)) <= min(2, len(key) // 2))
-    close = [slips[0][1]] if slips else difflib.get_close_matches(word, words, n=1, cutoff=0.55)
-    hint = f" Did you mean {shown(close[0])}?" if close else ""
     listed = ", ".join(shortened(key) for key in words) + (" and others" if len(known) > len(words) else "")
-    return f"{hint} Valid here: {listed}." if words else f"{hint} Nothing is valid here."
-
-
-def _slips(word: str, other: str) -> int:
-    """Returns the number of letters omitted, added, changed or swapped with a neighbour; 3 if there are more."""
-    if abs(len(word) - len(other)) > 2:
-        return 3
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(word, start=1):
-        before, last, row = row, before, [i]
-        for j, letter_of_other in enumerate(other, start=1):
-            changed = before[j - 1] + (letter != letter_of_other)
-            row.append(min(before[j] + 1, row[j - 1] + 1, changed))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == letter_of_other:
-                row[j] = min(row[j], last[j - 2] + 1)
-    return min(row[-1], 3)
+    hint = did_you_mean(word, words, write=shown)
+    return f"{hint} Valid here: {listed}." if words else " Nothing is valid here."
 
 
 class Settings(BaseModel):

@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 _SMALL = 1 << 18
@@ -105,6 +106,27 @@ def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
 
     mask = ops.cond(ops.equal(tied, wanted), lambda: ops.greater_equal(key, threshold), some_of_the_tied)
     return mask if len(importance.shape) == 1 else ops.reshape(mask, tuple(importance.shape))
+
+
+def keep_largest_of_array(importance: np.ndarray, kept: int) -> np.ndarray:
+    """Returns the mask that `keep_largest` returns, for a NumPy array and without any compilation.
+
+    Slower than `keep_largest` for large arrays, because NumPy uses one core.
+    """
+    flat = importance.reshape(-1)
+    if flat.dtype not in (np.float32, np.float64):
+        flat = flat.astype(np.float32)
+    kept = min(int(kept), int(np.count_nonzero(flat != -math.inf)))
+    if not kept:
+        return np.zeros(importance.shape, bool)
+    place = flat.size - kept
+    threshold = np.partition(flat, place)[place]
+    mask = flat >= threshold
+    if np.count_nonzero(mask) != kept:
+        mask = flat > threshold
+        tied = np.flatnonzero(flat == threshold)
+        mask[tied[: kept - np.count_nonzero(mask)]] = True
+    return mask.reshape(importance.shape)
 
 
 def _ordered_bits(x):

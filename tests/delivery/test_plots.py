@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from run_reports import make
 
-from prunekit.delivery import plots
+from prunekit.delivery import plot_data, plots
 
 
 def test_a_histogram_counts_exact_zeros_apart_and_every_value_once():
     before = np.array([0.5, -0.5, 1e-9, 0.0, 2.0, np.nan, np.inf])
     after = np.where(np.abs(before) > 0.6, before, 0)
-    found = plots.weight_histogram(before, after, bins=10)
+    found = plot_data.weight_histogram(before, after, bins=10)
     assert len(found["edges"]) == 11
     assert (sum(found["before"]), found["zeros_before"], found["not_finite_before"]) == (4, 1, 2)
     assert (sum(found["after"]), found["zeros_after"], found["not_finite_after"]) == (1, 5, 1)
@@ -20,21 +20,21 @@ def test_a_histogram_counts_exact_zeros_apart_and_every_value_once():
 
 @pytest.mark.parametrize("values", [np.zeros(5), np.zeros(0), np.full(3, 7.0)], ids=["all zero", "empty", "all equal"])
 def test_histograms_of_awkward_weights_are_drawn(values):
-    histogram = plots.weight_histogram(values, values)
+    histogram = plot_data.weight_histogram(values, values)
     assert plots.to_svg(plots.histogram_figure(histogram), "a histogram", prefix="h").lstrip().startswith("<svg")
 
 
 def test_the_asked_line_follows_the_schedule_and_ends_at_its_last_event():
     report = make()
-    line = plots.asked_line(report.schedule, report.events)
+    line = plot_data.asked_line(report.schedule, report.events)
     # The described schedule does not say what the events say, so the line holds each event's value until the next.
     assert line == [(0.0, 0.0), (10, 0.0), (10, 0.7), (20, 0.7), (20, 0.89), (20, 0.89)]
-    assert plots.asked_line(None, ()) == []
+    assert plot_data.asked_line(None, ()) == []
 
 
 def test_only_the_largest_weights_are_drawn_in_the_models_order():
     rows = make(weights=60).after.weights
-    shown = plots.largest(rows, 5)
+    shown = plot_data.largest(rows, 5)
     assert len(shown) == 5
     assert [row for row in rows if row in shown] == list(shown)
 
@@ -43,7 +43,7 @@ def test_the_overview_is_a_png_and_leaves_nothing_in_pyplot():
     report = make()
     name, histogram = next(iter(report.histograms.items()))
     figure = plots.overview_figure(
-        report.after.weights, report.events, plots.asked_line(report.schedule, report.events), (), (name, histogram)
+        report.after.weights, report.events, plot_data.asked_line(report.schedule, report.events), (), (name, histogram)
     )
     assert plots.to_png(figure).startswith(b"\x89PNG")
     pyplot = sys.modules.get("matplotlib.pyplot")

@@ -105,7 +105,7 @@ def test_compat_masks_of_a_decay_follow_weights_that_change():
 # ---- differences: (tensorflow-model-optimization, compat="tfmot", prunekit's own)
 
 
-@pytest.mark.filterwarnings("ignore:Of these weights sparsity .* leaves no more than one unit:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparsity .* leaves at most one unit of these weights:UserWarning")
 @pytest.mark.parametrize(
     "size, asked, theirs, own",
     # Halves go to the even count on both sides: of what is kept there, of what is removed here.

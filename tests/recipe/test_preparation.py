@@ -39,7 +39,7 @@ def test_what_only_tensorflow_has_is_refused_in_one_line_before_anything_happens
 
 
 REFUSED = {
-    "a pattern that matches nothing": (recipe(prune(include=["hiden"])), r"steps\[0\].prune: .*Did you mean: 'hidden'"),
+    "a pattern that matches nothing": (recipe(prune(include=["hiden"])), r"steps\[0\].prune: .*Did you mean 'hidden'"),
     "nothing left to prune": (recipe(prune(exclude=["*"])), r"steps\[0\].prune: .*no weights to prune"),
     "an input length that N:M cannot divide": (
         recipe({"prune": {"sparsity": 2 / 3, "pattern": "1:3"}}),

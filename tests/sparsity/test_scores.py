@@ -214,7 +214,7 @@ def test_an_unknown_name_is_refused_with_the_valid_ones(name):
 
 
 def test_a_near_miss_is_named():
-    with pytest.raises(ValueError, match='Did you mean "magnitude"'):
+    with pytest.raises(ValueError, match="Did you mean 'magnitude'"):
         get_criterion("Magnitud")
 
 

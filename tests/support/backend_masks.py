@@ -13,8 +13,9 @@ import numpy as np
 from keras import ops
 
 from prunekit.sparsity.schedules import OneShot
+from prunekit.techniques.pruning.one_shot import prune
 from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner, prune
+from prunekit.techniques.pruning.pruner import Pruner
 
 LAYERS = {
     "image": lambda dtype: keras.Sequential(
@@ -78,7 +79,7 @@ def digest(layers, weights, dtype, criterion, pattern, allocation) -> str:
             found.update(np.packbits(mask).tobytes())
     with warnings.catch_warnings():
         # Where all weights are equal, the global allocation leaves one entry of a weight: prunekit says so.
-        warnings.filterwarnings("ignore", "Of these weights")
+        warnings.filterwarnings("ignore", "Sparsity .* leaves")
         prune(model, sparsity, **options)
     for variable in model.trainable_variables:
         found.update(np.asarray(ops.convert_to_numpy(variable.value), "float32").tobytes())

@@ -7,7 +7,7 @@ import numpy as np
 from prunekit.anatomy.inspection import Event, Report, WeightRow
 from prunekit.anatomy.targets import Skipped
 from prunekit.delivery.export import ExportRow, RuntimeAdvice
-from prunekit.delivery.plots import weight_histogram
+from prunekit.delivery.plot_data import weight_histogram
 from prunekit.delivery.run_report import RunReport, compressed_sizes
 
 HOSTILE = "<script>alert(1)</script>/kernel"

@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from prunekit.anatomy.targets import Target, targets_named
-from prunekit.core import distribution, jax_state, train_function
+from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for
 from prunekit.sparsity.selection import count_true
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -65,21 +66,28 @@ def holding(model: Any, masks: Mapping[str, Any], optimizer: Any = None) -> Iter
             warnings.warn(note, stacklevel=3)
 
 
-def without_zeros(masks: Sequence[Any], targets: Sequence[Target]) -> list[Any]:
-    """Returns the masks with the targets' zero entries removed, as tensors; a mask that would be empty is unchanged.
+def without_zeros(masks: Sequence[Any], targets: Sequence[Target]) -> tuple[list[Any], np.ndarray]:
+    """Returns the masks with the targets' zero entries removed, and the number of entries that each mask keeps.
 
-    A weight whose entries are all zero is untrained, not pruned.
+    A mask that would be empty is unchanged: a weight whose entries are all zero is untrained, not pruned.
 
     Args:
         masks: One boolean tensor per target, True = kept.
         targets: The weights.
     """
-    found = [
-        ops.logical_and(mask, ops.not_equal(ops.convert_to_tensor(target.variable), 0))
-        for mask, target in zip(masks, targets, strict=True)
-    ]
-    counts = [int(count_true(mask, expect_any=True)) for mask in found]
-    return [new if n else old for new, old, n in zip(found, masks, counts, strict=True)]
+    found = [_without_zeros(mask, target) for mask, target in zip(masks, targets, strict=True)]
+    rows = [row if row[1] else (mask, int(count_true(mask))) for row, mask in zip(found, masks, strict=True)]
+    return [mask for mask, _ in rows], np.array([count for _, count in rows])
+
+
+def _without_zeros(mask: Any, target: Target) -> tuple[Any, int]:
+    weight = backend.value_now(target.variable)
+    if keras.backend.backend() == "tensorflow" and backend.is_on_cpu(weight):
+        mask, weight = backend.array_of(mask), backend.array_of(weight)
+        new = mask if np.count_nonzero(weight) == weight.size else np.logical_and(mask, weight != 0)
+        return new, int(np.count_nonzero(new))
+    new = ops.logical_and(mask, ops.not_equal(weight, 0))
+    return new, int(count_true(new, expect_any=True))
 
 
 def masks_of_zeros(targets: Sequence[Target]) -> dict[str, np.ndarray]:
@@ -87,6 +95,6 @@ def masks_of_zeros(targets: Sequence[Target]) -> dict[str, np.ndarray]:
 
     Targets whose entries are all zero are left out.
     """
-    masks = without_zeros([ops.ones(target.shape, "bool") for target in targets], targets)
-    arrays = {target.name: ops.convert_to_numpy(mask) for target, mask in zip(targets, masks, strict=True)}
+    masks, _ = without_zeros([ops.ones(target.shape, "bool") for target in targets], targets)
+    arrays = {target.name: backend.array_of(mask) for target, mask in zip(targets, masks, strict=True)}
     return {name: mask for name, mask in arrays.items() if not mask.all()}

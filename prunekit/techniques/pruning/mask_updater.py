@@ -11,7 +11,6 @@ from keras import ops
 from prunekit.anatomy.reports import Event
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.selection import count_true
 from prunekit.techniques.pruning.enforcement_check import EnforcementCheck
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -60,9 +59,14 @@ class MaskUpdater:
         """Fraction of the targets' entries that are currently pruned."""
         return 1.0 - int(self.kept.sum()) / self.size
 
-    def replace(self, masks: Sequence[Any]) -> None:
-        """Replaces all masks, one array or tensor per target, without an event."""
-        self.kept = np.array([int(count_true(ops.convert_to_tensor(mask))) for mask in masks])
+    def replace(self, masks: Sequence[Any], kept: np.ndarray) -> None:
+        """Replaces all masks without an event.
+
+        Args:
+            masks: One boolean array or tensor per target, True = kept.
+            kept: Number of kept entries of each target, shape (targets,).
+        """
+        self.kept = kept
         self._store.replace(masks, self._counter.optimizers)
 
     def due(self, step: int) -> int | None:

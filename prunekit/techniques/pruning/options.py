@@ -1,6 +1,5 @@
 """Pruning options shared by `PruningCallback`, `Pruner` and `prune`."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
@@ -9,6 +8,7 @@ from typing import Any, TypedDict
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.suggestions import did_you_mean
 from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
 
 
@@ -118,7 +118,6 @@ def as_options(options: Mapping[str, Any]) -> PruningOptions:
     known = [option.name for option in fields(PruningOptions)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise TypeError(f"Unknown option. Received: {name!r}. Valid are: {', '.join(known)}.{hint}")
     return PruningOptions(**options)

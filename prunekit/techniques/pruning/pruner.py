@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from prunekit.anatomy.inspection import Event, Report, inspect
+from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
 from prunekit.anatomy.targets import check_built
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
@@ -91,10 +91,11 @@ class Pruner:
         self.model = model
         self.options = options
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
-        training = bool(optimizers) if training is None else training
-        found = resolved_targets(model, schedule, options, training=training)
+        trains = bool(optimizers) if training is None else training
+        found = resolved_targets(model, schedule, options, training=trains)
         self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets
         self.skipped, self._calculator = list(found.skipped), found.calculator
+        self._calculator.once = training is False
         self._collectors = Collectors(options.needs, model, self.targets, data)
         self.store = MaskStore(self.targets, model)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
@@ -129,8 +130,9 @@ class Pruner:
 
     def adopt_zeros(self) -> None:
         """Adds zero entries of the targets to the masks, except in targets whose entries are all zero."""
-        masks = [self.store.mask(i) for i in range(len(self.targets))]
-        self.updater.replace(without_zeros(masks, self.targets))
+        masks, kept = without_zeros([self.store.mask(i) for i in range(len(self.targets))], self.targets)
+        if kept.sum() < self.updater.size:
+            self.updater.replace(masks, kept)
 
     def step(self) -> bool:
         """Follows the schedule by one step, after an optimizer update; returns True if masks changed.
@@ -306,7 +308,8 @@ class Pruner:
         Raises:
             ValueError: The state has no statistics of the training although the criterion needs them.
         """
-        self.updater.replace([state.masks[target.name] for target in self.targets])
+        masks = [state.masks[target.name] for target in self.targets]
+        self.updater.replace(masks, np.array([np.count_nonzero(mask) for mask in masks]))
         self.updater.last_update = state.last_update
         self.updater.events = list(state.events)
         self._counter.origin, self._counter.calls, self._counter.done = state.origin, state.calls, state.done
@@ -362,9 +365,15 @@ class Pruner:
         """Optimizer updates since the origin."""
         return self._counter.now
 
-    def report(self, *, before: Report | None = None, notes: Sequence[str] = ()) -> Report:
-        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes."""
-        after = inspect(self.model)
+    def report(self, *, before: Report | None = None, notes: Sequence[str] = (), only_pruned: bool = False) -> Report:
+        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes.
+
+        Args:
+            before: Report on the model before pruning.
+            notes: Messages to add.
+            only_pruned: Whether nothing but the pruned weights changed since `before`.
+        """
+        after = inspect_again(before, self.targets) if before is not None and only_pruned else inspect(self.model)
         return Report(
             model=after.model,
             weights=after.weights,

@@ -12,8 +12,9 @@ from keras import ops
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.mask_store import LeakError
+from prunekit.techniques.pruning.one_shot import prune
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.pruner import Pruner, prune
+from prunekit.techniques.pruning.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

@@ -12,7 +12,10 @@ from prunekit.sparsity.selection import removed_count
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.pruner import Pruner
 
-SPARED = r"sparsity 0.95 leaves no more than one unit, which is kept: head/kernel \(1\). Leave them out with `exclude`"
+SPARED = (
+    r"Sparsity 0.95 leaves at most one unit of these weights, and that unit is kept: head/kernel \(1\). "
+    "Leave them out with `exclude`"
+)
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ def test_one_weight_of_a_small_head_is_kept_and_the_head_is_named(headed):
 
 @pytest.mark.every_backend
 def test_who_asks_for_it_gets_an_empty_weight_and_is_told_its_name(headed):
-    with pytest.warns(UserWarning, match=r"nothing is left at sparsity 0.95: head/kernel \(8\). Leave them out"):
+    with pytest.warns(
+        UserWarning, match=r"Sparsity 0.95 leaves nothing of these weights: head/kernel \(8\). Leave them out"
+    ):
         report = pk.prune(headed, 0.95, keep_one=False)
     assert kept(headed) == 0
     assert "head/kernel (8)" in report.notes[0]
@@ -59,14 +64,14 @@ def test_counts_stay_exact_and_nothing_is_said_where_a_weight_is_left_anyway(hea
 def test_the_global_allocation_spares_the_best_weight_of_a_layer_and_keeps_its_count(headed, keep_one):
     head = headed.get_layer("head").kernel
     head.assign(np.array([[1], [-3], [2], [1], [1], [1], [1], [1]]) * 1e-6)
-    with pytest.warns(UserWarning, match=r"head/kernel \(1\)" if keep_one else r"nothing is left.* head/kernel \(8\)"):
+    with pytest.warns(UserWarning, match=r"head/kernel \(1\)" if keep_one else r"leaves nothing.* head/kernel \(8\)"):
         pk.prune(headed, 0.5, allocation="global", keep_one=keep_one)
     assert np.flatnonzero(head.numpy()).tolist() == ([1] if keep_one else [])
     assert kept(headed) + kept(headed, "hidden") == 72 - 36
 
 
 def test_the_global_allocation_keeps_one_weight_of_each_where_fewer_would_be_left(headed):
-    with pytest.warns(UserWarning, match=r"which is kept: hidden/kernel \(1\), head/kernel \(1\)"):
+    with pytest.warns(UserWarning, match=r"that unit is kept: hidden/kernel \(1\), head/kernel \(1\)"):
         pk.prune(headed, 0.99, allocation="global")
     assert [kept(headed, name) for name in ("hidden", "head")] == [1, 1]
 
@@ -75,7 +80,7 @@ def test_the_global_allocation_keeps_one_channel(headed):
     headed.get_layer("hidden").kernel.assign(np.full((8, 8), 1e-6))
     wide = keras.Sequential([*headed.layers[:1], keras.layers.Dense(16, name="head")])
     wide.build((None, 8))
-    with pytest.warns(UserWarning, match=r"which is kept: hidden/kernel \(8\)"):
+    with pytest.warns(UserWarning, match=r"that unit is kept: hidden/kernel \(8\)"):
         pk.prune(wide, 0.5, allocation="global", pattern="channel")
     kernel = wide.get_layer("hidden").kernel.numpy()
     assert np.count_nonzero(kernel.any(axis=0)) == 1
