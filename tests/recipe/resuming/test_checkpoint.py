@@ -33,7 +33,10 @@ def told(report):
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [1, 4, 6, 9])
+# After so many ends of epochs and steps.
+@pytest.mark.parametrize(
+    "ends", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(6, marks=pytest.mark.thorough), 9]
+)
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, whole, ends):
     work = interrupted(pairs, tmp_path / "run", ends)
     assert names(tmp_path) == ["run.unfinished"]
@@ -138,6 +141,7 @@ def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names
     assert architecture_digest(Own(3)) is None or isinstance(architecture_digest(Own(3)), str)
 
 
+@pytest.mark.one_backend
 def test_differences_are_named_at_the_first_place():
     start = {"recipe": {"steps": [{"a": 1}, {"b": [1, 2]}]}, "model": "m", "data": None, "versions": {"x": "1"}}
     assert start_differences(start, start) == []

@@ -12,7 +12,7 @@ from prunekit.core import distribution
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.techniques.pruning.backup_sync import Backup
 
-pytestmark = pytest.mark.every_backend(on_jax=4)
+pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # An epoch has four updates.
 RISE = pk.PolynomialDecay(final_sparsity=0.75, begin_step=1, end_step=12, frequency=2)
