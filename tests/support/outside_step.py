@@ -3,12 +3,12 @@
 The step returns another model object. Weights, masks and the optimizer's slots are cut along.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import numpy as np
 
+from prunekit.anatomy.sections import Column, Section
 from prunekit.recipe.fields import Name, Settings, refusal
 from prunekit.recipe.models import weight_arrays
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult
@@ -25,17 +25,6 @@ class Halve(Settings):
 def check(settings, earlier):
     if any(isinstance(step.settings, Halve) and step.settings.layer == settings.layer for step in earlier):
         raise refusal(f"an earlier step already halves {settings.layer!r}.", "layer")
-
-
-@dataclass(frozen=True)
-class RemovedUnits:
-    """Section of the report: the removed units of one layer."""
-
-    layer: str
-    removed: tuple[int, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"title": "Removed units", "columns": ["layer", "units"], "rows": [[self.layer, list(self.removed)]]}
 
 
 class HalveStep(StepHandler[PreparedStep]):
@@ -62,10 +51,12 @@ class HalveStep(StepHandler[PreparedStep]):
             new.assign(cut(keras.ops.convert_to_numpy(old), new.shape, kept))
         shapes = {key: array.shape for key, array in weight_arrays(small).items()}
         masks = {key: cut(mask, shapes[key], kept) for key, mask in workspace.state.masks.all.items()}
-        removed = tuple(int(unit) for unit in np.setdiff1d(np.arange(len(norms)), kept))
-        return StepResult(
-            model=small, masks=masks, sections=[RemovedUnits(name, removed)], text=f"{len(removed)} units removed"
+        removed = [int(unit) for unit in np.setdiff1d(np.arange(len(norms)), kept)]
+        rows = [(name, unit, float(norms[unit])) for unit in removed]
+        section = Section(
+            "Removed units", (Column("layer", "name"), Column("unit", "count"), Column("norm", "number")), rows
         )
+        return StepResult(model=small, masks=masks, sections=[section], text=f"{len(removed)} units removed")
 
 
 def halved(model, name):
