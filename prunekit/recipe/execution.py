@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.targets import find_targets, weights_in
-from prunekit.delivery.run_report import json_ready
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.models import rebuilt_model
 from prunekit.recipe.preparation import Prepared
@@ -95,7 +94,7 @@ class Execution:
             "accuracy": workspace.state.accuracy,
         }
         if result.sections:
-            row["sections"] = [json_ready(section.as_dict()) for section in result.sections]
+            row["sections"] = [section.to_dict() for section in result.sections]
         workspace.state.steps.append(row)
         workspace.report_progress(1.0, result.text or self._summary(step))
 

@@ -99,13 +99,17 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
     return model
 
 
-def check_model_file(path: str | os.PathLike[str]) -> None:
+def check_model_file(path: str | os.PathLike[str], like: Iterable[keras.Model] = ()) -> None:
     """Checks that `path` is a `.keras` file that is safe to open.
+
+    Args:
+        path: The file.
+        like: As for `load_model`.
 
     Raises:
         RecipeError: The file is missing, has another extension, or is damaged or unsafe.
     """
-    with _as_recipe_errors():
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
         model_files.check_model_file(path)
 
 
@@ -164,7 +168,7 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or holds the weights of another model.
     """
-    with _as_recipe_errors():
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of([model])):
         model_files.load_weights(model, path)
 
 

@@ -242,7 +242,6 @@ def verify(
         RecipeError: `directory` is not a run directory, or the run used a model or data that must be given in Python.
     """
     path = check_run(directory)
-    check_model_file(path / MODEL)
     # The report records whether data were given in Python; the recipe does not, so do not require data here.
     recipe = load_recipe(path / LOCK, data_given=True)
     recorded = _recorded(path)
@@ -255,6 +254,7 @@ def verify(
     found = settled_recipe(recipe, model, data)
     with distributed(found, progress) as replicas:
         prepared = prepare(found, model, data, trust=trust, replicas=replicas)
+        check_model_file(path / MODEL, prepared.models)
         hashes = _hashes_at_start(prepared)
         differences = [
             f"{what} {'is' if what == 'model' else 'are'} not what the run started from"

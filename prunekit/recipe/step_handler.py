@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import keras
 import numpy as np
 
+from prunekit.anatomy.sections import Section
 from prunekit.anatomy.targets import Skipped
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
@@ -66,13 +67,6 @@ class PlannedStep:
     skipped: tuple[Skipped, ...] = ()
 
 
-class ReportSection(Protocol):
-    """What a step reports besides its history: data that the report of the run stores and renders."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the section as values that JSON can represent."""
-
-
 @dataclass(frozen=True, eq=False)
 class StepResult:
     """What a step did.
@@ -83,14 +77,14 @@ class StepResult:
         masks: Weight name -> mask, True = kept, that replace all masks of earlier steps. None keeps the masks of those
             weights that the model still has under the same name and in the same shape.
         history: Metric -> value per epoch.
-        sections: Sections of the report.
+        sections: Sections of the report, which follow the table of the steps.
         text: One line for the terminal at the end of the step; "" shows accuracy and sparsity.
     """
 
     model: keras.Model | None = None
     masks: Mapping[str, np.ndarray] | None = None
     history: dict[str, list[float]] = field(default_factory=dict)
-    sections: Sequence[ReportSection] = ()
+    sections: Sequence[Section] = ()
     text: str = ""
 
 

@@ -73,6 +73,15 @@ def test_the_policy_regrew_weights_and_the_next_step_holds_its_last_masks(pairs)
     assert (after["hidden"] != before["hidden"]).sum() > 16, "half of the weights were exchanged at each update"
 
 
+def test_a_regrowing_step_may_let_the_zeros_of_an_earlier_step_go_and_keeps_the_sparsity_exact(pairs):
+    once = {"prune": {"sparsity": 0.5}}
+    first = masks_of(compress(document(once), network(), pairs).model)
+    result = compress(document(once, evolving(), {"finetune": {"epochs": 1}}), network(), pairs)
+    after = masks_of(result.model)
+    assert {name: int(mask.sum()) for name, mask in after.items()} == {"hidden": 64, "logits": 32}
+    assert (after["hidden"] & ~first["hidden"]).any()
+
+
 def test_options_of_extensions_are_checked_where_they_stand(tmp_path):
     path = tmp_path / "recipe.yaml"
     template = (

@@ -69,6 +69,8 @@ class Evolving(Gradual):
     New entries are drawn at random and begin with the value `value`.
     """
 
+    regrows: ClassVar[bool] = True
+
     fraction: float = 0.25
     value: float = 0.0
     seed: int | None = None
