@@ -328,7 +328,7 @@ def targets_named(model: Any, names: Collection[str]) -> list[Target]:
     known = [weight.name for weight in weights]
     for name in names:
         if name not in known:
-            raise ValueError(f"The model {model.name!r} has no weight {name!r}. {near_misses(name, known, weights)}")
+            raise ValueError(f"The model {model.name!r} has no weight {name!r}. {near_misses(name, known, known)}")
     return [_target(weight) for weight in weights if weight.name in names]
 
 
