@@ -1,7 +1,6 @@
 """Compilation of functions for the backend, and control over when they are traced again."""
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,23 +40,9 @@ def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Call
     return function
 
 
-# Calls of a function that take about as long, operation by operation, as its trace.
-_CALLS_WITHOUT_TRACE = 4
-
-
 def compiled_effect(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Compiles `function`, which takes no arguments and reads or assigns variables, on TensorFlow only.
-
-    The first calls run the function without a trace, since many functions are called only once or twice.
-    """
-    if keras.backend.backend() != "tensorflow":
-        return function
-    calls, traced = itertools.count(), compiled(function)
-
-    def run() -> Any:
-        return (function if next(calls) < _CALLS_WITHOUT_TRACE else traced)()
-
-    return run
+    """Compiles `function`, which takes no arguments and reads or assigns variables, on TensorFlow only."""
+    return compiled(function) if keras.backend.backend() == "tensorflow" else function
 
 
 class _TraceKey:

@@ -75,13 +75,19 @@ def without_zeros(masks: Sequence[Any], targets: Sequence[Target]) -> tuple[list
         masks: One boolean tensor per target, True = kept.
         targets: The weights.
     """
-    found = [_without_zeros(mask, target) for mask, target in zip(masks, targets, strict=True)]
+    weights = [backend.value_now(target.variable) for target in targets]
+    found = [nonzero_within(mask, weight) for mask, weight in zip(masks, weights, strict=True)]
     rows = [row if row[1] else (mask, int(count_true(mask))) for row, mask in zip(found, masks, strict=True)]
     return [mask for mask, _ in rows], np.array([count for _, count in rows])
 
 
-def _without_zeros(mask: Any, target: Target) -> tuple[Any, int]:
-    weight = backend.value_now(target.variable)
+def nonzero_within(mask: Any, weight: Any) -> tuple[Any, int]:
+    """Returns the mask without the positions at which the weight is zero, and how many positions it keeps.
+
+    Args:
+        mask: Boolean tensor.
+        weight: Tensor of the same shape.
+    """
     if keras.backend.backend() == "tensorflow" and backend.is_on_cpu(weight):
         mask, weight = backend.array_of(mask), backend.array_of(weight)
         new = mask if np.count_nonzero(weight) == weight.size else np.logical_and(mask, weight != 0)

@@ -36,10 +36,11 @@ from prunekit.techniques.pruning.policy import MaskUpdate
 # Maximum number of entries of a group of weights processed in one graph (a larger weight is its own group). Temporary
 # memory is several times the group's size, because TensorFlow runs all ready operations of a graph at once.
 _AT_ONCE = 1 << 22
-# Most entries of a weight (with a joint allocation, of all weights) for which NumPy on one core is as fast as the
-# backend: for weights in the memory of the CPU, and for weights that are copied to it first.
-_SMALL_ON_CPU = 1 << 20
+# Most entries of a weight for which NumPy on one core is as fast as the backend: where the weight is copied to the
+# memory of the CPU first, and where masks are calculated once, so that compiling would take longer. A joint allocation
+# counts the entries of all weights, and has four times as many.
 _SMALL_ELSEWHERE = 1 << 16
+_SMALL_ONCE = 1 << 22
 # Criteria and patterns with the same results, to the bit, in single operations, in compiled functions and in NumPy.
 _EXACT_CRITERIA = frozenset((Magnitude, L2, Movement, Random))
 _EXACT_PATTERNS = frozenset((Unstructured, Block, NM, Channel))
@@ -170,9 +171,10 @@ class MaskCalculator:
         """Returns, for each weight, True if NumPy calculates its mask faster than the backend."""
         if keras.backend.backend() == "torch":
             return [False] * len(weights)
-        most = _SMALL_ON_CPU if all(map(backend.is_on_cpu, weights)) else _SMALL_ELSEWHERE
+        on_cpu = all(map(backend.is_on_cpu, weights))
+        most = (_SMALL_ONCE if self.once else backend.SMALL) if on_cpu else _SMALL_ELSEWHERE
         if self.allocation.joint:
-            return [sum(target.size for target in self.targets) <= most] * len(weights)
+            return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
         return [target.size <= most for target in self.targets]
 
     def _by_groups(self, groups, weights, masks, pruned, statistics) -> MaskUpdate:
