@@ -1,5 +1,6 @@
 """A package outside prunekit adds a kind of step that replaces the model: one file and one row."""
 
+import dataclasses
 import json
 import re
 
@@ -7,14 +8,19 @@ import keras
 import numpy as np
 import pytest
 import yaml
+from backends import tensorflow_only
 from outside_step import HALVE
 from tiny_recipes import prune, recipe, zeros
 
+from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe.directory import unfinished
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.runner import compress, plan, verify
 from prunekit.recipe.schema import register_step, unregister_step
+from prunekit.recipe.workspace import Workspace
+
+pytestmark = pytest.mark.every_backend
 
 HALVING = {"halve": {"layer": "hidden"}}
 STEPS = recipe({"train": {"epochs": 1}}, prune(exclude=["logits"]), HALVING, {"finetune": {"epochs": 2}})
@@ -95,33 +101,26 @@ def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(data, t
     assert result.report.compressed["hidden/kernel"]["after"] < result.report.compressed["hidden/kernel"]["before"]
 
 
-def test_zeros_hold_in_the_new_model_after_every_epoch(data):
-    counts = set()
-    models = []
-
-    class Spy:
-        def __call__(self, item):
-            if item.kind == "finetune" and item.epoch:
-                counts.add(zeros(models[0], "hidden/kernel"))
+def test_zeros_hold_in_the_new_model_after_every_epoch(data, monkeypatch):
+    models, counts = [], set()
+    inner = Workspace.replace_model
 
     def remember(self, model, *args):
         models.append(model)
         inner(self, model, *args)
 
-    from prunekit.recipe.workspace import Workspace
+    def look(item):
+        if item.kind == "finetune" and item.epoch:
+            counts.add(zeros(models[0], "hidden/kernel"))
 
-    inner = Workspace.replace_model
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "replace_model", remember)
-        result = compress(STEPS, network(), data, progress=Spy())
+    monkeypatch.setattr(Workspace, "replace_model", remember)
+    result = compress(STEPS, network(), data, progress=look)
     assert models == [result.model]
     assert counts == {zeros(result.model, "hidden/kernel")} and counts.pop() > 0
 
 
-@pytest.mark.parametrize("kind", ["tensorflow"], ids=str)
-def test_changes_of_weights_that_stay_are_counted_on(data, kind):
-    if keras.backend.backend() != kind:
-        pytest.skip("changes of weights are measured on TensorFlow")
+@tensorflow_only
+def test_changes_of_weights_that_stay_are_counted_on(data):
     updates = {name: row["updates"] for name, row in compress(STEPS, network(), data).report.changes.items()}
     assert updates == {"hidden/kernel": 10, "hidden/bias": 10, "logits/kernel": 10, "logits/bias": 25}
 
@@ -217,10 +216,8 @@ def test_the_kind_is_unknown_once_it_is_removed():
 
 @pytest.mark.parametrize("name", ["kind", "model_dump", "two words", "train"])
 def test_a_name_that_a_step_cannot_have_is_refused(name):
-    from dataclasses import replace
-
     with pytest.raises(ValueError, match=f"{re.escape(repr(name))}"):
-        register_step(replace(HALVE, name=name))
+        register_step(dataclasses.replace(HALVE, name=name))
 
 
 # ---- the same again --------------------------------------------------------------------------------------------------
@@ -230,7 +227,7 @@ def test_a_name_that_a_step_cannot_have_is_refused(name):
 def whole(data, tmp_path_factory):
     register_step(HALVE)
     folder = tmp_path_factory.mktemp("whole") / "run"
-    yield compress(STEPS, network(), data, folder)
+    return compress(STEPS, network(), data, folder)
 
 
 @pytest.mark.parametrize("ends", [5, 6, 7], ids=["before its checkpoint", "in the step behind it", "an epoch later"])
@@ -253,8 +250,6 @@ def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
 
 
 def test_a_damaged_architecture_is_refused_in_one_line(data, tmp_path):
-    from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
-
     with pytest.raises(KeyboardInterrupt):
         compress(STEPS, network(), data, tmp_path / "run", progress=Stop(7))
     for file in unfinished(tmp_path / "run").glob("checkpoint-*"):
