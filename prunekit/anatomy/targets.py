@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,6 +314,37 @@ def find_targets(
         remedy = " Call it once on a batch of data." if any(True for _ in unbuilt_layers(model)) else ""
         raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.{remedy}")
     return targets, skipped
+
+
+def overridden(model: Any, targets: Sequence[Target], overrides: Mapping[str, float]) -> dict[str, float]:
+    """Returns {target name: value} for patterns of layers and weights.
+
+    Args:
+        model: The model.
+        targets: Its targets.
+        overrides: Pattern, as in `include` -> value.
+
+    Raises:
+        ValueError: A pattern matches no target, or two patterns give a target different values.
+    """
+    weights = weights_in(model) if overrides else []
+    names = {target.name for target in targets}
+    found: dict[str, float] = {}
+    for pattern, value in overrides.items():
+        selection = _Selection(NamePattern(pattern, "overrides"), model, weights)
+        matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
+        if not matching:
+            raise ValueError(
+                f"A pattern in `overrides` must match a pruned weight. Received: {pattern!r}, which matches only "
+                "weights that are not pruned. Add them to `include`, or remove the pattern."
+            )
+        for name in matching:
+            if found.setdefault(name, value) != value:
+                raise ValueError(
+                    f"Each weight has one sparsity. Received: {found[name]:g} and {value:g} for {name} in `overrides`. "
+                    "Make the patterns more specific."
+                )
+    return found
 
 
 def targets_named(model: Any, names: Collection[str]) -> list[Target]:

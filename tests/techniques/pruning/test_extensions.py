@@ -154,7 +154,7 @@ def test_calibration_data_of_every_kind(kind, samples):
         (np.zeros((0, 2)), ValueError, r"Received: arrays of lengths \[0\]"),
         ((1, 2, 3, 4), TypeError, "Received: a tuple of 4 parts"),
     ],
-    ids=str,
+    ids=["an iterator", "a number", "no batches", "different lengths", "no examples", "four parts"],
 )
 def test_other_calibration_data_are_refused(data, error, message):
     with pytest.raises(error, match=message):
