@@ -36,7 +36,8 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "options mask_store movement mask_calculator policy tfmot_rules pruner pruner_state backup_sync callbacks",
+        "options mask_store movement mask_calculator policy tfmot_rules pruner pruner_state trace_reuse "
+        "backup_sync callbacks",
     ),
     (
         "loops",
