@@ -2,12 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 
-from prunekit.core import compilation, jax_state
+from prunekit.core import backend, compilation, jax_state
+from prunekit.core.optimizers import optimizers_of, parts_of
 
 
 class ScopedTrainFunction:
@@ -22,10 +23,13 @@ class ScopedTrainFunction:
     def __init__(self, model, scope: Callable[[], contextlib.AbstractContextManager]):
         self._model = model
         self._scope = scope
+        # Whether this object's function was only ever called, and so traced, in its own scope.
+        self._alone = True
         self._build()
 
     def _build(self) -> None:
         self._original = self._model.train_function
+        self._contents, self._optimizers = _contents(self._model), optimizers_of(self._model)
         # Inside the scope: on JAX, building fixes the layout of the step's state over devices.
         with self._scope(), jax_state.fresh_step(self._model):
             self._model.make_train_function(force=True)
@@ -34,6 +38,21 @@ class ScopedTrainFunction:
     def fits(self, model) -> bool:
         """Returns True if `model.train_function` is unchanged since this object was built: the object is reusable."""
         return model is self._model and model.train_function is self._original
+
+    def keep(self, scope: Callable[[], contextlib.AbstractContextManager], owner: Any) -> None:
+        """Keeps this object with the model's train function, for `kept`; what was traced is not traced again.
+
+        Nothing is kept if the trace may contain more than the model's step and this object's own scope, or if what it
+        contains has changed since.
+
+        Args:
+            scope: Replaces this object's scope and has the same effect, but keeps fewer objects alive.
+            owner: What the next user of this object needs to know.
+        """
+        if backend.on_tensorflow() and self._alone and self.fits(self._model) and hasattr(self._original, "__dict__"):
+            if _are_same(self._contents, _contents(self._model)):
+                self._scope = scope
+                vars(self._original)[_KEPT] = self, owner
 
     def arm(self) -> None:
         """Makes the next call of the model's train function run the scoped function."""
@@ -59,8 +78,52 @@ class ScopedTrainFunction:
         self.disarm()
         # Two callbacks in one fit: the function armed first runs inside the scope of the other, traced in both scopes.
         state = jax_state.StateOfFit(self._model)
+        self._alone = self._alone and _are_unwrapped(self._optimizers)
         with self._scope():
             return state.call(self._original if _is_scoped(self._original) else self._scoped, *args)
+
+
+_KEPT = "_prunekit_scoped_function"
+
+
+def kept(model) -> tuple[Any, Any]:
+    """Takes the `ScopedTrainFunction` that was kept with the model's train function: it and its owner, or twice None.
+
+    Keras discards its train function, and what is kept with it, when the model is compiled again.
+    """
+    if not backend.on_tensorflow():
+        return None, None
+    function, owner = getattr(model.train_function, "__dict__", {}).pop(_KEPT, (None, None))
+    if function is None or not _are_unwrapped(function._optimizers):
+        return None, None
+    return (function, owner) if _are_same(function._contents, _contents(model)) else (None, None)
+
+
+def _are_unwrapped(optimizers: Sequence[Any]) -> bool:
+    """Returns True outside every scope that observes or changes updates."""
+    return not any("apply" in vars(part) for one in optimizers for part in (one, *parts_of(one)))
+
+
+def _contents(model) -> tuple[list[Any], list[Any]]:
+    """Returns what a trace of the model's train step contains besides variables' values: objects, and plain values."""
+    optimizers = [part for one in optimizers_of(model) for part in (one, *parts_of(one))]
+    layers = list(model._flatten_layers())
+    objects = [*layers, *optimizers, vars(model).get("train_step"), getattr(model, "_compile_config", None)]
+    plain: list[Any] = [getattr(model, name, None) for name in ("run_eagerly", "jit_compile", "steps_per_execution")]
+    for variable in model.variables:
+        objects += [variable, getattr(variable, "constraint", None), getattr(variable, "regularizer", None)]
+        plain += [variable.trainable, tuple(variable.shape)]
+    for owner in (*layers, *optimizers):
+        public = {name: value for name, value in vars(owner).items() if not name.startswith("_") and name != "built"}
+        plain += [(name, value) for name, value in public.items() if isinstance(value, bool | int | float | str)]
+        objects += [value for value in public.values() if callable(value)]
+        plain.append(getattr(owner, "trainable", None))
+    return objects, plain
+
+
+def _are_same(first: tuple[list[Any], list[Any]], second: tuple[list[Any], list[Any]]) -> bool:
+    same = len(first[0]) == len(second[0]) and all(one is other for one, other in zip(first[0], second[0], strict=True))
+    return same and first[1] == second[1]
 
 
 class _PreparedCall:

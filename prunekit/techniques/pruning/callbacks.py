@@ -15,6 +15,7 @@ from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
+from prunekit.techniques.pruning import trace_reuse
 from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
@@ -110,6 +111,8 @@ class PruningCallback(keras.callbacks.Callback):
                 "pk.prune, or make layers trainable before compile()."
             )
         self._pruner = Pruner.detached(self.model, self.schedule, self.options, data=self._data)
+        self._function = trace_reuse.take_over(self._pruner)
+        self._store = self._pruner.store
 
     def on_train_begin(self, logs=None) -> None:
         self.notes, self._begun = [], False
@@ -120,7 +123,9 @@ class PruningCallback(keras.callbacks.Callback):
         if self._companions is not None:
             self._companions.refuse_shared_targets()
         self._announce(self.pruner.shortfall(self._planned_steps()))
-        if self._function is None or not self._function.fits(self.model):
+        if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
+            # Another callback may have taken over the function, and this one's pruner has got other masks.
+            self._store = self.pruner.store
             self._function = train_function.ScopedTrainFunction(self.model, self.pruner.enforcing)
 
     # Masks are initialised here, because callbacks listed later still load weights in on_train_begin.
@@ -213,6 +218,8 @@ class PruningCallback(keras.callbacks.Callback):
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.take_up(self.pruner)
         self._announce(self.pruner.end_training())
+        if self._function is not None:
+            trace_reuse.keep(self._function, self.pruner)
         if self._companions is not None and self._companions.pruning[-1] is self:
             self._announce(self._companions.saved_less_sparse())
 

@@ -21,12 +21,13 @@ class EnforcementCheck:
         counter: The steps, and the optimizers whose updates are enforced.
 
     Attributes:
+        store: The masks.
         due: Whether the next `verify` checks all targets: weights that were written without passing through the
             optimizer are non-zero after the first update with new masks.
     """
 
     def __init__(self, model: Any, store: MaskStore, counter: StepCounter):
-        self._model, self._store, self._counter = model, store, counter
+        self._model, self.store, self._counter = model, store, counter
         self._seen: Any = 0
         self._checked = 0
         self.due = False
@@ -45,7 +46,7 @@ class EnforcementCheck:
         if self._counter.optimizers:
             self._check_progress()
         else:
-            self._store.enforce()
+            self.store.enforce()
         self._counter.done = self._counter.now
         if self.due or not 0 <= self._counter.done - self._checked < CHECK_EVERY:
             self.check()
@@ -58,7 +59,7 @@ class EnforcementCheck:
         """
         self.due, self._checked = False, self._counter.done
         jax_state.sync_model_state(self._model)
-        self.refuse(np.array(list(self._store.audit().values())))
+        self.refuse(np.array(list(self.store.audit().values())))
 
     def refuse(self, leaks: np.ndarray) -> None:
         """Re-imposes the masks and raises if there are leaks.
@@ -70,21 +71,21 @@ class EnforcementCheck:
             LeakError: A number is not 0.
         """
         if leaks.any():
-            self._store.enforce(self._counter.optimizers)
+            self.store.enforce(self._counter.optimizers)
             raise LeakError(
-                f"Pruned weights became non-zero since the last update: {self._store.named(leaks)}. "
+                f"Pruned weights became non-zero since the last update: {self.store.named(leaks)}. "
                 "Something in the loop writes weights without passing through the optimizer: assign weights "
                 "before the optimizer update, or call pruner.enforce() after writing them. The masks were re-imposed."
             )
 
     def _updates(self) -> Any:
-        return jax_state.progress(self._counter.optimizers) if jax_state.steps_are_pure() else self._store.updates
+        return jax_state.progress(self._counter.optimizers) if jax_state.steps_are_pure() else self.store.updates
 
     def _check_progress(self) -> None:
         jax_state.sync_model_state(self._model)
         updates = self._updates()
         if updates == self._seen:
-            self._store.enforce(self._counter.optimizers)
+            self.store.enforce(self._counter.optimizers)
             raise LeakError(
                 "Pruner.step() was called, but no update passed through "
                 f"{', '.join(type(optimizer).__name__ for optimizer in self._counter.optimizers)} since the last call, "

@@ -150,6 +150,8 @@ class MaskCalculator:
     def _chosen(self, weights, masks, pruned, statistics, *, spare=False) -> MaskUpdate:
         if self._is_compiled:
             return self._by_groups(self._sparing if spare else self._groups, weights, masks, pruned, statistics)
+        for maker in self._makers:
+            maker.once = self.once
         rows = [
             self._arrays(*row) if small else (self._makers[row[0]], row[1], self._importance(row[0], *row[1:3]), row[3])
             for small, *row in zip(self._small(weights), range(len(weights)), weights, statistics, masks, strict=True)
@@ -295,11 +297,16 @@ def _groups(targets: Sequence[Target]) -> Iterator[range]:
 class MaskMaker:
     """Calculates the mask of weights of one shape and layout from tensors.
 
-    `on_arrays` does the same with NumPy arrays.
+    Attributes:
+        on_arrays: Does the same with NumPy arrays.
+        once: True if masks are calculated once, so that no compilation pays.
     """
+
+    once = False
 
     def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
         self.units = pattern.units(shape, in_axes, out_axes)
+        self._is_large = math.prod(shape) > backend.SMALL
         self.on_arrays = _ArrayMaskMaker(pattern, shape, in_axes, out_axes)
 
         def pool(importance, mask):
@@ -325,7 +332,9 @@ class MaskMaker:
         return self._functions()[1](weight, pooled, mask, chosen)
 
     def _functions(self):
-        traced = backend.inside_graph() or jax_state.steps_are_pure()
+        # A large weight takes a tenth longer by single operations than compiled.
+        pays = self._is_large and not self.once
+        traced = backend.inside_graph() or jax_state.steps_are_pure() or pays
         return self._compiled() if traced else (self._pool, self._finish)
 
     def largest(self, units, kept):

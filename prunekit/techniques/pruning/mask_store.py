@@ -29,8 +29,9 @@ _KEEP_ZERO_SLOTS = frozenset(
 )
 
 
-# Number of calls of `enforce` after which a trace would have been quicker than single operations.
-_CALLS_BEFORE_TRACE = 64
+# Number of calls of `enforce` after which a trace would have been quicker than single operations: where all targets are
+# small, and where one is large (TensorFlow runs single operations of large weights one after another).
+_CALLS_BEFORE_TRACE = {False: 64, True: 3}
 
 
 class MaskStore:
@@ -62,6 +63,7 @@ class MaskStore:
             for target in self.targets
             for variable in (target.variable, self._masks[0])
         )
+        self._is_large = any(target.size > backend.SMALL for target in self.targets)
         self._calls = 0
         self._enforced_slots: tuple[int, ...] | None = None
         self._count_leaks = compilation.compiled_effect(self._leaks) if self._needs_trace else self._leaks
@@ -75,6 +77,21 @@ class MaskStore:
     def updates(self) -> int:
         """Number of optimizer updates enforced so far."""
         return int(self._updates.numpy())
+
+    def reset(self) -> None:
+        """Keeps every position again, and counts updates from 0; weights are not changed."""
+        for target, mask in zip(self.targets, self._masks, strict=True):
+            backend.assign_same(mask, np.ones(target.shape, bool))
+        self._updates.assign(0)
+        self.owner = None
+
+    def copy(self, model) -> "MaskStore":
+        """Returns a store with the same masks and count of updates in variables of its own."""
+        other = MaskStore(self.targets, model)
+        for mine, its in zip(self._masks, other._masks, strict=True):
+            its.assign(backend.value_now(mine))
+        other._updates.assign(backend.value_now(self._updates))
+        return other
 
     def mask(self, index: int):
         """Returns the mask of the index-th target as a tensor on the device."""
@@ -104,7 +121,7 @@ class MaskStore:
         """Sets the weights and the optimizers' slots to zero at pruned positions, immediately."""
         slots = [(part, *row) for optimizer in optimizers for part in parts_of(optimizer) for row in self._slots(part)]
         self._calls += 1
-        if not self._needs_trace and self._calls < _CALLS_BEFORE_TRACE:
+        if not self._needs_trace and self._calls <= _CALLS_BEFORE_TRACE[self._is_large]:
             self._zero_all(slots)
             return
         key = tuple(id(slot) for *_, slot in slots)
@@ -253,7 +270,12 @@ def _leak_count(mask, weight):
     if backend.is_small_on_host(weight):
         mask, weight = backend.array_of(mask), backend.array_of(weight)
         return np.int32(np.count_nonzero(np.logical_and(weight != 0, np.logical_not(mask))))
-    return count_true(leaking(mask, weight))
+    return _large_leak_count()(mask, weight)
+
+
+@functools.cache
+def _large_leak_count():
+    return compilation.compiled(lambda mask, weight: count_true(leaking(mask, weight)))
 
 
 def leaking(mask, weight):

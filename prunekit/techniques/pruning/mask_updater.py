@@ -39,6 +39,7 @@ class MaskUpdater:
         collectors: The statistics that criterion and policy need.
 
     Attributes:
+        store: The masks.
         events: Every mask update so far.
         last_update: Update step of the schedule that was applied last, or -1.
         kept: Number of kept entries of each target, shape (targets,).
@@ -47,7 +48,7 @@ class MaskUpdater:
     def __init__(
         self, plan: Plan, store: MaskStore, counter: StepCounter, check: EnforcementCheck, collectors: Collectors
     ):
-        self._plan, self._store, self._counter, self._check = plan, store, counter, check
+        self._plan, self.store, self._counter, self._check = plan, store, counter, check
         self._collectors = collectors
         self.events: list[Event] = []
         self.last_update = -1
@@ -67,7 +68,7 @@ class MaskUpdater:
             kept: Number of kept entries of each target, shape (targets,).
         """
         self.kept = kept
-        self._store.replace(masks, self._counter.optimizers)
+        self.store.replace(masks, self._counter.optimizers)
 
     def due(self, step: int) -> int | None:
         """Returns the schedule's update step to apply at `step`, or None."""
@@ -102,8 +103,8 @@ class MaskUpdater:
                 step=step,
                 sparsity=sparsity,
                 schedule=self._plan.schedule,
-                targets=self._store.targets,
-                masks=[self._store.mask(i) for i in range(len(self._store.targets))],
+                targets=self.store.targets,
+                masks=[self.store.mask(i) for i in range(len(self.store.targets))],
                 kept=self.kept,
                 statistics=self._collectors.values(),
                 calculator=self._plan.calculator,
@@ -120,16 +121,16 @@ class MaskUpdater:
 
     def _apply(self, found: MaskUpdate) -> None:
         if found.weights is not None:
-            for target, value in zip(self._store.targets, found.weights, strict=True):
+            for target, value in zip(self.store.targets, found.weights, strict=True):
                 if value is not None:
                     target.variable.assign(value)
-        self._store.replace(found.masks, self._counter.optimizers)
+        self.store.replace(found.masks, self._counter.optimizers)
         self.kept = found.kept
         self._check.due = True
 
     def _refuse_unobserved(self, step: int, sparsity: float) -> None:
         # After a resumption, rounding may differ from the current masks by up to half an entry per target.
-        more = sparsity * self.size > self.size - int(self.kept.sum()) + len(self._store.targets) / 2
+        more = sparsity * self.size > self.size - int(self.kept.sum()) + len(self.store.targets) / 2
         if more and self._collectors.unobserved:
             raise ValueError(
                 f"The criterion {self._plan.criterion} needs updates of a Keras optimizer before the first mask. "
@@ -141,7 +142,7 @@ class MaskUpdater:
         if nans.any():
             raise ValueError(
                 "Masks cannot be calculated from importances that are NaN. Received NaN for: "
-                f"{self._store.named(nans)}. The weights or the criterion cause it: look for a loss that became NaN, "
+                f"{self.store.named(nans)}. The weights or the criterion cause it: look for a loss that became NaN, "
                 "lower the learning rate, or train from an earlier checkpoint. The masks are unchanged."
             )
 
@@ -152,7 +153,7 @@ class MaskUpdater:
             # Equal statistics would be pruned by position.
             leaves = [keras.tree.flatten(value) for value in collector.values()]
             equal = [all(bool(ops.all(ops.equal(leaf, 0))) for leaf in row) for row in leaves]
-            names = [t.name for t, gone, zero in zip(self._store.targets, pruned, equal, strict=True) if gone and zero]
+            names = [t.name for t, gone, zero in zip(self.store.targets, pruned, equal, strict=True) if gone and zero]
             if names:
                 raise ValueError(
                     f"The criterion {self._plan.criterion} ranks weights by how updates changed them. Received: no "

@@ -18,8 +18,8 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
         sparsity: Fraction of the targets' entries to remove, in [0, 1).
         data: Calibration data for a criterion that needs them: inputs, a pair (inputs, labels), or a dataset or list
             of such batches. Must be None for a criterion that reads weights only.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
-            `origin`, `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
+            `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
         ValueError: As for `Pruner`; `data` are not needed; the criterion needs a training ("movement").

@@ -19,6 +19,7 @@ from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.mask_updater import MaskUpdater, Plan
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
+from prunekit.techniques.pruning.policy import MaskPolicy
 from prunekit.techniques.pruning.pruner_state import PrunerState
 from prunekit.techniques.pruning.step_counter import StepCounter
 from prunekit.techniques.pruning.targeting import resolved_targets
@@ -40,8 +41,8 @@ class Pruner:
             loop then passes its gradients through `mask_gradients` before using them.
         data: Calibration data, for a criterion or policy that needs them: inputs, a pair (inputs, labels), or a
             dataset or list of such batches. They are read at each mask update.
-        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
-            `origin`, `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+        **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
+            `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Attributes:
         model: The model.
@@ -107,6 +108,15 @@ class Pruner:
         # Number of updates before the next `step()` has work to do.
         self._quiet = 0
         self._finished = False
+
+    @property
+    def enforces_masks_only(self) -> bool:
+        """True if the scope of `enforcing` contains the masks and nothing else."""
+        return type(self.policy).scope is MaskPolicy.scope and not self._collectors.from_training
+
+    def use_store(self, store: MaskStore) -> None:
+        """Replaces the masks by those of another store of the same targets, before `begin` or between two steps."""
+        self.store = self._check.store = self.updater.store = store
 
     def _counted(self, optimizers: Sequence[Any]) -> Sequence[Any]:
         return [] if self.policy.counts_forward_passes else optimizers
