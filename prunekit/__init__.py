@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from prunekit import gradients, loops
     from prunekit.anatomy.cost import Cost, cost
     from prunekit.anatomy.inspection import Report, inspect
-    from prunekit.anatomy.layers import WeightSpec, register_layer
+    from prunekit.anatomy.layers import register_layer
+    from prunekit.anatomy.weight_spec import WeightSpec
     from prunekit.core import distribution
     from prunekit.delivery.export import export
     from prunekit.delivery.signal_plot import signal_picture
@@ -92,7 +93,8 @@ _MODULES = {
     "prunekit": ("gradients", "loops"),
     "prunekit.anatomy.cost": ("Cost", "cost"),
     "prunekit.anatomy.inspection": ("Report", "inspect"),
-    "prunekit.anatomy.layers": ("WeightSpec", "register_layer"),
+    "prunekit.anatomy.layers": ("register_layer",),
+    "prunekit.anatomy.weight_spec": ("WeightSpec",),
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.signal_plot": ("signal_picture",),

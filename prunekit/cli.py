@@ -302,7 +302,8 @@ def report(directory: str, as_json: bool) -> int:
     if as_json:
         _print_json(data)
         return 0
-    from prunekit.delivery.terminal_report import RunReport, render_terminal
+    from prunekit.delivery.run_report import RunReport
+    from prunekit.delivery.terminal_report import render_terminal
 
     terminal = console()
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from prunekit.anatomy.tables import aligned
 from prunekit.core import environment
 from prunekit.core.environment import Device, Environment
 from prunekit.delivery.formatting import clean, shorten, size
@@ -291,10 +292,8 @@ def _show_rows(console: "Console", rows: Sequence[tuple[str, ...]], styles: Sequ
     from rich.text import Text
 
     if not console.is_terminal:
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-        for row in rows:
-            cells = [f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)]
-            console.print(Text("  ".join(cells)), soft_wrap=True)
+        for line in aligned(rows, range(len(rows[0]))):
+            console.print(Text(line), soft_wrap=True)
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in rows[0][:-1]:

@@ -28,7 +28,7 @@ def test_a_block_larger_than_the_weight_is_the_weight():
     ["1:" + "9" * 5000, "block:" + "9" * 5000 + "x1", "2:4:8", "block:4", "4:2", "0:4", "block:0x1", "", " 2:4"],
 )
 def test_a_pattern_of_senseless_numbers_is_refused(perceptron, pattern):
-    with pytest.raises(ValueError, match="Unknown pattern|needs 0 < n < m|at least one weight") as refused:
+    with pytest.raises(ValueError, match="Unknown pattern|needs 0 < n < m|puts must be at least 1") as refused:
         pk.prune(perceptron, 0.5, pattern=pattern)
     assert len(str(refused.value)) < 300
 

@@ -16,8 +16,8 @@ ORDER = (
     ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "sections tables reports counting layers raw_variables targets layer_names fans watching flow recorded_graph "
-        "tracing cost inspection archives model_files",
+        "sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names fans "
+        "watching flow recorded_graph tracing cost inspection archives model_files",
     ),
     (
         "core",
@@ -42,8 +42,8 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting rows probe xnnpack litert advice isolated_run export_reference export run_report plot_data plots "
-        "signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
+        "formatting rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
+        "plot_data plots signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
     ),
     (
         "interop/tfmot",

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from prunekit.sparsity.arguments import whole
+
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 
@@ -41,8 +43,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"a limit is a positive whole number. Received: {name}={value!r}.")
+            whole(name, value, 1, wrong_type=ValueError)
 
     def allowance(self, stored: int) -> int:
         """Returns the maximum number of unpacked bytes of a file with `stored` bytes."""

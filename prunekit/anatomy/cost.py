@@ -7,7 +7,6 @@ as data.
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.tables import plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, places, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace
+from prunekit.sparsity.arguments import whole
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,7 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
         ValueError: `model` is not built; its input shapes are unknown; `model` cannot be called on such inputs.
     """
     check_built(model)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"A batch has at least one example. Received: batch_size={reprlib.repr(batch_size)}.")
+    batch_size = whole("batch_size", batch_size, 1, wrong_type=ValueError)
     forward = checked_trace(model, batch_size, inputs)
     trained = any(variable.trainable for variable in model.variables)
     traces = _Traces(forward, checked_trace(model, batch_size, inputs, training=True) if trained else Trace())

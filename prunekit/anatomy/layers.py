@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,83 +16,9 @@ import keras
 
 from prunekit.anatomy import counting
 from prunekit.anatomy.counting import Call, Product, Shape, Sources, Steps
+from prunekit.anatomy.weight_spec import WeightSpec
 
-ROLES = (
-    "kernel",
-    "recurrent_kernel",
-    "embedding",
-    "depthwise_kernel",
-    "bias",
-    "normalization",
-    "other",
-    "unknown",
-)
 _STATE = "it is state that the layer keeps, not a weight that it learns"
-
-
-@dataclass(frozen=True)
-class WeightSpec:
-    """The role, the axes and the prunability of one weight of a layer type.
-
-    Attributes:
-        role: One of `prunekit.anatomy.layers.ROLES`; "unknown" for a weight without a row in the table.
-        in_axes: Reduction (input) axes; negative axes count from the end.
-        out_axes: Axes that number the output units. All other axes are spatial or batch axes.
-        prunable: Whether the weight is pruned by default.
-        refused: The reason why the weight can never be pruned; "" if `include` can select the weight by name.
-        parallel_axes: Axes without a sum, because they number both input and output units: the channels of a depthwise
-            kernel, the rows of an embedding. An axis in `in_axes` or `out_axes` may also be a parallel axis.
-        groups: Number of groups of output units (grouped convolution); each group has separate input units.
-    """
-
-    role: str = "kernel"
-    in_axes: tuple[int, ...] = (-2,)
-    out_axes: tuple[int, ...] = (-1,)
-    prunable: bool = True
-    refused: str = ""
-    parallel_axes: tuple[int, ...] = ()
-    groups: int = 1
-
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"A weight's role is one of {', '.join(ROLES)}. Received: role={self.role!r}.")
-        axes = (*self.in_axes, *self.out_axes)
-        if len(set(axes)) != len(axes):
-            raise ValueError(
-                "Input and output axes must all be different. "
-                f"Received: in_axes={self.in_axes}, out_axes={self.out_axes}."
-            )
-        if self.groups < 1:
-            raise ValueError(f"A weight has at least one group of output units. Received: groups={self.groups}.")
-        if self.prunable and self.refused:
-            raise ValueError(f"A weight that is refused cannot be prunable. Received: refused={self.refused!r}.")
-
-    def at(self, shape: Shape, where: str) -> WeightSpec:
-        """A copy with axes counted from the start of `shape`; `where` names the weight in errors."""
-        rank = len(shape)
-        axes = (*self.in_axes, *self.out_axes, *self.parallel_axes)
-        wrong = [axis for axis in axes if not -rank <= axis < rank]
-        if wrong:
-            raise ValueError(
-                f"The axes registered for {where} do not exist in it. Received: axes {wrong} for shape {shape}. "
-                "Correct the WeightSpec given to register_layer."
-            )
-        in_axes = tuple(axis % rank for axis in self.in_axes)
-        out_axes = tuple(axis % rank for axis in self.out_axes)
-        if set(in_axes) & set(out_axes):
-            raise ValueError(
-                f"An axis of {where} is registered both as input and as output. Received: in_axes={self.in_axes}, "
-                f"out_axes={self.out_axes} for shape {shape}. Correct the WeightSpec given to register_layer."
-            )
-        parallel_axes = tuple(axis % rank for axis in self.parallel_axes)
-        if self.groups > 1 and (not out_axes or shape[out_axes[-1]] % self.groups):
-            raise ValueError(
-                f"The output units of {where} do not fall into {self.groups} equal groups. Received: "
-                f"out_axes={self.out_axes} for shape {shape}. Correct the WeightSpec given to register_layer."
-            )
-        return replace(self, in_axes=in_axes, out_axes=out_axes, parallel_axes=parallel_axes)
-
-
 Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
 Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
 

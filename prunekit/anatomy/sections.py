@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
+from prunekit.sparsity.arguments import whole
+
 Value: TypeAlias = bool | int | float | str | tuple[str | int, ...] | None
 
 # Kind of a column -> True if the cells are figures, which are aligned to the right and never broken.
@@ -60,9 +62,7 @@ class Column:
         if self.kind not in KINDS:
             raise ValueError(f"A column's kind is one of {', '.join(KINDS)}. Received: {self.kind!r}.")
         for name in ("keep", "digits"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= 17:
-                raise ValueError(f"A column's {name} is a whole number from 0 to 17. Received: {value!r}.")
+            whole(name, getattr(self, name), 0, largest=17)
 
     @property
     def heading(self) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
-import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from prunekit.anatomy.layers import (
-    WeightSpec,
     cell_of,
     makes_weights,
     owns_kernels,
@@ -23,13 +20,12 @@ from prunekit.anatomy.layers import (
     weight_values,
     weights_of,
 )
+from prunekit.anatomy.name_patterns import NamePattern, near_misses, prefixes
 from prunekit.anatomy.raw_variables import raw_variables
 from prunekit.anatomy.reports import Skipped
-from prunekit.suggestions import did_you_mean
+from prunekit.anatomy.weight_spec import WeightSpec
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
-# Placeholder name for any weight of a layer: a pattern that matches it selects the layer, not one weight.
-_ANY_WEIGHT = "qxzjq"
 _OUT_BY_DEFAULT = {
     "bias": "a bias: out unless include names it",
     "normalization": "a normalisation weight: out unless include names it",
@@ -153,11 +149,6 @@ def _below(place: Place, ancestors: frozenset[int]) -> Iterator[Place]:
         yield from _below(below, ancestors | {id(child)})
 
 
-def _prefixes(path: str) -> Iterator[str]:
-    parts = path.split("/")
-    return ("/".join(parts[:end]) for end in range(1, len(parts) + 1) if path)
-
-
 def weights_in(model: Any) -> list[Weight]:
     """Returns every weight of a built model, each variable once, in the order of the layers."""
     found: dict[int, list[tuple[Place, str, WeightSpec]]] = {}
@@ -173,7 +164,7 @@ def _weight(variable: Any, owners: list[tuple[Place, str, WeightSpec]]) -> Weigh
     # A tied variable is assigned to the first owner whose layer type is in the table of layers.
     place, label, spec = next((owner for owner in owners if owner[2].role != "unknown"), owners[0])
     paths = [_join(path, name) for at, name, _ in owners for path in (at.path, at.full_path)]
-    scopes = [scope for at, _, _ in owners for path in (at.path, at.full_path) for scope in _prefixes(path)]
+    scopes = [scope for at, _, _ in owners for path in (at.path, at.full_path) for scope in prefixes(path)]
     scopes += [name for at, _, _ in owners for name in at.names]
     return Weight(
         variable=variable,
@@ -214,52 +205,17 @@ def check_built(model: Any) -> None:
 # ---------------------------------------------------------------- patterns
 
 
-class _Matcher:
-    """A glob pattern, or a regular expression after "re:", that must match a whole name or path."""
-
-    def __init__(self, pattern: str, option: str) -> None:
-        if not isinstance(pattern, str) or not pattern:
-            raise ValueError(f"`{option}` takes patterns as non-empty strings. Received: {pattern!r}.")
-        self.pattern = pattern
-        self.option = option
-        self.literal = not pattern.startswith("re:") and not set("*?[") & set(pattern)
-        try:
-            self._match = re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)).fullmatch
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"The pattern {pattern[:100]!r} in `{option}` is no regular expression. Received: {error}."
-            ) from error
-
-    def __call__(self, text: str) -> bool:
-        return self._match(text) is not None
-
-    def kind(self, weight: Weight) -> str:
-        """Returns "layer" if the layer or a model around it matches, "weight" if only this weight matches, else ""."""
-        if any(map(self, weight.scopes)):
-            return "layer"
-        return self._of_paths(weight.paths)
-
-    def kind_by_variable_path(self, weight: Weight) -> str:
-        path = weight.variable.path
-        if any(map(self, list(_prefixes(path))[:-1])):
-            return "layer"
-        return self._of_paths((path,))
-
-    def _of_paths(self, paths: Sequence[str]) -> str:
-        if any(self("/".join([*path.split("/")[:-1], _ANY_WEIGHT])) for path in paths):
-            return "layer"
-        return "weight" if any(map(self, paths)) else ""
-
-
 class _Selection:
     """The weights that one pattern matches, each by its layer's name or by its own name."""
 
-    def __init__(self, matcher: _Matcher, model: Any, weights: list[Weight]) -> None:
+    def __init__(self, matcher: NamePattern, model: Any, weights: list[Weight]) -> None:
         self.matcher = matcher
-        kinds = [matcher.kind(weight) for weight in weights]
+        kinds = [matcher.kind(weight.scopes, weight.paths) for weight in weights]
         if not any(kinds):
             # Last resort only: `variable.path` starts with the model's name, which a glob could match by accident.
-            kinds = [matcher.kind_by_variable_path(weight) for weight in weights]
+            kinds = [
+                matcher.kind(list(prefixes(weight.variable.path))[:-1], [weight.variable.path]) for weight in weights
+            ]
         self.kinds = {weight.name: kind for weight, kind in zip(weights, kinds, strict=True)}
         if not any(kinds):
             self._refuse(model, weights)
@@ -291,24 +247,13 @@ class _Selection:
         what = "only layers without weights" if weightless else "no layer and no weight"
         raise ValueError(
             f"The pattern {self.matcher.pattern!r} in `{self.matcher.option}` matches {what} of the model "
-            f"{model.name!r}. {near_misses(self.matcher.pattern, list(known), weights)}"
+            f"{model.name!r}. {near_misses(self.matcher.pattern, known, [weight.name for weight in weights])}"
         )
-
-
-def near_misses(pattern: str, known: list[str], weights: list[Weight]) -> str:
-    """Returns an error's hint: the known names that are similar to `pattern`, or else the names of the weights."""
-    plain = re.sub(r"[^\w/#]+", "", pattern.removeprefix("re:"))
-    hint = did_you_mean(plain, known, most=5).strip()
-    if hint:
-        return hint
-    names = [weight.name for weight in weights]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"Its weights are: {', '.join(map(repr, names[:8]))}{more}."
 
 
 def _selections(patterns: Sequence[str] | str, option: str, model: Any, weights: list[Weight]) -> list[_Selection]:
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    return [_Selection(_Matcher(pattern, option), model, weights) for pattern in listed]
+    return [_Selection(NamePattern(pattern, option), model, weights) for pattern in listed]
 
 
 # ---------------------------------------------------------------- the decision
@@ -371,6 +316,37 @@ def find_targets(
     return targets, skipped
 
 
+def overridden(model: Any, targets: Sequence[Target], overrides: Mapping[str, float]) -> dict[str, float]:
+    """Returns {target name: value} for patterns of layers and weights.
+
+    Args:
+        model: The model.
+        targets: Its targets.
+        overrides: Pattern, as in `include` -> value.
+
+    Raises:
+        ValueError: A pattern matches no target, or two patterns give a target different values.
+    """
+    weights = weights_in(model) if overrides else []
+    names = {target.name for target in targets}
+    found: dict[str, float] = {}
+    for pattern, value in overrides.items():
+        selection = _Selection(NamePattern(pattern, "overrides"), model, weights)
+        matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
+        if not matching:
+            raise ValueError(
+                f"A pattern in `overrides` must match a pruned weight. Received: {pattern!r}, which matches only "
+                "weights that are not pruned. Add them to `include`, or remove the pattern."
+            )
+        for name in matching:
+            if found.setdefault(name, value) != value:
+                raise ValueError(
+                    f"Each weight has one sparsity. Received: {found[name]:g} and {value:g} for {name} in `overrides`. "
+                    "Make the patterns more specific."
+                )
+    return found
+
+
 def targets_named(model: Any, names: Collection[str]) -> list[Target]:
     """Returns the weights of the exact `names` as targets, in layer order, whether pruning selects them or not.
 
@@ -383,7 +359,7 @@ def targets_named(model: Any, names: Collection[str]) -> list[Target]:
     known = [weight.name for weight in weights]
     for name in names:
         if name not in known:
-            raise ValueError(f"The model {model.name!r} has no weight {name!r}. {near_misses(name, known, weights)}")
+            raise ValueError(f"The model {model.name!r} has no weight {name!r}. {near_misses(name, known, known)}")
     return [_target(weight) for weight in weights if weight.name in names]
 
 

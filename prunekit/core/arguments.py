@@ -1,9 +1,10 @@
 """Checks of what users pass to training loops: arrays of examples, and counts."""
 
-from numbers import Real
 from typing import Any
 
 import keras
+
+from prunekit.sparsity.arguments import whole
 
 
 def examples_in(**arrays: Any) -> int:
@@ -23,13 +24,14 @@ def examples_in(**arrays: Any) -> int:
     return lengths.pop()
 
 
-def require_positive(**numbers: int | None) -> None:
+def require_positive(**numbers: float | None) -> None:
     """Refuses counts that are not whole numbers above zero; None passes.
 
     Raises:
         ValueError: A number is not a whole number above zero.
     """
     for name, value in numbers.items():
-        whole = isinstance(value, Real) and not isinstance(value, bool) and value == value // 1
-        if value is not None and not (whole and value >= 1):
-            raise ValueError(f"`{name}` is a whole number above zero. Received: {name}={value!r}.")
+        if value is not None:
+            # A limit of bytes may be written as 1e9.
+            number = int(value) if isinstance(value, float) and value.is_integer() else value
+            whole(name, number, 1, wrong_type=ValueError)

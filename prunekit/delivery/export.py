@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import secrets
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Subject
+from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
 from prunekit.delivery.rows import ExportRow, RuntimeAdvice
@@ -241,18 +241,11 @@ def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> E
     """Renames a checked file to its final name; returns its row."""
     if found.alike:
         note += "; " * bool(note) + "the model gives all samples the same answer, so agreeing with it proves little"
-    size, compressed = path.stat().st_size, _gzip_size(path)
+    with path.open("rb") as stream:
+        compressed = gzip_size(iter(lambda: stream.read(1 << 20), b""))
+    size = path.stat().st_size
     os.replace(path, target)
     return ExportRow(key, target.name, size, compressed, "ok", note, found.max_error, found.agreement, found.accuracy)
-
-
-def _gzip_size(path: Path) -> int:
-    """Returns the file's size in bytes after `gzip -9`."""
-    compressor, size = zlib.compressobj(9, zlib.DEFLATED, 31), 0
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            size += len(compressor.compress(block))
-    return size + len(compressor.flush())
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from prunekit.delivery.formatting import (
     sparsity,
     times,
 )
+from prunekit.delivery.gzip_size import gzip_size
 
 if TYPE_CHECKING:
     from prunekit.anatomy.reports import Event, Report, WeightRow
@@ -248,12 +248,12 @@ def compressed_sizes(before: Mapping[str, np.ndarray], after: Mapping[str, np.nd
     """
     names = dict.fromkeys([*after, *before])
     pairs = (("before", before), ("after", after))
-    return {name: {when: _gzip_size(arrays[name]) for when, arrays in pairs if name in arrays} for name in names}
-
-
-def _gzip_size(array: np.ndarray) -> int:
-    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
-    return len(compressor.compress(np.ascontiguousarray(array).tobytes())) + len(compressor.flush())
+    return {
+        name: {
+            when: gzip_size([np.ascontiguousarray(arrays[name]).tobytes()]) for when, arrays in pairs if name in arrays
+        }
+        for name in names
+    }
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

@@ -15,14 +15,12 @@ from prunekit.anatomy.tables import aligned
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean
 from prunekit.delivery.report_sections import model_weights, sections_of, summary
-from prunekit.delivery.run_report import RunReport, compressed_sizes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from prunekit.anatomy.reports import Report
-
-__all__ = ["RunReport", "compressed_sizes", "inspect_table", "render_terminal"]
+    from prunekit.delivery.run_report import RunReport
 
 # Most names of a list that a terminal shows; the HTML page and piped output list all names.
 _MOST_NAMES = 6

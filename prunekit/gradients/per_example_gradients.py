@@ -12,6 +12,7 @@ from prunekit.core.losses import loss_of
 from prunekit.gradients.gradient_factors import Contribution
 from prunekit.gradients.layer_capture import run, tensors
 from prunekit.gradients.per_example_pass import ExamplePass
+from prunekit.sparsity.arguments import whole
 
 
 def per_example(
@@ -150,8 +151,8 @@ def slices(structure: Any, chunk_size: int | None) -> Iterator[Any]:
         ValueError: The arrays differ in length or are empty; `chunk_size` < 1, or set for an unknown batch size.
     """
     lengths: set[Any] = {leaf.shape[0] if leaf.shape.rank else None for leaf in keras.tree.flatten(structure)}
-    if chunk_size is not None and (isinstance(chunk_size, bool) or chunk_size < 1):
-        raise ValueError(f"A chunk has at least one example. Received: chunk_size={chunk_size!r}.")
+    if chunk_size is not None:
+        whole("chunk_size", chunk_size, 1, wrong_type=ValueError)
     if None in lengths:
         if chunk_size is not None:
             raise ValueError("The size of this batch is not known while a function is traced. Leave chunk_size out.")

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.sparsity.arguments import whole
+
 # Largest system of the linear control variate: 1 + outputs + labels of an example.
 _MOST_FEATURES = 512
 # Factor by which the weight of earlier batches decays with each new batch.
@@ -80,8 +82,7 @@ class SPSA:
 
     def __post_init__(self) -> None:
         _check_size(self.size)
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
-            raise ValueError(f"`samples` is a whole number above zero. Received: samples={self.samples!r}.")
+        whole("samples", self.samples, 1, wrong_type=ValueError)
         if self.control_variate not in ("linear", None) and not callable(self.control_variate):
             raise ValueError(
                 '`control_variate` is "linear", a function (labels, outputs) -> gradient, or None. Received: '

@@ -24,8 +24,9 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.fans import fans
+from prunekit.anatomy.name_patterns import near_misses
 from prunekit.anatomy.tables import aligned
-from prunekit.anatomy.targets import Skipped, Target, find_targets, near_misses, weights_in
+from prunekit.anatomy.targets import Skipped, Target, find_targets, weights_in
 from prunekit.initialization.lsuv import LSUV, Outputs, Scaled
 from prunekit.initialization.sampling import deviation, draw
 from prunekit.initialization.signal_report import LayerSignal, SignalReport, signal_report
@@ -317,7 +318,7 @@ def _checked_masks(model: Any, masks: Mapping[str, Any] | None) -> dict[str, np.
         if name not in shapes:
             raise ValueError(
                 f"The mask {name!r} is of no weight of the model {model.name!r}. "
-                f"{near_misses(name, list(shapes), weights)}"
+                f"{near_misses(name, list(shapes), [weight.name for weight in weights])}"
             )
         array = mask if isinstance(mask, np.ndarray) else ops.convert_to_numpy(mask)
         if array.dtype != bool:

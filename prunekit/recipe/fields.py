@@ -328,4 +328,5 @@ Factory = Annotated[str, AfterValidator(_factory)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Plain], AfterValidator(_identifiers)]
 Listed = BeforeValidator(_as_tuple)
-WeightPatterns = Annotated[tuple[Annotated[str, AfterValidator(_weight_pattern)], ...], Listed]
+WeightPattern = Annotated[str, AfterValidator(_weight_pattern)]
+WeightPatterns = Annotated[tuple[WeightPattern, ...], Listed]

@@ -151,6 +151,7 @@ def _options(prune: Prune, seed: int) -> Options:
         "include": prune.include,
         "exclude": prune.exclude,
         "keep_one": prune.keep_one,
+        "overrides": prune.overrides,
         "compat": prune.compat,
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 from prunekit.core import environment
 from prunekit.core.arguments import require_positive
 from prunekit.delivery.html_report import render_html
-from prunekit.delivery.terminal_report import RunReport
+from prunekit.delivery.run_report import RunReport
 from prunekit.recipe.build_report import device_notes, report_of, versions
 from prunekit.recipe.checkpoint import Checkpoints, note_start, start_differences
 from prunekit.recipe.directory import (

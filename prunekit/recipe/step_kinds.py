@@ -100,6 +100,7 @@ def _prune_text(prune: Prune) -> str:
     for name, patterns in (("include", prune.include), ("exclude", prune.exclude)):
         if patterns:
             parts.append(f"{name} {' '.join(patterns)}")
+    parts += [f"{pattern} to {share:g}" for pattern, share in prune.overrides.items()]
     if prune.compat is not None:
         parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)

@@ -17,6 +17,7 @@ from prunekit.recipe.fields import (
     Positive,
     Settings,
     Sparsity,
+    WeightPattern,
     WeightPatterns,
     name_of,
     refusal,
@@ -88,6 +89,7 @@ class Prune(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
+    overrides: dict[WeightPattern, Sparsity] = {}
     compat: Literal["tfmot"] | None = None
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Any
 
 from prunekit.recipe.sweep_process import DEFECT, Ending, PointProcess, Task, run_task
 from prunekit.recipe.yaml_reader import one_line
+from prunekit.sparsity.arguments import whole
 
 _PAUSE = 0.05
 
@@ -34,8 +35,8 @@ class Jobs:
     def __post_init__(self) -> None:
         for name in ("at_once", "threads"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"Jobs: {name} is a whole number from 1 on, or None. Received: {value!r}.")
+            if value is not None:
+                whole(name, value, 1, wrong_type=ValueError)
         if not isinstance(self.ray, bool | str):
             raise TypeError(f"Jobs: ray is True, False or an address. Received: {self.ray!r}.")
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int | float) or not 0 <= self.gpus < 1024:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -61,6 +61,45 @@ class Allocation(ABC):
         Raises:
             ValueError: `sparsity` is outside [0, 1), or cannot be reached on these weights.
         """
+
+    def shares(
+        self,
+        sparsity: float,
+        targets: Sequence[Weight],
+        scores: Sequence[Any] | None = None,
+        overrides: Mapping[int, float] | None = None,
+    ) -> list[float]:
+        """The sparsity of each weight, where `overrides` fixes some of them; all together have the sparsity `sparsity`.
+
+        Args:
+            sparsity: As for `sparsities`.
+            targets: As for `sparsities`.
+            scores: As for `sparsities`.
+            overrides: Index of a weight -> its sparsity. `sparsities` distributes the rest over the other weights.
+
+        Raises:
+            ValueError: As for `sparsities`; the other weights cannot reach the rest.
+        """
+        if not overrides:
+            return self.sparsities(sparsity, targets, scores)
+        sizes = [math.prod(target.shape) for target in targets]
+        free = [i for i in range(len(sizes)) if i not in overrides]
+        rest = sum(sizes[i] for i in free)
+        fixed = sum(pruned_count(share, sizes[i]) for i, share in overrides.items())
+        wanted = pruned_count(sparsity, sum(sizes)) - fixed
+        # Each count is rounded, so the fixed counts may exceed the overall count by half an entry per weight.
+        if -len(overrides) <= wanted < 0:
+            wanted = 0
+        if not 0 <= wanted < max(rest, 1):
+            raise ValueError(
+                f"The weights without an override have {rest:,} entries. Received: overall sparsity {sparsity:g} and "
+                f"overrides that remove {fixed:,} entries, so {wanted:,} of the others would be removed. Change the "
+                "overrides or the overall sparsity."
+            )
+        found = dict(overrides)
+        of_free = None if scores is None else [scores[i] for i in free]
+        found |= zip(free, self.sparsities(wanted / max(rest, 1), [targets[i] for i in free], of_free), strict=True)
+        return [found[i] for i in range(len(sizes))]
 
 
 @dataclass(frozen=True)

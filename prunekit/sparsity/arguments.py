@@ -1,6 +1,7 @@
 """Checks of numeric arguments: returns plain Python numbers, or raises an error that names the argument."""
 
 import math
+import reprlib
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,18 +36,31 @@ def _number(name: str, value: Any, expected: str) -> Any:
     return value
 
 
-def whole(name: str, value: Any, minimum: int) -> int:
-    """Returns the value as a number of optimizer updates, at least `minimum`."""
+def whole(
+    name: str,
+    value: Any,
+    minimum: int | None = None,
+    *,
+    largest: int | None = LARGEST,
+    wrong_type: type[Exception] = TypeError,
+) -> int:
+    """Returns the value as an int of Python.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The value that the user passed.
+        minimum: The smallest permitted number; None permits every number.
+        largest: The largest permitted number; None permits every number.
+        wrong_type: Exception for a value that is not an integer; numbers out of range always raise ValueError.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be an int, counted in optimizer updates. "
-            f"Received: {name}={value!r} of type {type(value).__name__}."
-        )
-    if abs(int(value)) > LARGEST:
-        raise ValueError(
-            f"{name} must be in [{minimum}, 2**63), which is as far as an optimizer counts. "
-            f"Received: a number of {int(value).bit_length()} bits."
-        )
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}. Received: {name}={value}.")
-    return int(value)
+        kind = type(value).__name__
+        raise wrong_type(f"{name} must be an int. Received: {name}={reprlib.repr(value)} of type {kind}.")
+    number = int(value)
+    # Python cannot convert integers of more than 4,300 digits to text.
+    shown = f"{name}={number}" if number.bit_length() <= 64 else f"a number of {number.bit_length()} bits"
+    if minimum is not None and number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}. Received: {shown}.")
+    if largest is not None and number > largest:
+        raise ValueError(f"{name} must be at most {largest}. Received: {shown}.")
+    return number

@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 import keras
 import numpy as np
 
+from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import ops_for
 from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import PATTERNS, parse_pattern
@@ -97,9 +97,7 @@ class Block(Pattern):
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-            if getattr(self, name) < 1:
-                raise ValueError(f"A block has at least one weight. Received: {name}={getattr(self, name)}.")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, largest=None))
         if self.pooling not in ("average", "max"):
             raise ValueError(f'pooling is "average" or "max". Received: pooling={self.pooling!r}.')
 
@@ -196,7 +194,7 @@ class NM(Pattern):
 
     def __post_init__(self) -> None:
         for name in ("n", "m"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+            object.__setattr__(self, name, whole(name, getattr(self, name), largest=None))
         if not 0 < self.n < self.m:
             raise ValueError(
                 f"N:M keeps n of every m weights, so it needs 0 < n < m. Received: n={self.n}, m={self.m}."
@@ -388,12 +386,6 @@ def _where(mask, value, otherwise):
     """`value` where the mask is True, else `otherwise`; in the type of `otherwise`."""
     ops = ops_for(otherwise)
     return ops.where(mask, ops.cast(value, otherwise.dtype), otherwise)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an int. Received: {name}={value!r} of type {type(value).__name__}.")
-    return int(value)
 
 
 def _need(present: Any, pattern: Pattern, what: str, shape: Axes, name: str) -> None:

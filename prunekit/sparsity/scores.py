@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
+from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.shorthands import CRITERIA
 
 _WORD = 0xFFFFFFFF
@@ -86,11 +86,7 @@ class Random(Criterion):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
-            raise TypeError(f"seed must be an int. Received: seed={self.seed!r} of type {type(self.seed).__name__}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative. Received: seed={self.seed}.")
-        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "seed", whole("seed", self.seed, 0, largest=None))
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """Float32 scores, multiples of 2 ** -24 in [0, 1)."""

@@ -150,7 +150,7 @@ def test_members_at_the_limit_and_one_more(tmp_path):
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_limits_are_positive_whole_numbers(name, value):
-    with pytest.raises(ValueError, match=f"a limit is a positive whole number. Received: {name}="):
+    with pytest.raises(ValueError, match=f"{name} must be (at least 1|an int). Received: {name}="):
         Limits(**{name: value})
 
 

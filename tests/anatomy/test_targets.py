@@ -4,8 +4,9 @@ import pytest
 from keras import layers as L
 
 from prunekit.anatomy import layers as table
-from prunekit.anatomy.layers import WeightSpec, register_layer
+from prunekit.anatomy.layers import register_layer
 from prunekit.anatomy.targets import Skipped, find_targets, weights_in
+from prunekit.anatomy.weight_spec import WeightSpec
 
 pytestmark = pytest.mark.every_backend
 

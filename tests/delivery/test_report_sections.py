@@ -151,7 +151,7 @@ def test_prunekit_report_names_a_damaged_section_in_one_line(tmp_path, capsys, d
     ("make_section", "message"),
     [
         (lambda: Column("x", "radar"), "kind is one of label, text.*'radar'"),
-        (lambda: Column("x", keep=99), "keep is a whole number from 0 to 17. Received: 99"),
+        (lambda: Column("x", keep=99), "keep must be at most 17. Received: keep=99"),
         (lambda: Section("x", (Column("a"),), ((1, 2),)), "'x' has 1 values, one for each column"),
         (lambda: Section("x", (Column("a"),), (), ("t", 2)), "has 1 values"),
         (lambda: Section("x", (Column("a", under="b"),)), "must stand under one other column.*'b'"),

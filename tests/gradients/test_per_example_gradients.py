@@ -286,7 +286,7 @@ def test_dropout_inside_an_rnn_is_refused_in_training_mode(option):
     [
         ({"y": np.zeros(4)}, r"one row per example. Received: lengths \[4, 5\]"),
         ({"x": np.zeros((0, 5)), "y": np.zeros(0)}, r"lengths \[0\]"),
-        ({"chunk_size": 0}, "at least one example. Received: chunk_size=0"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1. Received: chunk_size=0"),
         ({"loss": lambda y, p: tf.reduce_mean(p)}, r"one value per example.*shape \(\)"),
         ({"loss": None}, "needs a loss"),
         ({"loss": ["mse", "mse"]}, "have one structure"),

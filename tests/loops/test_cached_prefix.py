@@ -263,7 +263,7 @@ def test_layers_without_a_configuration_are_kept_in_memory_only(tmp_path):
 
 def test_arguments_of_the_wrong_kind_get_one_clear_line():
     model = built("perceptron")
-    with pytest.raises(ValueError, match="`limit` is a whole number above zero"):
+    with pytest.raises(ValueError, match="limit must be (at least 1|an int). Received: limit="):
         pk.loops.CachedPrefix(model, limit=0)
     with pytest.raises(TypeError, match="`boundary` takes a layer's name"):
         pk.loops.CachedPrefix(model, 3)

@@ -291,9 +291,9 @@ def test_what_cannot_be_is_refused(samples, perceptron):
         loop.fit(x, y[:69])
     with pytest.raises(ValueError, match="at least one. Received: x with 0, y with 0"):
         loop.fit(x[:0], y[:0])
-    with pytest.raises(ValueError, match="`batch_size` is a whole number above zero. Received: batch_size=0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1. Received: batch_size=0"):
         loop.fit(x, y, batch_size=0)
-    with pytest.raises(ValueError, match="`epochs` is a whole number above zero. Received: epochs=-1"):
+    with pytest.raises(ValueError, match="epochs must be at least 1. Received: epochs=-1"):
         loop.fit(x, y, epochs=-1)
     with pytest.raises(ValueError, match="Losses are shaped like the outputs.* Received: loss=.* for outputs of shape"):
         TapeLoop(other, "sgd", [cross_entropy, cross_entropy]).step(x, y)

@@ -12,7 +12,7 @@ from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
 from prunekit.anatomy.inspection import inspect
 from prunekit.core import environment
-from prunekit.delivery.terminal_report import RunReport
+from prunekit.delivery.run_report import RunReport
 from prunekit.recipe import progress as progress_module
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, model_digest, weight_arrays

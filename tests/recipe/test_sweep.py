@@ -159,8 +159,8 @@ class TestRunning:
                 RecipeError,
                 "size 'litert-sparse' is nothing that every point of this recipe w",
             ),
-            ({"jobs": 0}, ValueError, "at_once is a whole number from 1 on, or None. Received: 0"),
-            ({"jobs": Jobs}, ValueError, "at_once is a whole number"),
+            ({"jobs": 0}, ValueError, "at_once must be at least 1. Received: at_once=0"),
+            ({"jobs": Jobs}, ValueError, "at_once must be an int"),
         ],
     )
     def test_what_can_be_refused_is_refused_before_anything_is_written(self, recipe, tmp_path, options, kind, message):

@@ -179,8 +179,8 @@ class TestRay:
             ({"gpus": 1}, ValueError, "gpus are shared out by Ray: set ray as well. Received: gpus=1"),
             ({"ray": True, "gpus": -1}, ValueError, "gpus is a number from 0 on. Received: -1"),
             ({"ray": True, "gpus": float("nan")}, ValueError, "gpus is a number from 0 on. Received: nan"),
-            ({"threads": 0}, ValueError, "threads is a whole number from 1 on, or None. Received: 0"),
-            ({"at_once": True}, ValueError, "at_once is a whole number from 1 on, or None. Received: True"),
+            ({"threads": 0}, ValueError, "threads must be at least 1. Received: threads=0"),
+            ({"at_once": True}, ValueError, "at_once must be an int. Received: at_once=True"),
         ],
     )
     def test_jobs_cannot_be_in_a_bad_state(self, arguments, kind, message):

@@ -265,9 +265,9 @@ def test_a_length_that_is_no_int_is_refused(build, value):
 @pytest.mark.parametrize("value", [0, -4])
 @pytest.mark.one_backend
 def test_a_block_without_weights_is_refused(value):
-    with pytest.raises(ValueError, match=f"at least one weight. Received: inputs={value}"):
+    with pytest.raises(ValueError, match=f"inputs must be at least 1. Received: inputs={value}"):
         Block(value, 1)
-    with pytest.raises(ValueError, match=f"at least one weight. Received: outputs={value}"):
+    with pytest.raises(ValueError, match=f"outputs must be at least 1. Received: outputs={value}"):
         Block(1, value)
 
 

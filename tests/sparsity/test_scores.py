@@ -168,7 +168,7 @@ def test_a_seed_that_is_no_int_is_refused(seed):
 
 @pytest.mark.one_backend
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="seed must not be negative. Received: seed=-1"):
+    with pytest.raises(ValueError, match="seed must be at least 0. Received: seed=-1"):
         Random(-1)
 
 

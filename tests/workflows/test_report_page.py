@@ -73,7 +73,7 @@ def measured(page, folder, width, *arguments):
     return json.loads(html.unescape(found[1]))
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [320, 390, 1280])
 def test_the_page_fits_the_window_and_its_text_can_be_read(page, tmp_path, width):
     found = measured(page, tmp_path, width)
     assert found["width"] <= width

@@ -67,6 +67,11 @@ class TfmotPolicy(MaskPolicy):
                 f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
                 "them out."
             )
+        if options.overrides:
+            raise ValueError(
+                f'{_NAME} prunes all weights to one sparsity. Received: overrides with compat="tfmot". Leave one of '
+                "them out."
+            )
         if options.keep_zeros:
             raise ValueError(
                 f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '

@@ -51,7 +51,7 @@ class MaskCalculator:
 
     Args:
         targets: The weights to prune.
-        options: Pruning options.
+        options: Pruning options; the keys of `overrides` are exact names of targets.
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Attributes:
@@ -68,6 +68,12 @@ class MaskCalculator:
         self.criterion = get_criterion(options.criterion)
         self.allocation = get_allocation(options.allocation)
         self.keep_one = options.keep_one
+        self._final_sparsity = final_sparsity
+        self._overrides = {
+            i: options.overrides[target.name]
+            for i, target in enumerate(self.targets)
+            if target.name in options.overrides
+        }
         pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
@@ -110,7 +116,9 @@ class MaskCalculator:
         """
         if self.allocation.joint or (self.allocation.needs_scores and scores is None):
             return [sparsity] * len(self.targets)
-        return self.allocation.sparsities(sparsity, self.targets, scores)
+        scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
+        overrides = {index: share * scale for index, share in self._overrides.items()}
+        return self.allocation.shares(sparsity, self.targets, scores, overrides)
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""

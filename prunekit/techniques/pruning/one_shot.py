@@ -19,7 +19,7 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
         data: Calibration data for a criterion that needs them: inputs, a pair (inputs, labels), or a dataset or list
             of such batches. Must be None for a criterion that reads weights only.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
-            `origin`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+            `origin`, `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
         ValueError: As for `Pruner`; `data` are not needed; the criterion needs a training ("movement").
@@ -29,11 +29,11 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
     criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
     if "training" in sources:
         raise ValueError(
-            f"The criterion {criterion} looks at what a training does to the weights, and pk.prune trains nothing. "
-            "Train with PruningCallback or Pruner, or choose another criterion."
+            f"The criterion {criterion} needs a training, and pk.prune does not train. Train "
+            "with PruningCallback or Pruner, or choose another criterion."
         )
     if data is not None and "data" not in sources:
-        raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
+        raise ValueError(f"The criterion {criterion} reads weights only. Received: data. Leave `data` out.")
     before = inspect(model)
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
     pruner.begin()

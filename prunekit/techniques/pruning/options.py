@@ -1,11 +1,13 @@
 """Pruning options shared by `PruningCallback`, `Pruner` and `prune`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from prunekit.sparsity.allocation import Allocation, get_allocation
+from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.suggestions import did_you_mean
@@ -23,6 +25,7 @@ class Options(TypedDict, total=False):
     keep_zeros: bool | None
     keep_one: bool
     origin: int | None
+    overrides: Mapping[str, float]
     policy: str | MaskPolicy
     compat: str | None
 
@@ -45,6 +48,9 @@ class PruningOptions:
         keep_one: Whether at least one unit (an entry, a block or a channel) of each weight is kept, even where the
             sparsity would remove all units. With False, a weight can become entirely zero.
         origin: Optimizer step from which the schedule counts; None = the optimizer's step when pruning starts.
+        overrides: Final sparsity of single weights: name, glob or `re:` pattern -> sparsity. It rises in proportion to
+            the schedule's sparsity. The allocation distributes the rest over the other weights, so that the overall
+            sparsity stays as asked.
         policy: Rules by which masks change: "gradual" (pruned units stay pruned), or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
@@ -59,6 +65,7 @@ class PruningOptions:
     keep_zeros: bool | None = None
     keep_one: bool = True
     origin: int | None = None
+    overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
 
@@ -80,10 +87,23 @@ class PruningOptions:
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` is a step of the optimizer, an int, or None. Received: {self.origin!r}.")
+        self._check_overrides(pattern, allocation)
         if isinstance(pattern, NM) and allocation.joint:
             raise ValueError(
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
+            )
+
+    def _check_overrides(self, pattern: Pattern, allocation: Allocation) -> None:
+        if not isinstance(self.overrides, Mapping):
+            raise TypeError(f"`overrides` maps patterns of weights to sparsities. Received: {self.overrides!r}.")
+        checked = {name: fraction(f"overrides[{name!r}]", value) for name, value in self.overrides.items()}
+        _set(self, "overrides", MappingProxyType(checked))
+        if checked and (isinstance(pattern, NM) or allocation.joint):
+            reason = f"{pattern} gives every weight" if isinstance(pattern, NM) else f"{allocation} determines"
+            raise ValueError(
+                f"`overrides` sets the sparsity of single weights, but {reason} the sparsity. Received: overrides for "
+                f"{', '.join(checked)}. Leave `overrides` out, or choose another pattern and allocation."
             )
 
     def _policy(self) -> MaskPolicy:

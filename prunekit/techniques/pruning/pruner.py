@@ -41,7 +41,7 @@ class Pruner:
         data: Calibration data, for a criterion or policy that needs them: inputs, a pair (inputs, labels), or a
             dataset or list of such batches. They are read at each mask update.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`,
-            `origin`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+            `origin`, `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Attributes:
         model: The model.

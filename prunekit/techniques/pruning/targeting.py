@@ -1,9 +1,9 @@
 """resolved_targets: what a pruning will prune, and by which masks; creates no variable."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from prunekit.anatomy.targets import Skipped, Target, find_targets
+from prunekit.anatomy.targets import Skipped, Target, find_targets, overridden
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
@@ -52,5 +52,6 @@ def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, trai
     followed = policy.check(as_schedule(schedule), options)
     training = training and not policy.counts_forward_passes
     targets, skipped = find_targets(model, options.include, options.exclude, training=training)
-    calculator = policy.calculator(model, targets, options, followed.final_sparsity)
+    named = replace(options, overrides=overridden(model, targets, options.overrides))
+    calculator = policy.calculator(model, targets, named, followed.final_sparsity)
     return ResolvedTargets(policy, followed, tuple(targets), tuple(skipped), calculator)

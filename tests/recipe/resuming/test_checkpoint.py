@@ -5,13 +5,16 @@ import dataclasses
 import json
 
 import keras
+import numpy as np
 import pytest
 from unfinished_runs import WHOLE, contents, interrupted, names, network
 
+from prunekit.core.random_state import random_state
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
 from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
+from prunekit.recipe.data import Order
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import architecture_digest, model_digest
 from prunekit.recipe.run_state import RunState
@@ -80,7 +83,7 @@ def test_checkpoints_inside_a_step_may_be_rarer(pairs, tmp_path, monkeypatch):
     recipe = WHOLE | {"steps": [{"train": {"epochs": 5}}, {"train": {"epochs": 1}}]}
     compress(recipe, network(), pairs, tmp_path / "run", checkpoint_every=2)
     assert standing == [(0, 2), (0, 4), (1, 0), (2, 0)]
-    with pytest.raises(ValueError, match="`checkpoint_every` is a whole number above zero. Received"):
+    with pytest.raises(ValueError, match="checkpoint_every must be (at least 1|an int). Received"):
         compress(recipe, network(), pairs, tmp_path / "run", checkpoint_every=0)
 
 
@@ -125,6 +128,21 @@ def test_what_was_noted_goes_through_json_and_back(pairs, tmp_path):
     assert [
         field.name for field in dataclasses.fields(record) if getattr(record, field.name) != getattr(again, field.name)
     ] == []
+
+
+def test_generators_stand_where_they_stood_when_the_first_epoch_begins_and_are_left_alone_then():
+    model = network()
+    # Keras makes its generator at the first draw.
+    keras.random.uniform(())
+    standing = module.CheckpointState(random=random_state(model))
+    expected = np.random.random(4), keras.ops.convert_to_numpy(keras.random.uniform((4,)))
+    callback = module.EpochCheckpoints(Order(4, seed=0), standing, 1, lambda epochs, history: None)
+    callback.set_model(model)
+    callback.on_epoch_begin(2)
+    again = np.random.random(4), keras.ops.convert_to_numpy(keras.random.uniform((4,)))
+    np.testing.assert_array_equal(again, expected)
+    callback.on_epoch_begin(3)
+    assert (np.random.random(4) != expected[0]).all()
 
 
 def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names():

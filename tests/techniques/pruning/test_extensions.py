@@ -57,7 +57,7 @@ def test_a_criterion_that_needs_data_is_refused_without(perceptron):
     ):
         with pytest.raises(ValueError, match="statistic 'input_squares' is collected from data. Received: no data"):
             refused()
-    with pytest.raises(ValueError, match="looks at weights only. Received: data"):
+    with pytest.raises(ValueError, match="reads weights only. Received: data"):
         pk.prune(perceptron, 0.5, np.zeros((4, 8), "float32"))
 
 
@@ -154,7 +154,7 @@ def test_calibration_data_of_every_kind(kind, samples):
         (np.zeros((0, 2)), ValueError, r"Received: arrays of lengths \[0\]"),
         ((1, 2, 3, 4), TypeError, "Received: a tuple of 4 parts"),
     ],
-    ids=str,
+    ids=["an iterator", "a number", "no batches", "different lengths", "no examples", "four parts"],
 )
 def test_other_calibration_data_are_refused(data, error, message):
     with pytest.raises(error, match=message):

@@ -396,5 +396,5 @@ def test_nan_weights_are_named_and_nothing_moves(perceptron):
 
 @pytest.mark.one_backend
 def test_data_for_a_criterion_that_uses_none_is_refused(perceptron, samples):
-    with pytest.raises(ValueError, match="looks at weights only"):
+    with pytest.raises(ValueError, match="reads weights only"):
         prune(perceptron, 0.5, data=samples[0])

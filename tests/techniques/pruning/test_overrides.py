@@ -1,0 +1,101 @@
+"""`overrides`: the sparsity of single weights, with the overall sparsity as asked."""
+
+import keras
+import numpy as np
+import pytest
+from recipe_documents import recipe
+
+import prunekit as pk
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.plan import plan
+from prunekit.techniques.pruning.options import PruningOptions
+
+pytestmark = pytest.mark.every_backend
+
+
+@pytest.fixture
+def model():
+    """Kernels of 128, 256 and 64 entries."""
+    layers = [keras.layers.Dense(units, name=name) for name, units in (("one", 16), ("two", 16), ("three", 4))]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+
+def zeros(model):
+    return [int((np.array(layer.kernel.numpy()) == 0).sum()) for layer in model.layers]
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "erk"])
+def test_a_weight_gets_its_own_sparsity_and_the_others_the_rest(model, allocation):
+    pk.prune(model, 0.5, overrides={"three": 0.25}, allocation=allocation)
+    found = zeros(model)
+    assert found[2] == 16 and sum(found) == 224
+    if allocation == "uniform":
+        assert found[:2] == [69, 139], "208 of 384 entries, in proportion"
+
+
+def test_a_weight_may_be_left_dense(model):
+    pk.prune(model, 0.5, overrides={"re:one/kernel|three/.*": 0.0})
+    assert zeros(model) == [0, 224, 0]
+
+
+def test_the_override_rises_with_the_schedule(model, samples):
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
+    callback = pk.PruningCallback(schedule, overrides={"three": 0.5})
+    seen = []
+    watching = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(int((~callback.pruner.masks["three/kernel"]).sum()))
+    )
+    model.fit(*samples, batch_size=14, verbose=0, callbacks=[callback, watching])
+    assert seen == [8, 16, 16, 32, 32] and callback.pruner.sparsity == pytest.approx(0.8, abs=2 / 448)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"overrides": {"four": 0.5}}, ValueError, "pattern 'four' in `overrides` matches no layer"),
+        ({"overrides": {"one/bias": 0.5}}, ValueError, "must match a pruned weight. Received: 'one/bias'"),
+        ({"overrides": {"one": 0.5, "one/kernel": 0.6}}, ValueError, "Received: 0.5 and 0.6 for one/kernel"),
+        ({"overrides": {"two": 0.99}}, ValueError, "192 entries. Received: overall sparsity 0.5 and .* remove 253"),
+        ({"overrides": {"one": 0.0, "two": 0.0}}, ValueError, "64 entries. Received: .* so 224 of the others"),
+        ({"overrides": {"one": 1.0}}, ValueError, r"overrides\['one'\] must be a fraction removed, in \[0, 1\)"),
+        ({"overrides": 0.5}, TypeError, "`overrides` maps patterns of weights to sparsities. Received: 0.5"),
+        ({"overrides": {"one": 0.5}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
+        ({"overrides": {"one": 0.5}, "allocation": "global"}, ValueError, r"Global\(\) determines the sparsity"),
+        ({"overrides": {"one": 0.5}, "compat": "tfmot"}, ValueError, "prunes all weights to one sparsity"),
+    ],
+    ids=[
+        "no weight",
+        "no target",
+        "two values",
+        "too much",
+        "too little",
+        "no fraction",
+        "no mapping",
+        "N:M",
+        "global",
+        "tfmot",
+    ],
+)
+def test_overrides_that_cannot_hold_are_refused_before_a_weight_changes(model, options, error, message):
+    before = model.get_weights()
+    with pytest.raises(error, match=message):
+        pk.prune(model, 0.5, **options)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_options_with_overrides_stay_hashable():
+    assert hash(PruningOptions(overrides={"a": 0.5})) == hash(PruningOptions(overrides={"a": 0.5}))
+
+
+def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, tmp_path):
+    steps = recipe({"prune": {"sparsity": 0.5, "overrides": {"three": 0.25}}}, model=None, data=None)
+    found = plan(steps, model, pairs)
+    assert [target.pruned for target in found.steps[0].targets] == [69, 139, 16]
+    assert "three to 0.25" in found.steps[0].text
+    loaded = load_recipe(steps, data_given=True)
+    (tmp_path / "again.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "again.yaml", data_given=True) == loaded
+    with pytest.raises(RecipeError, match=r"prune.overrides.three: expected a fraction.*Write 0.25 for 25 %"):
+        load_recipe(recipe({"prune": {"sparsity": 0.5, "overrides": {"three": 25.0}}}, model=None), data_given=True)
