@@ -1,7 +1,6 @@
 """What the tests share. TensorFlow's start-up chatter is silenced here and nowhere in the package."""
 
 import atexit
-import collections
 import os
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import keras
 import numpy as np
 import pytest
+from short_suite import left_out
 
 from prunekit import cli
 from prunekit.recipe.loader import load_recipe
@@ -51,22 +51,19 @@ LONG = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--short", action="store_true", help="the short suite: no test marked `thorough`, fewer cases")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Long files first. On JAX, leaves out cases of tests whose mark says so: each keeps its first, and every n-th."""
+    """Long files first. In the short suite, leaves out what is marked `thorough` and further cases of families."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
-    if keras.backend.backend() != "jax":
+    if not config.getoption("--short"):
         return
-    seen, left_out = collections.Counter(), []
-    for item in items:
-        mark = item.get_closest_marker("every_backend")
-        every = mark.kwargs.get("on_jax", 1) if mark else 1
-        name = item.nodeid.partition("[")[0]
-        if seen[name] % every:
-            left_out.append(item)
-        seen[name] += 1
-    gone = set(map(id, left_out))
-    items[:] = [item for item in items if id(item) not in gone]
-    config.hook.pytest_deselected(items=left_out)
+    gone = left_out(items, keras.backend.backend())
+    identities = set(map(id, gone))
+    items[:] = [item for item in items if id(item) not in identities]
+    config.hook.pytest_deselected(items=gone)
 
 
 @pytest.fixture(autouse=True)

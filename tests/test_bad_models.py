@@ -240,13 +240,13 @@ def test_an_odd_model_is_pruned_while_it_trains(name):
 
 @pytest.mark.parametrize("name", ["all infinite", "one infinite", "the largest"])
 def test_a_model_that_becomes_nan_is_refused_with_its_masks_held(name):
-    with pytest.raises(ValueError, match="Importances that are NaN have no rank"):
+    with pytest.raises(ValueError, match="Masks cannot be calculated from importances that are NaN"):
         trained(SOUND[name]())
 
 
 def test_a_frozen_model_is_not_trained():
     with pytest.raises(
-        ValueError, match="fit updates nothing of .* whose weights are all frozen: prune it with pk.prune"
+        ValueError, match="All weights of .* are frozen, so `fit` updates none of them. Prune the model with pk.prune"
     ):
         trained(frozen())
 

@@ -66,6 +66,7 @@ def smoke(tmp_path_factory):
     return page.read_text(encoding="utf-8"), json.loads(raw.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_contestant_does_all_its_steps_and_mask_updates_are_told_apart(smoke):
@@ -81,6 +82,7 @@ def test_every_contestant_does_all_its_steps_and_mask_updates_are_told_apart(smo
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_names_command_and_machine_and_has_every_table(smoke):
@@ -111,6 +113,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
     assert all(row["peak"] >= row["before"] > 0 for row in raw["models"]["perceptron"]["memories"].values())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_section_measured_by_itself_takes_the_place_of_the_old_one(smoke, tmp_path, monkeypatch):
@@ -144,6 +147,7 @@ def test_there_must_be_a_page_to_measure_a_section_of(tmp_path):
     assert (tmp_path / "none.md").read_text() == "# Notes\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_table_of_the_page_is_rectangular(smoke):
@@ -277,6 +281,7 @@ def test_the_picture_of_scale_has_each_size_once(scale, tmp_path, monkeypatch):
     assert (tmp_path / "scale.png").stat().st_size > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pruning_peaks_below_two_and_a_half_times_the_weights():

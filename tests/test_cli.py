@@ -96,7 +96,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.every_backend(on_jax=2)
+@pytest.mark.every_backend
 class TestWithoutTensorFlow:
     @pytest.mark.parametrize(
         "arguments",

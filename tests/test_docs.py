@@ -9,13 +9,22 @@ from prunekit.recipe.loader import load_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages whose blocks take more than five seconds.
+LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses resuming sweeps".split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
 
 
 # What tensorflow-model-optimization does when a page imports it.
 @pytest.mark.filterwarnings("ignore:distutils Version classes are deprecated:DeprecationWarning")
-@pytest.mark.parametrize("page", [page for page in PAGES if CODE[page]], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.thorough] if page.stem in LONG else [])
+        for page in PAGES
+        if CODE[page]
+    ],
+)
 def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # It sets this too; pytest puts back what was there.
@@ -34,6 +43,10 @@ def test_the_recipes_of_a_page_are_valid(page, tmp_path):
         file = tmp_path / f"{i}.yaml"
         file.write_text(text)
         assert load_recipe(file).steps
+
+
+def test_the_long_pages_are_pages():
+    assert {page.stem for page in PAGES if CODE[page]} > set(LONG)
 
 
 def test_the_readme_has_its_examples():

@@ -13,11 +13,11 @@ PACKAGE = Path(prunekit.__file__).parent
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
     ("", "version lazy_names suggestions registry"),
-    ("sparsity", "arguments shorthands schedules selection sums scores patterns detection allocation"),
+    ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
         "sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names fans "
-        "watching flow tracing cost inspection archives model_files",
+        "watching flow recorded_graph tracing cost inspection archives model_files",
     ),
     (
         "core",
@@ -34,7 +34,7 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes pruner one_shot backup_sync callbacks",
+        "pruner_state pruning_notes held_masks targeting pruner one_shot backup_sync callbacks",
     ),
     (
         "loops",
@@ -52,9 +52,10 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields sources timing schema yaml_reader loader presence factories idx npy data models summary progress "
-        "replica_state interruption replicas preparation plan directory read_report checkpoint expectations execution "
-        "build_report runner grid sweep_process workers sweep",
+        "fields sources timing step_settings step_kinds schema yaml_reader loader presence factories idx npy data "
+        "models summary progress replica_state interruption replicas compile_settings run_inputs run_state directory "
+        "read_report checkpoint workspace step_handler train_step prune_step export_step expectations expect_step "
+        "preparation plan execution build_report runner grid sweep_process workers sweep",
     ),
     ("", "doctor options terminal cli __main__"),
 )

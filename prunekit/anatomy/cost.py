@@ -141,7 +141,10 @@ class Cost:
 
 def nonzero_mask(variable: Any) -> np.ndarray:
     """Boolean array, True where the variable is not zero, computed on its device; -0.0 is zero, NaN is not zero."""
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.not_equal(keras.ops.convert_to_tensor(variable), 0)))
+    value = keras.ops.convert_to_tensor(variable)
+    floating = "float" in keras.backend.standardize_dtype(value.dtype)
+    # `ops.not_equal` would convert and cast both sides: most of the time for a small weight.
+    return np.asarray(keras.ops.convert_to_numpy(value != 0 if floating else keras.ops.not_equal(value, 0)))
 
 
 def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:

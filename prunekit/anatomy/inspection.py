@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.cost import nonzero_mask
 from prunekit.anatomy.reports import Event, Report, WeightRow
-from prunekit.anatomy.targets import Skipped, Weight, check_built, raw_variables_in, weights_in
-from prunekit.anatomy.tracing import Trace, checked_trace, fixed_batch, item_bytes
+from prunekit.anatomy.targets import Skipped, Target, Weight, check_built, raw_variables_in, weights_in
+from prunekit.anatomy.tracing import Trace, fixed_batch, forward_trace, item_bytes
 from prunekit.sparsity.detection import detect
 
 __all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
@@ -29,7 +31,7 @@ def inspect(model: Any) -> Report:
     notes: list[str] = []
     try:
         batch = fixed_batch(model) or 1
-        found = checked_trace(model, batch, None)
+        found = forward_trace(model, batch)
     except ValueError as error:
         batch, found = 1, Trace()
         notes.append(f"MACs are not known. {error}")
@@ -37,6 +39,24 @@ def inspect(model: Any) -> Report:
     if not notes:
         notes += _what_is_not_counted(model, found)
     return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
+
+
+def inspect_again(before: Report, targets: Sequence[Target]) -> Report:
+    """Returns the report on a model of which only the values of `targets` changed since the report `before`."""
+    variables = {target.name: target for target in targets}
+    rows = tuple(_renewed(row, variables[row.name]) if row.name in variables else row for row in before.weights)
+    return replace(before, weights=rows)
+
+
+def _renewed(row: WeightRow, target: Target) -> WeightRow:
+    kept = nonzero_mask(target.variable)
+    nonzeros = int(np.count_nonzero(kept))
+    return replace(
+        row,
+        zeros=row.size - nonzeros,
+        pattern=detect(kept, target.in_axes, target.out_axes),
+        sparse_macs=row.macs // row.size * nonzeros,
+    )
 
 
 def _what_is_not_counted(model: Any, found: Trace) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,6 +314,22 @@ def find_targets(
         remedy = " Call it once on a batch of data." if any(True for _ in unbuilt_layers(model)) else ""
         raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.{remedy}")
     return targets, skipped
+
+
+def targets_named(model: Any, names: Collection[str]) -> list[Target]:
+    """Returns the weights of the exact `names` as targets, in layer order, whether pruning selects them or not.
+
+    Raises:
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: The model is not built, or has no weight of one of the names.
+    """
+    check_built(model)
+    weights = weights_in(model)
+    known = [weight.name for weight in weights]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"The model {model.name!r} has no weight {name!r}. {near_misses(name, known, known)}")
+    return [_target(weight) for weight in weights if weight.name in names]
 
 
 def _target(weight: Weight) -> Target:

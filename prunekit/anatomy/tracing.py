@@ -14,6 +14,7 @@ import keras
 from prunekit.anatomy.counting import Call, Shape, Sources
 from prunekit.anatomy.flow import Flow, Seen, SymbolicPass, gradient_flow
 from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
+from prunekit.anatomy.recorded_graph import recorded_calls
 from prunekit.anatomy.watching import watching
 
 
@@ -347,3 +348,28 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
             f"{type(error).__name__}: {cause}. Pass an example of its inputs as `inputs`, or describe the layer that "
             "fails with `compute_output_shape`."
         ) from error
+
+
+class _NoGradients:
+    """The flow of a pass whose gradients are not counted."""
+
+    def depends(self, call: Seen) -> tuple[bool, ...]:
+        return (False,) * len(call.inputs)
+
+    def receives(self, call: Seen) -> tuple[bool, ...]:
+        return (False,) * len(call.outputs)
+
+
+def forward_trace(model: Any, batch_size: int) -> Trace:
+    """Returns the counts `uses`, `products` and `unknown` of a forward pass; runs the model only where necessary.
+
+    Raises:
+        ValueError: As `checked_trace`.
+    """
+    calls = recorded_calls(model)
+    if calls is None:
+        return checked_trace(model, batch_size, None)
+    found = Trace(batch_size)
+    for seen in calls:
+        found.add(seen, _NoGradients(), 1)
+    return found

@@ -1,10 +1,13 @@
 """Backend-specific access: identity of the backend, and creation, reading and writing of its variables."""
 
 import contextlib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 
 def on_tensorflow() -> bool:
@@ -75,25 +78,99 @@ def value_now(variable) -> Any:
     return native(variable).read_value()
 
 
+def array_of(value) -> np.ndarray:
+    """Returns a tensor as a NumPy array to read from; on a CPU without a copy where the backend allows it."""
+    if isinstance(value, np.ndarray):
+        return value
+    # Keras's convert_to_numpy copies TensorFlow's tensors.
+    return np.asarray(value if keras.backend.backend() == "tensorflow" else keras.ops.convert_to_numpy(value))
+
+
+def is_on_cpu(tensor) -> bool:
+    """Returns True if an eager tensor of TensorFlow or JAX lies in the memory of a CPU."""
+    if keras.backend.backend() == "tensorflow":
+        return "CPU" in tensor.device
+    return all(device.platform == "cpu" for device in tensor.devices())
+
+
+# Most entries of a tensor in the memory of the CPU that NumPy, on one core, reads as fast as TensorFlow.
+SMALL = 1 << 18
+
+
+def is_small_on_host(tensor) -> bool:
+    """Returns True if NumPy reads the tensor of TensorFlow as fast as TensorFlow does, without a copy."""
+    if keras.backend.backend() != "tensorflow" or inside_graph():
+        return False
+    return math.prod(tensor.shape) <= SMALL and is_on_cpu(tensor)
+
+
 def select(mask, value, rest: float = 0.0) -> Any:
     """Returns `value` where the mask is True and `rest` elsewhere, in the dtype of `value`."""
     # Select, not multiply: 0 * inf is nan and 0 * -3 is -0.
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Keras's operations convert and cast each argument first: twice as many operations to trace.
+        value = tf.convert_to_tensor(getattr(value, "value", value) if isinstance(value, keras.Variable) else value)
+        mask = mask.value if isinstance(mask, keras.Variable) else mask
+        return tf.where(mask, value, tf.constant(rest, value.dtype))
     value = keras.ops.convert_to_tensor(value)
     return keras.ops.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype))
 
 
+def assign_same(variable, value) -> None:
+    """Assigns a value of the variable's own shape and dtype, eagerly; faster than `variable.assign`, which converts."""
+    if keras.backend.backend() == "tensorflow":
+        native(variable).assign(value, read_value=False)
+    else:
+        variable.assign(value)
+
+
 def fill_outside(mask, variable, rest: float = 0.0) -> None:
-    """Writes `rest` into a variable wherever the mask is False."""
-    value = keras.ops.convert_to_tensor(variable)
-    if keras.backend.backend() == "torch" and value is native(variable):
+    """Writes `rest` into a variable wherever the mask is False; both are Keras variables."""
+    if keras.backend.backend() == "torch":
         import torch
 
-        # In place: allocating a new array and copying it would take twice as long as the selection. Inside a
-        # StatelessScope the value is another tensor, which must not be changed in place.
-        with torch.no_grad():
-            torch.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype), out=value)
-    else:
-        variable.assign(select(mask, value, rest))
+        value = keras.ops.convert_to_tensor(variable)
+        if value is native(variable):
+            # In place: allocating a new array and copying it would take twice as long as the selection. Inside a
+            # StatelessScope the value is another tensor, which must not be changed in place.
+            with torch.no_grad():
+                torch.where(keras.ops.convert_to_tensor(mask), value, keras.ops.cast(rest, value.dtype), out=value)
+            return
+    variable.assign(select(mask, variable, rest))
+
+
+def fill_all_outside(rows: Sequence[tuple[Any, Any, float]]) -> None:
+    """Calls `fill_outside` with each (mask, variable, rest); on TensorFlow quickly, if each `has_own_handle`."""
+    if keras.backend.backend() != "tensorflow" or inside_graph():
+        for row in rows:
+            fill_outside(*row)
+        return
+    import tensorflow as tf
+
+    # Operations by their raw names: Keras and tf.Variable take several times as long to start them.
+    read, assign = tf.raw_ops.ReadVariableOp, tf.raw_ops.AssignVariableOp
+    masks: dict[int, Any] = {}
+    rests: dict[Any, Any] = {}
+    for mask, variable, rest in rows:
+        keep, own = masks.get(id(mask)), native(variable)
+        if keep is None:
+            keep = masks[id(mask)] = read(resource=native(mask).handle, dtype=tf.bool)
+        if (own.dtype, rest) not in rests:
+            rests[own.dtype, rest] = tf.constant(rest, own.dtype)
+        value = read(resource=own.handle, dtype=own.dtype)
+        filled = tf.raw_ops.SelectV2(condition=keep, t=value, e=rests[own.dtype, rest])
+        assign(resource=own.handle, value=filled)
+
+
+def has_own_handle(variable) -> bool:
+    """Returns True if a Keras variable is a TensorFlow variable that lies on one device, outside a StatelessScope."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    # Variables of a distribution strategy consist of several.
+    one = hasattr(native(variable), "handle") and not hasattr(native(variable), "values")
+    return one and not in_stateless_scope()
 
 
 def number(scalar) -> float | int:

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.tables import aligned
-from prunekit.anatomy.targets import check_built, weights_in
+from prunekit.anatomy.targets import Weight, check_built, weights_in
 from prunekit.core import backend, train_function
 from prunekit.core.layer_observer import wide
 from prunekit.core.optimizers import optimizers_for, optimizers_of
@@ -93,7 +93,7 @@ class WeightChanges(UpdateObserver):
 
     def __init__(self, model: Any, optimizer: Any = None):
         check_built(model)
-        self._weights = [weight for weight in weights_in(model) if weight.variable.trainable]
+        self._weights = _measured(model)
         super().__init__([weight.variable for weight in self._weights])
         self.model = model
         self.optimizers = optimizers_for(model, optimizer)
@@ -109,6 +109,11 @@ class WeightChanges(UpdateObserver):
         self._attached: contextlib.ExitStack | None = None
         self._entered = False
         self._begun = self._iterations()
+
+    @staticmethod
+    def keys_of(model: Any) -> list[tuple[str, tuple[int, ...]]]:
+        """Returns name and shape of each measured weight of a model, in the order of the columns of `figures`."""
+        return [(weight.name, weight.shape) for weight in _measured(model)]
 
     def __enter__(self) -> "WeightChanges":
         if self._attached is not None:
@@ -197,6 +202,10 @@ class WeightChanges(UpdateObserver):
         # The model may have been compiled with another optimizer since: its updates count too.
         known = {id(optimizer): optimizer for optimizer in [*self.optimizers, *optimizers_of(self.model)]}
         return sum(int(optimizer.iterations.numpy()) for optimizer in known.values())
+
+
+def _measured(model: Any) -> list[Weight]:
+    return [weight for weight in weights_in(model) if weight.variable.trainable]
 
 
 def _norm(value: Any) -> Any:

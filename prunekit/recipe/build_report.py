@@ -16,23 +16,30 @@ from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, weight_histogram
 from prunekit.delivery.run_report import RunReport, compressed_sizes
-from prunekit.recipe.execution import RunState
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.preparation import Prepared
+from prunekit.recipe.run_state import RunState
 from prunekit.sparsity.schedules import SCHEDULES
 
 
-def report_of(prepared: Prepared, record: RunState, hashes: dict[str, str]) -> RunReport:
-    """Returns the report of a finished run; the model must be in its final state."""
+def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: dict[str, str]) -> RunReport:
+    """Returns the report of a finished run.
+
+    Args:
+        prepared: The run.
+        model: The model in its final state.
+        record: Results of the steps.
+        hashes: Digests of recipe, model and data at the start of the run.
+    """
     recipe = prepared.recipe
     after = dataclasses.replace(
-        inspect(prepared.model),
+        inspect(model),
         targets=tuple(record.targets),
         skipped=_skipped(record),
         events=tuple(record.events),
         notes=tuple(record.notes),
     )
-    now = weight_arrays(prepared.model)
+    now = weight_arrays(model)
     metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}
     return RunReport(
         title=recipe.name,
@@ -49,9 +56,9 @@ def report_of(prepared: Prepared, record: RunState, hashes: dict[str, str]) -> R
         exports=tuple(record.exports),
         expectations=tuple(record.expectations),
         histograms=_histograms(now, record),
-        hashes={**hashes, "weights": model_digest(prepared.model)},
+        hashes={**hashes, "weights": model_digest(model)},
         notes=tuple(record.notes),
-        advice=tuple(runtime_advice(after, prepared.model)),
+        advice=tuple(runtime_advice(after, model)),
         compressed=compressed_sizes(record.weights_before, now),
         changes=record.changes,
     )
@@ -63,10 +70,10 @@ def _skipped(record: RunState) -> tuple[Skipped, ...]:
 
 def _schedule(prepared: Prepared) -> dict[str, Any] | None:
     """Returns type and fields of the first prune step's schedule, in optimizer updates; None without a schedule."""
-    for index in sorted(prepared.pruning):
-        schedule = prepared.pruning[index].schedule
-        kind = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
-        return {"type": kind, **asdict(schedule)}  # type: ignore[call-overload]
+    for schedule in (step.schedule for step in prepared.steps):
+        if schedule is not None:
+            kind = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
+            return {"type": kind, **asdict(schedule)}  # type: ignore[call-overload]
     return None
 
 

@@ -15,45 +15,36 @@ from pydantic import TypeAdapter
 
 from prunekit.core import jax_state
 from prunekit.core.random_state import restore_random_state
-from prunekit.core.snapshot import Snapshot, Snapshots, lacking, write_bytes
+from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
 from prunekit.recipe import replica_state
 from prunekit.recipe.data import Order
 from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.replicas import ALONE, Replicas
+from prunekit.recipe.run_state import RunMasks, RunState
 
 
 @dataclass
 class CheckpointState:
-    """Position and results of a run in a checkpoint; the defaults describe the start of a run.
+    """Position of a run in its recipe, and the state of the run; the defaults describe the start of a run.
 
     Attributes:
         step: Index of the current or next step.
         epoch: Number of finished epochs of that step.
         seconds: Duration of that step so far.
-        updates: Optimizer updates before that step.
         history: History of that step so far: metric -> value per epoch.
         pruner: Pruner state of that step; None if the step does not prune during training.
-        record: Results of the steps, as JSON values.
-        weights_before: Weights just before the first prune step, by name.
-        masks: Masks of all finished prune steps, by weight name, True = kept.
-        found: Masks of the model's original zeros that are still enforced, by weight name, True = kept.
-        changes: The figures of `WeightChanges`, None before the first training.
         random: State of the global random generators that layers may use, for a checkpoint inside a step.
+        run: State of the run; None before a checkpoint is written.
     """
 
     step: int = 0
     epoch: int = 0
     seconds: float = 0.0
-    updates: int = 0
     history: dict[str, list[float]] = field(default_factory=dict)
     pruner: Snapshot | None = None
-    record: dict[str, Any] = field(default_factory=dict)
-    weights_before: dict[str, np.ndarray] = field(default_factory=dict)
-    masks: dict[str, np.ndarray] = field(default_factory=dict)
-    found: dict[str, np.ndarray] = field(default_factory=dict)
-    changes: np.ndarray | None = None
     random: dict[str, Any] | None = None
+    run: RunState | None = None
 
 
 # Fields of `CheckpointState` that are written unchanged, and all values of a checkpoint, with their types.
@@ -61,12 +52,10 @@ _PLAIN = {
     "step": int,
     "epoch": int,
     "seconds": int | float,
-    "updates": int,
     "history": dict,
-    "record": dict,
     "random": dict | None,
 }
-_KINDS = _PLAIN | {"pruner": dict | None, "optimizer": bool, "files": dict}
+_KINDS = _PLAIN | {"record": dict, "pruner": dict | None, "optimizer": bool, "files": dict}
 
 
 class Checkpoints:
@@ -89,49 +78,54 @@ class Checkpoints:
         self._replicas, self._reads = replicas, reads
         self._snapshots = Snapshots(folder, CHECKPOINT)
 
-    def write(self, model: keras.Model, standing: CheckpointState) -> None:
+    def write(self, model: keras.Model, state: CheckpointState) -> None:
         """Writes a checkpoint of the model's current state, including its optimizer.
 
         Raises:
             OSError: The checkpoint cannot be written; the earlier checkpoints remain.
+            ValueError: `state` has no state of the run.
         """
         jax_state.sync_model_state(model)
         own = self._own_state(model)
+        if state.run is None:
+            raise ValueError("A checkpoint needs the state of the run. Received: None.")
         if not self._replicas.chief:
             return
-        arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(_variables(model))}
-        arrays |= {f"before/{name}": array for name, array in standing.weights_before.items()}
-        arrays |= {f"mask/{name}": mask for name, mask in standing.masks.items()}
-        arrays |= {f"found/{name}": mask for name, mask in standing.found.items()}
-        if standing.changes is not None:
-            arrays["changes"] = standing.changes
-        if standing.pruner is not None:
-            arrays |= {f"pruner/{name}": array for name, array in standing.pruner.arrays.items()}
+        optimizer = _optimizer_built(model)
+        variables = _variables(model, optimizer)
+        arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(variables)}
+        arrays |= _run_arrays(state.run)
+        if state.pruner is not None:
+            arrays |= {f"pruner/{name}": array for name, array in state.pruner.arrays.items()}
         if own is not None:
             arrays["replicas"] = own
         values = {
-            **{name: getattr(standing, name) for name in _PLAIN},
-            "pruner": None if standing.pruner is None else standing.pruner.values,
-            "optimizer": _optimizer_built(model),
+            **{name: getattr(state, name) for name in _PLAIN},
+            "record": plain_fields(state.run),
+            "pruner": None if state.pruner is None else state.pruner.values,
+            "optimizer": optimizer,
             "files": self._files(),
         }
         self._snapshots.write(Snapshot(values, arrays))
 
-    def restore(self, model: keras.Model) -> CheckpointState | None:
-        """Restores the model from the newest checkpoint; returns the state of the run, or None without a checkpoint.
+    def restore(self, model_of: Callable[[RunState], keras.Model]) -> CheckpointState | None:
+        """Restores the newest checkpoint; returns the position and the state of the run, or None without a checkpoint.
 
         Files that export steps wrote after the checkpoint are removed.
+
+        Args:
+            model_of: Function that returns the compiled model whose variables are restored.
 
         Raises:
             RecipeError: Every checkpoint is damaged, files of export steps have changed, or the processes of
                 the run restored different checkpoints.
         """
-        standing = self._restored(model) if self._reads else None
+        state = self._restored(model_of) if self._reads else None
         # All processes wait here: the first process to continue may replace the checkpoint.
-        self._replicas.agree({"checkpoint": "none" if standing is None else f"{standing.step} {standing.epoch}"})
-        return standing
+        self._replicas.agree({"checkpoint": "none" if state is None else f"{state.step} {state.epoch}"})
+        return state
 
-    def _restored(self, model: keras.Model) -> CheckpointState | None:
+    def _restored(self, model_of: Callable[[RunState], keras.Model]) -> CheckpointState | None:
         found = self._snapshots.newest()
         if found is None:
             if self._snapshots:
@@ -147,26 +141,27 @@ class Checkpoints:
             )
         if self._replicas.chief:
             self._settle_files(found.values["files"])
-        if found.values["optimizer"] and not model.optimizer.built:
+        run = _run_state(found)
+        self._restore_model(model_of(run), found)
+        pruner = found.values["pruner"]
+        return CheckpointState(
+            **{name: found.values[name] for name in _PLAIN},
+            pruner=None if pruner is None else Snapshot(pruner, arrays_under(found.arrays, "pruner/")),
+            run=run,
+        )
+
+    def _restore_model(self, model: keras.Model, found: Snapshot) -> None:
+        optimizer = found.values["optimizer"]
+        if optimizer and not model.optimizer.built:
             with self._replicas.scope():
                 model.optimizer.build(model.trainable_variables)
-        variables = _variables(model)
-        saved = _named(found.arrays, "variable/")
+        variables, saved = _variables(model, optimizer), arrays_under(found.arrays, "variable/")
         if [tuple(v.shape) for v in variables] != [array.shape for array in saved.values()]:
             raise RecipeError(f"the checkpoints in {self.folder} are of another model. Begin anew with --force.")
         for variable, array in zip(variables, saved.values(), strict=True):
             variable.assign(np.array(array))
         if "replicas" in found.arrays:
             replica_state.restore_own_state(self._replicas.strategy, model, found.arrays["replicas"])
-        pruner = found.values["pruner"]
-        return CheckpointState(
-            **{name: found.values[name] for name in _PLAIN},
-            pruner=None if pruner is None else Snapshot(pruner, _named(found.arrays, "pruner/")),
-            weights_before={name: np.array(array) for name, array in _named(found.arrays, "before/").items()},
-            masks={name: np.array(array) for name, array in _named(found.arrays, "mask/").items()},
-            found={name: np.array(array) for name, array in _named(found.arrays, "found/").items()},
-            changes=found.arrays.get("changes"),
-        )
 
     def kept(self) -> str:
         """Returns a readable line on the progress that an interruption leaves on disk."""
@@ -191,8 +186,18 @@ class Checkpoints:
                 path.unlink()
 
 
-def _named(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+def _run_arrays(run: RunState) -> dict[str, np.ndarray]:
+    arrays = {f"before/{name}": array for name, array in run.weights_before.items()}
+    arrays |= {f"mask/{name}": mask for name, mask in run.masks.pruned.items()}
+    return arrays | {f"found/{name}": mask for name, mask in run.masks.original.items()}
+
+
+def _run_state(found: Snapshot) -> RunState:
+    before, pruned, original = (
+        {name: np.array(array) for name, array in arrays_under(found.arrays, prefix).items()}
+        for prefix in ("before/", "mask/", "found/")
+    )
+    return from_plain(RunState, found.values["record"], weights_before=before, masks=RunMasks(pruned, original))
 
 
 def _digest(path: Path) -> str:
@@ -200,9 +205,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _variables(model: keras.Model) -> list[Any]:
-    """Returns all variables that training changes: weights, seeds of layers, slots, averages, the learning rate."""
-    found = [*model.variables, *(model.optimizer.variables if _optimizer_built(model) else ())]
+def _variables(model: keras.Model, optimizer: bool) -> list[Any]:
+    """Returns all variables that training changes: weights, seeds of layers, slots, averages, the learning rate.
+
+    Args:
+        model: The model.
+        optimizer: Whether the variables of the model's optimizer are among them.
+    """
+    found = [*model.variables, *(model.optimizer.variables if optimizer else ())]
     return list({id(variable): variable for variable in found}.values())
 
 
@@ -218,18 +228,18 @@ class EpochCheckpoints(keras.callbacks.Callback):
 
     Args:
         order: Order of the training examples.
-        standing: State at which the step begins or resumes.
+        state: State at which the step begins or resumes.
         every: Epochs between checkpoints; 0 writes no checkpoints.
         save: Function of the number of finished epochs and the history so far; writes a checkpoint.
     """
 
     def __init__(
-        self, order: Order, standing: CheckpointState, every: int, save: Callable[[int, dict[str, list[float]]], None]
+        self, order: Order, state: CheckpointState, every: int, save: Callable[[int, dict[str, list[float]]], None]
     ):
         super().__init__()
-        self.history = {name: list(values) for name, values in standing.history.items()}
+        self.history = {name: list(values) for name, values in state.history.items()}
         self._order, self._every, self._save = order, every, save
-        self._random = standing.random
+        self._random = state.random
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._order.epoch = epoch

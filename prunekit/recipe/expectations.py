@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prunekit.delivery.export import ExportRow
-from prunekit.recipe.schema import Expect
+from prunekit.recipe.step_settings import Expect
 
 
 def checked(

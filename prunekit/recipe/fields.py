@@ -43,6 +43,12 @@ def refusal(message: str, *at: str | int) -> PydanticCustomError:
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
 
 
+def refused_at(error: PydanticCustomError, *at: str | int) -> PydanticCustomError:
+    """Returns the error of a `refusal` with the path `at` put in front of the error's own path."""
+    context = dict(error.context or {})
+    return PydanticCustomError(error.type, error.message_template, {**context, "at": (*at, *context.get("at", ()))})
+
+
 def unknown(kind: str, word: object, valid: Iterable[str], *at: str | int) -> PydanticCustomError:
     """Returns the error for an unknown name; the nearest valid name is searched when the message is built.
 

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from prunekit.anatomy.archives import FileRefused
 from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.schema import ModelSource
+from prunekit.recipe.sources import ModelSource
 
 
 def digits_cnn() -> keras.Model:
@@ -99,24 +99,67 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
     return model
 
 
-def check_model_file(path: str | os.PathLike[str]) -> None:
+def check_model_file(path: str | os.PathLike[str], like: Iterable[keras.Model] = ()) -> None:
     """Checks that `path` is a `.keras` file that is safe to open.
+
+    Args:
+        path: The file.
+        like: As for `load_model`.
 
     Raises:
         RecipeError: The file is missing, has another extension, or is damaged or unsafe.
     """
-    with _as_recipe_errors():
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
         model_files.check_model_file(path)
 
 
-def load_model(path: str | os.PathLike[str]) -> keras.Model:
+def load_model(path: str | os.PathLike[str], like: Iterable[keras.Model] = ()) -> keras.Model:
     """Returns the model in a `.keras` file, read in safe mode: no code in the file is run.
+
+    Args:
+        path: The file.
+        like: Models whose classes of layers the file may use, although they are not registered.
 
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or needs classes that are not registered.
     """
-    with _as_recipe_errors():
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
         return model_files.load_model(path)
+
+
+def model_description(model: keras.Model) -> dict[str, Any]:
+    """Returns the architecture and the compile configuration of a model as JSON values, for `rebuilt_model`.
+
+    Raises:
+        NotImplementedError, TypeError, ValueError: The model or a layer does not describe itself.
+    """
+    found = keras.saving.serialize_keras_object(model)
+    found.pop("compile_config", None)
+    return {"model": found, "compile": model.get_compile_config()}
+
+
+def rebuilt_model(description: Mapping[str, Any], like: Iterable[keras.Model] = ()) -> keras.Model:
+    """Returns a model of the described architecture with new weights, compiled; its optimizer is not built.
+
+    Args:
+        description: Result of `model_description`.
+        like: Models whose classes of layers the model may use, although they are not registered.
+
+    Raises:
+        RecipeError: The description holds code, or needs classes that are not registered.
+    """
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
+        model_files.check_config(json.dumps(description), "the description of the model")
+        model = keras.saving.deserialize_keras_object(description["model"])
+        if description["compile"]:
+            # Not `compile_from_config`, which builds the optimizer: the described model's optimizer may not be built.
+            model.compile(**keras.saving.deserialize_keras_object(description["compile"]))
+    return model
+
+
+def _classes_of(models: Iterable[keras.Model]) -> dict[str, type]:
+    layers = [layer for model in models for layer in (model, *model._flatten_layers())]
+    return {type(layer).__name__: type(layer) for layer in layers if not type(layer).__module__.startswith("keras.")}
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -125,7 +168,7 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or holds the weights of another model.
     """
-    with _as_recipe_errors():
+    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of([model])):
         model_files.load_weights(model, path)
 
 

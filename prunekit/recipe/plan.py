@@ -4,52 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunekit.anatomy.targets import Skipped
 from prunekit.delivery.formatting import clean, count, sparsity
-from prunekit.recipe.preparation import Prepared, Pruning, prepare, settled_recipe
+from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
-from prunekit.recipe.summary import step_text
-from prunekit.sparsity.patterns import get_pattern
-from prunekit.sparsity.selection import removed_count
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.policy import get_policy
+from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
+from prunekit.recipe.summary import described
+
+__all__ = ["Plan", "PlannedStep", "PlannedTarget", "plan", "show_plan"]
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True)
-class PlannedTarget:
-    """One target of a prune step, with its final sparsity and its final number of pruned entries."""
-
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    sparsity: float
-    pruned: int
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """One step of a recipe, resolved.
-
-    Attributes:
-        kind: train, prune, finetune, export or expect.
-        text: Description of the step in one line.
-        epochs: Number of training epochs; None if the step does not train.
-        updates: Number of optimizer updates in the step.
-        pruning: (optimizer update since the start of the step, requested sparsity) for every mask update.
-        targets: Weights that the step prunes.
-        skipped: Weights that the step does not prune, with reasons.
-    """
-
-    kind: str
-    text: str
-    epochs: int | None = None
-    updates: int | None = None
-    pruning: tuple[tuple[int, float], ...] = ()
-    targets: tuple[PlannedTarget, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,65 +46,26 @@ def plan(
         RecipeError: `compress` would refuse the run.
     """
     prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
-    steps = tuple(_planned(prepared, index, step) for index, step in enumerate(prepared.recipe.steps))
-    notes = []
-    if any(step.prune is not None and step.prune.allocation == "global" for step in prepared.recipe.steps):
-        notes.append(
-            "allocation global prunes the least important weights of the whole model: how many fall on each weight "
-            "follows from their values, and the counts above stand for an even share."
-        )
+    steps: list[PlannedStep] = []
+    notes: dict[str, None] = {}
+    for step, resolved in zip(prepared.recipe.steps, prepared.steps, strict=True):
+        handler = handler_of(step.kind)
+        steps.append(handler.planned(resolved, _outline(step, prepared.steps_per_epoch)))
+        notes.update(dict.fromkeys(handler.plan_notes(resolved)))
     return Plan(
         name=prepared.recipe.name,
         model=prepared.model.name,
         parameters=prepared.model.count_params(),
         steps_per_epoch=prepared.steps_per_epoch,
-        steps=steps,
+        steps=tuple(steps),
         notes=tuple(notes),
     )
 
 
-def described(step: Step) -> str:
-    """Returns a one-line description of a step, without its kind."""
-    return step_text(step).partition(": ")[2]
-
-
-def _planned(prepared: Prepared, index: int, step: Step) -> PlannedStep:
+def _outline(step: Step, steps_per_epoch: int | None) -> PlannedStep:
     epochs = getattr(step.settings, "epochs", None)
-    updates = epochs * prepared.steps_per_epoch if epochs and prepared.steps_per_epoch else None
-    pruning = prepared.pruning.get(index)
-    if pruning is None:
-        return PlannedStep(step.kind, described(step), epochs, updates)
-    options = PruningOptions(**pruning.options)
-    schedule = get_policy(options.policy).check(pruning.schedule, options)
-    asked = tuple((at, schedule(at)) for at in schedule.update_steps(updates or 0))
-    return PlannedStep(
-        step.kind, described(step), epochs, updates, asked, _targets(prepared.model, pruning), pruning.skipped
-    )
-
-
-def _targets(model: Any, pruning: Pruning) -> tuple[PlannedTarget, ...]:
-    options = PruningOptions(**pruning.options)
-    policy, pattern = get_policy(options.policy), get_pattern(options.pattern)
-    final = policy.check(pruning.schedule, options).final_sparsity
-    calculator = policy.calculator(model, pruning.targets, options, final)
-    even = not calculator.shares_known
-    rows = []
-    for target, fraction, removed in zip(
-        pruning.targets, pruning.fractions, calculator.units_pruned(final), strict=True
-    ):
-        units = pattern.units(target.shape, target.in_axes, target.out_axes)
-        # Units may be blocks or channels; blocks cut off at an edge are smaller than the others.
-        pruned = removed_count(fraction, target.size, keep_one=options.keep_one) if even else removed
-        rows.append(
-            PlannedTarget(
-                name=target.name,
-                shape=target.shape,
-                size=target.size,
-                sparsity=fraction,
-                pruned=pruned if even else round(pruned * target.size / units),
-            )
-        )
-    return tuple(rows)
+    updates = epochs * steps_per_epoch if epochs and steps_per_epoch else None
+    return PlannedStep(step.kind, described(step), epochs, updates)
 
 
 def show_plan(plan: Plan, console: "Console") -> None:

@@ -3,74 +3,40 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from prunekit.anatomy.targets import Skipped, Target
-from prunekit.core import backend
 from prunekit.recipe import data as data_module
+from prunekit.recipe.compile_settings import accuracy_metric, optimizer_from, reason_of
 from prunekit.recipe.data import Data
-from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
-from prunekit.recipe.models import build_model, check_model_file
+from prunekit.recipe.models import build_model, check_model_file, model_description, rebuilt_model
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
-from prunekit.recipe.schema import Prune, Recipe, parse_pattern
-from prunekit.recipe.sources import LOGIT_LOSSES, OPTIMIZERS, Compile, ModelSource
-from prunekit.sparsity.patterns import Block
-from prunekit.sparsity.schedules import OneShot, Schedule
-from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
-from prunekit.techniques.pruning.options import Options, PruningOptions
-from prunekit.techniques.pruning.pruner import Pruner
-
-# Maximum number of test examples on which an exported file is compared with the model.
-_SAMPLES = 500
+from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.schema import Recipe, Step
+from prunekit.recipe.sources import Compile, ModelSource
+from prunekit.recipe.step_handler import PreparedStep, handler_of
 
 
-@dataclass(frozen=True, eq=False)
-class Pruning:
-    """A prune step, resolved for one model and one set of data.
-
-    Attributes:
-        schedule: Sparsity schedule in optimizer updates since the start of the step.
-        options: Pruning options for `PruningCallback` and `Pruner`.
-        targets: Weights that the step prunes.
-        skipped: Weights that the step does not prune, with reasons.
-        fractions: Final sparsity of each target; with a joint allocation, the final sparsity over all targets.
-    """
-
-    schedule: Schedule
-    options: Options
-    targets: tuple[Target, ...]
-    skipped: tuple[Skipped, ...]
-    fractions: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared(RunInputs):
     """A run that is ready to start.
 
     Attributes:
-        recipe: Recipe, with the path of a model file given by the caller written into it.
-        model: Built model with its initial weights.
-        data: Data of the run; None if neither the caller nor the recipe gives data.
-        compile: Compile settings for training and evaluation; None if neither the recipe has them nor data exist.
-        steps_per_epoch: Optimizer updates per epoch; None without data.
-        pruning: Resolved prune steps, by index of the step.
+        steps: The resolved steps, in the order of the recipe.
         given: "model" and "data", as far as they were given as Python objects, which the recipe does not contain.
-        replicas: Replicas on which the model is built.
     """
 
-    recipe: Recipe
-    model: keras.Model
-    data: Data | None
-    compile: Compile | None
-    steps_per_epoch: int | None
-    pruning: Mapping[int, Pruning]
+    steps: tuple[PreparedStep, ...]
     given: tuple[str, ...]
-    replicas: Replicas = ALONE
+
+    @property
+    def models(self) -> list[keras.Model]:
+        """The model of the run, and the stand-ins for the models that steps will return."""
+        return [self.model, *(step.model for step in self.steps if step.model is not None)]
 
 
 def settled_recipe(
@@ -135,16 +101,12 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
             "keras.Input, or call it once."
         )
     steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
-    _check_steps(recipe, built, found, settings)
+    run = RunInputs(recipe, built, found, settings, steps_per_epoch, replicas)
+    given_parts = (("model", built is model), ("data", data is not None))
     return Prepared(
-        recipe=recipe,
-        model=built,
-        data=found,
-        compile=settings,
-        steps_per_epoch=steps_per_epoch,
-        pruning=_all_pruning(recipe, built, steps_per_epoch),
-        given=tuple(name for name, is_given in (("model", built is model), ("data", data is not None)) if is_given),
-        replicas=replicas,
+        **vars(run),
+        steps=_prepared_steps(run),
+        given=tuple(name for name, is_given in given_parts if is_given),
     )
 
 
@@ -163,37 +125,6 @@ def _data(recipe: Recipe, given: Any) -> Data | None:
 
 
 # ---- model, data and compile settings --------------------------------------------------------------------------------
-
-
-def optimizer_from(settings: Compile) -> keras.optimizers.Optimizer:
-    """Returns the Keras optimizer that the compile settings describe.
-
-    Raises:
-        RecipeError: The installed Keras has no such optimizer, or the optimizer rejects the arguments.
-    """
-    kind = getattr(keras.optimizers, OPTIMIZERS[settings.optimizer.name], None)
-    if kind is None:
-        raise RecipeError(f"compile.optimizer: Keras {keras.__version__} has no {OPTIMIZERS[settings.optimizer.name]}.")
-    arguments = dict(settings.optimizer.arguments)
-    if settings.optimizer.learning_rate is not None:
-        arguments["learning_rate"] = settings.optimizer.learning_rate
-    try:
-        return kind(**arguments)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"compile.optimizer: {kind.__name__} refuses its arguments: {reason_of(error)}.") from error
-
-
-def loss_from(settings: Compile) -> Any:
-    """Returns the Keras loss that the compile settings name."""
-    if settings.from_logits:
-        return getattr(keras.losses, LOGIT_LOSSES[settings.loss])(from_logits=True)
-    return keras.losses.get(settings.loss)
-
-
-def accuracy_metric(settings: Compile | None) -> str | None:
-    """Returns the metric used as "accuracy" in expectations and the report; None without an accuracy metric."""
-    named = [name for name in settings.metrics if name.endswith("accuracy") and "top_k" not in name] if settings else []
-    return "accuracy" if "accuracy" in named else next(iter(named), None)
 
 
 def _check_optimizer(settings: Compile | None) -> None:
@@ -229,16 +160,6 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
         )
 
 
-def reason_of(error: BaseException) -> str:
-    """Returns the line of an error's text that states the reason."""
-    # Keras writes "Exception encountered when calling X.", a blank line and a bold escape before the reason. TensorFlow
-    # writes the node and the Python frames that created the node.
-    before = ("Exception encountered", "Graph execution error", "Detected at node", "File ")
-    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
-    lines = [line for line in lines if line and not line.startswith(before)]
-    return (lines or [type(error).__name__])[0].rstrip(".")
-
-
 def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made: tuple[int, ...]) -> None:
     if given not in (made[:-1], (*made[:-1], 1)) or not made:
         raise RecipeError(
@@ -260,111 +181,41 @@ def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made:
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _check_steps(recipe: Recipe, model: keras.Model, data: Data | None, settings: Compile | None) -> None:
-    for index, step in enumerate(recipe.steps):
-        if step.measures_accuracy and accuracy_metric(settings) is None:
-            raise RecipeError(
-                f"steps[{index}].expect: accuracy is not measured: add it to compile: {{metrics: [accuracy]}}."
-            )
-        if step.export is not None:
-            for format in step.export.formats:
-                if format != "keras":
-                    _require_tensorflow(f"steps[{index}].export", f"the format {format}")
-            try:
-                export_samples(model, data, recipe.seed)
-            except RecipeError as error:
-                raise RecipeError(f"steps[{index}].export: {error}") from error
+def _prepared_steps(run: RunInputs) -> tuple[PreparedStep, ...]:
+    found = []
+    for index, step in enumerate(run.recipe.steps):
+        try:
+            prepared = _prepared(step, run)
+        except (ValueError, TypeError) as error:
+            message = error.message if isinstance(error, RecipeError) else error
+            raise RecipeError(f"steps[{index}].{step.kind}: {message}") from error
+        found.append(prepared)
+        if prepared.model is not None:
+            # Later steps are prepared for the model that this step will return.
+            run = replace(run, model=prepared.model)
+    return tuple(found)
 
 
-def _require_tensorflow(place: str, name: str) -> None:
-    if not backend.on_tensorflow():
+def _prepared(step: Step, run: RunInputs) -> PreparedStep:
+    if step.measures_accuracy and accuracy_metric(run.compile) is None:
+        raise RecipeError("accuracy is not measured: add it to compile: {metrics: [accuracy]}.")
+    with run.replicas.scope():
+        prepared = handler_of(step.kind).prepare(step.settings, run)
+    if prepared.model is not None:
+        _check_stand_in(prepared.model, run)
+    return prepared
+
+
+def _check_stand_in(model: keras.Model, run: RunInputs) -> None:
+    """Checks that a model that a step will return can be trained on the data, and built again from a checkpoint."""
+    if run.data is not None and run.compile is not None:
+        _check_fit(model, run.data, run.compile, run.recipe.seed)
+    try:
+        description = model_description(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
         raise RecipeError(
-            f"{place}: {name} needs the TensorFlow backend. Received: {keras.backend.backend()}. Leave it out, or run "
-            "with KERAS_BACKEND=tensorflow."
-        )
-
-
-def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
-    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
-
-    Raises:
-        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
-    """
-    if data is not None:
-        inputs, labels = data.test
-        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-        whole = classes.dtype.kind in "iu" and classes.ndim == 1
-        return inputs[:_SAMPLES], classes[:_SAMPLES] if whole else None
-    random = np.random.default_rng(seed)
-
-    def sample(tensor: Any) -> np.ndarray:
-        if any(length is None for length in tensor.shape[1:]):
-            raise RecipeError(
-                f"without data, samples are drawn from the shape of the model's inputs, which leaves lengths open: "
-                f"{tuple(tensor.shape)}. Name data in the recipe."
-            )
-        shape = (8, *tensor.shape[1:])
-        kind = keras.backend.standardize_dtype(tensor.dtype)
-        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
-
-    if not getattr(model, "inputs", None):
-        raise RecipeError(
-            f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
-            "it. Name data in the recipe."
-        )
-    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
-    return keras.tree.map_structure(
-        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    ), None
-
-
-def _all_pruning(recipe: Recipe, model: keras.Model, steps_per_epoch: int | None) -> dict[int, Pruning]:
-    found = {}
-    for index, step in enumerate(recipe.steps):
-        if step.prune is not None:
-            for name in step.prune.needs:
-                if "tensorflow" in STATISTICS[name].backends:
-                    _require_tensorflow(f"steps[{index}].prune", f"the criterion {name_of(step.prune.criterion)}")
-            try:
-                found[index] = _pruning(step.prune, model, steps_per_epoch, recipe.seed)
-            except (ValueError, TypeError) as error:
-                raise RecipeError(f"steps[{index}].prune: {error}") from error
-    return found
-
-
-def _pruning(prune: Prune, model: keras.Model, steps_per_epoch: int | None, seed: int) -> Pruning:
-    if prune.schedule is None or prune.epochs is None or steps_per_epoch is None:
-        schedule: Schedule = OneShot(sparsity=prune.final_sparsity)
-    else:
-        # No offset: callback and recipe both count updates from the start of the step's `fit`.
-        schedule = prune.schedule.resolve(steps_per_epoch)
-        steps = prune.epochs * steps_per_epoch
-        if schedule.landing_step > steps:
-            raise ValueError(
-                f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.landing_step:,}, and the step "
-                f"trains for {prune.epochs} epochs of {steps_per_epoch:,} updates, {steps:,} in all. Train longer, or "
-                "let the schedule end earlier."
-            )
-    first = schedule.latest_update(0)
-    if "training" in sources_of(prune.needs) and first is not None and schedule(first) > 0:
-        raise ValueError(
-            f"{name_of(prune.criterion)} looks at how updates moved the weights, and the schedule asks for sparsity "
-            f"{schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
-        )
-    pattern: Any = prune.pattern
-    if prune.pooling is not None:
-        inputs, outputs = parse_pattern(prune.pattern).numbers
-        pattern = Block(inputs, outputs, pooling=prune.pooling)
-    options: Options = {
-        "criterion": make(CRITERIA, prune.criterion, seed),
-        "pattern": pattern,
-        "allocation": make(ALLOCATIONS, prune.allocation, seed),
-        "policy": make(POLICIES, prune.policy, seed),
-        "include": prune.include,
-        "exclude": prune.exclude,
-        "keep_one": prune.keep_one,
-        "compat": prune.compat,
-    }
-    pruner = Pruner.detached(model, schedule, PruningOptions(**options), training=not prune.one_shot)
-    fractions = tuple(pruner.fractions(pruner.schedule.final_sparsity))
-    return Pruning(schedule, options, pruner.targets, tuple(pruner.skipped), fractions)
+            f"the model {model.name!r} that this step returns does not describe its layers, so no checkpoint can hold "
+            f"it: {reason_of(error)}. Give its classes a get_config()."
+        ) from error
+    with run.replicas.scope():
+        rebuilt_model(description, [run.model, model])

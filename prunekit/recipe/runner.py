@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ from prunekit.recipe.directory import (
 from prunekit.recipe.execution import Execution
 from prunekit.recipe.expectations import failure_text
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.models import architecture_digest, check_model_file, load_weights, model_digest, weight_arrays
+from prunekit.recipe.models import (
+    architecture_digest,
+    check_model_file,
+    load_model,
+    load_weights,
+    model_digest,
+    weight_arrays,
+)
 from prunekit.recipe.plan import Plan, PlannedStep, PlannedTarget, plan
 from prunekit.recipe.preparation import Prepared, prepare, settled_recipe
 from prunekit.recipe.progress import Listener, Progress
@@ -161,7 +168,7 @@ def _run(
     if finished is not None:
         if written is not None:
             clear_up(written)
-        return _expected(Result(prepared.model, finished, written), finished.failed)
+        return _expected(replace(finished, directory=written), finished.report.failed)
     with _folder(written, force=force, resume=resume) as folder:
         reads = replicas.chief or bool(standing)
         checkpoints = None
@@ -170,12 +177,13 @@ def _run(
         with _disk_errors_told(checkpoints):
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
-            record = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints).run()
+            execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
+            record = execution.run()
             record.notes += device_notes(record) + replicas.notes()
-            report = report_of(prepared, record, hashes)
+            report = report_of(prepared, execution.model, record, hashes)
             if written is not None:
-                _write(folder, prepared, report)
-    return _expected(Result(prepared.model, report, written), record.failures)
+                _write(folder, prepared, execution.model, report)
+    return _expected(Result(execution.model, report, written), record.failures)
 
 
 def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
@@ -184,8 +192,10 @@ def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
     return result
 
 
-def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> RunReport | None:
-    """Loads the weights of the finished run at `path` and returns its report; None if `force` replaces another run.
+def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> Result | None:
+    """Returns model and report of the finished run at `path`; None if `force` replaces another run.
+
+    The model is the run's model with its final weights, or the saved model if steps of the recipe return new models.
 
     Raises:
         RecipeError: `path` holds a different run and `force` is False, or the run directory is damaged.
@@ -201,8 +211,12 @@ def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, forc
             f"{path} holds a finished run of something else: {'; '.join(differences)}. Choose another output "
             "directory, or replace it with --force."
         )
-    load_weights(prepared.model, path / MODEL)
-    return RunReport.from_dict(values)
+    if any(step.row.returns_new_model for step in prepared.recipe.steps):
+        model = load_model(path / MODEL, prepared.models)
+    else:
+        model = prepared.model
+        load_weights(model, path / MODEL)
+    return Result(model, RunReport.from_dict(values), None)
 
 
 def verify(
@@ -228,7 +242,6 @@ def verify(
         RecipeError: `directory` is not a run directory, or the run used a model or data that must be given in Python.
     """
     path = check_run(directory)
-    check_model_file(path / MODEL)
     # The report records whether data were given in Python; the recipe does not, so do not require data here.
     recipe = load_recipe(path / LOCK, data_given=True)
     recorded = _recorded(path)
@@ -241,17 +254,19 @@ def verify(
     found = settled_recipe(recipe, model, data)
     with distributed(found, progress) as replicas:
         prepared = prepare(found, model, data, trust=trust, replicas=replicas)
+        check_model_file(path / MODEL, prepared.models)
         hashes = _hashes_at_start(prepared)
         differences = [
             f"{what} {'is' if what == 'model' else 'are'} not what the run started from"
             for what in ("model", "data")
             if what in hashes and what in recorded["hashes"] and hashes[what] != recorded["hashes"][what]
         ]
-        changing = [index for index, step in enumerate(recipe.steps) if step.trains or step.prune is not None]
-        Execution(prepared, path / EXPORTS, progress, only=changing).run()
-    now = weight_arrays(prepared.model)
-    load_weights(prepared.model, path / MODEL)
-    differences += _weight_differences(weight_arrays(prepared.model), now)
+        changing = [index for index, step in enumerate(recipe.steps) if step.changes_weights]
+        execution = Execution(prepared, path / EXPORTS, progress, only=changing)
+        execution.run()
+    now = weight_arrays(execution.model)
+    load_weights(execution.model, path / MODEL)
+    differences += _weight_differences(weight_arrays(execution.model), now)
     if differences:
         differences += _version_differences(recorded["versions"])
     return Verification(identical=not differences, differences=tuple(differences), directory=path)
@@ -284,8 +299,8 @@ def _disk_errors_told(checkpoints: Checkpoints | None) -> Iterator[None]:
         raise OSError(error.errno, f"{reason}. {checkpoints.kept()}", os.fspath(where)) from error
 
 
-def _write(folder: Path, prepared: Prepared, report: RunReport) -> None:
-    prepared.model.save(folder / MODEL)
+def _write(folder: Path, prepared: Prepared, model: keras.Model, report: RunReport) -> None:
+    model.save(folder / MODEL)
     (folder / EXPORTS).mkdir(exist_ok=True)
     (folder / LOCK).write_text(dump_recipe(prepared.recipe), encoding="utf-8")
     values = {**report.to_dict(), "given": list(prepared.given)}

@@ -1,320 +1,83 @@
 """Defines the fields of a recipe as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
 
-These models reject every mistake that is visible in the recipe alone; `loader` adds the position in the file.
+These models reject every mistake that is visible in the recipe alone; `loader` adds the position in the file. The
+settings of steps are in `step_settings`, and the kinds of steps in the registry `STEP_KINDS`.
 """
 
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-from prunekit.recipe.fields import (
-    Configured,
-    Count,
-    Epochs,
-    Fraction,
-    Listed,
-    Name,
-    Positive,
-    Settings,
-    Sparsity,
-    Text,
-    WeightPatterns,
-    name_of,
-    refusal,
-    registered,
-    shown,
-)
+from prunekit.recipe.fields import Listed, Name, Settings, Text, refusal, refused_at
 from prunekit.recipe.sources import Compile, DataSource, ModelSource
-from prunekit.recipe.timing import Duration, ScheduleSettings
-from prunekit.sparsity import shorthands
-from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, ParsedPattern, sources_of
+from prunekit.recipe.step_kinds import STEP_KINDS, StepKind
 
 VERSION: Literal[1] = 1
 # Limits only invalid steps: a recipe with this many valid steps exceeds the reader's limit on values first.
 MOST_STEPS = 1_000
-ExportFormat: TypeAlias = Literal[
-    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
-]
-
-
-class Train(Settings):
-    """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
-
-    Attributes:
-        keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
-    """
-
-    example: ClassVar[str] = "{epochs: 10}"
-    epochs: Epochs
-    learning_rate: Positive | None = None
-    keep_zeros: bool = True
-
-
-def parse_pattern(text: str) -> ParsedPattern:
-    """Returns the parsed name of a pattern, with its numbers validated.
-
-    Raises:
-        ValueError: `text` is not a pattern.
-
-    >>> parse_pattern("block:4x1").numbers
-    (4, 1)
-    """
-    parsed = shorthands.parse_pattern(text)
-    if parsed is None:
-        raise ValueError(f"unknown pattern {shown(text)}. Valid here: {shorthands.PATTERNS}.")
-    if parsed.kind == "nm" and not 0 < parsed.numbers[0] < parsed.numbers[1]:
-        raise ValueError(f"N:M keeps n of every m weights, so it needs 0 < n < m. Received: {shown(text)}.")
-    if parsed.numbers and min(parsed.numbers) < 1:
-        raise ValueError(f"a block has at least one input and one output. Received: {shown(text)}.")
-    return parsed
-
-
-def _pattern(value: str) -> str:
-    try:
-        parse_pattern(value)
-    except ValueError as error:
-        raise refusal(str(error)) from None
-    return value
-
-
-class Prune(Settings):
-    """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
-
-    example: ClassVar[str] = "{sparsity: 0.5}"
-    epochs: Epochs | None = None
-    schedule: ScheduleSettings | None = None
-    sparsity: Sparsity | None = None
-    learning_rate: Positive | None = None
-    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
-    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
-    pooling: Literal["average", "max"] | None = None
-    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
-    policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
-    include: WeightPatterns = ()
-    exclude: WeightPatterns = ()
-    keep_one: bool = True
-    compat: Literal["tfmot"] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._check_kind()
-        self._check_moments()
-        self._check_pattern()
-        self._check_compat()
-        return self
-
-    def _check_kind(self) -> None:
-        self.exactly_one("schedule", "sparsity")
-        if self.schedule is not None and self.epochs is None:
-            raise refusal("a schedule needs the step's own 'epochs': add epochs, or prune at once with 'sparsity'.")
-        if self.sparsity is not None and self.epochs is not None:
-            raise refusal(
-                "'sparsity' prunes at once, without training. To train as well, leave out 'epochs' and add a finetune "
-                f"step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
-                "epochs",
-            )
-        if self.epochs is None:
-            self.only_with("epochs", "learning_rate")
-            if "training" in sources_of(self.needs):
-                raise refusal(
-                    f"{name_of(self.criterion)!r} looks at how training moves the weights: add 'epochs' and a "
-                    "'schedule', or choose another criterion.",
-                    "criterion",
-                )
-
-    def _check_moments(self) -> None:
-        if self.schedule is None:
-            return
-        for path, moment in self.schedule.moments().items():
-            if moment.after(Duration(epochs=float(self.epochs or 0))):
-                raise refusal(
-                    f"the step trains for {self.epochs} epochs, and this comes after {moment}.", "schedule", *path
-                )
-
-    def _check_pattern(self) -> None:
-        parsed = parse_pattern(self.pattern)
-        if self.pooling is not None and parsed.kind != "block":
-            raise refusal(f"'pooling' goes with a block pattern. Received: pattern {self.pattern!r}.", "pooling")
-        if self.pooling is not None and parsed.pooling not in (None, self.pooling):
-            raise refusal(
-                f"'pooling' says again what the pattern says. Received: pattern {self.pattern!r} and pooling "
-                f"{self.pooling!r}. Leave one of them out.",
-                "pooling",
-            )
-        if parsed.kind != "nm":
-            return
-        n, m = parsed.numbers
-        if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
-            raise refusal(
-                f"{self.pattern} keeps {n} of every {m} weights, so its final sparsity is {1 - n / m:.6g}. "
-                f"Received: {self.final_sparsity:g}.",
-                *self.final_at(),
-            )
-        if ALLOCATIONS[name_of(self.allocation)].per_weight:
-            raise refusal(
-                f"{name_of(self.allocation)} gives each weight its own sparsity, and {self.pattern} has one: write "
-                "allocation: uniform.",
-                "allocation" if "allocation" in self.model_fields_set else "pattern",
-            )
-
-    def _check_compat(self) -> None:
-        if self.compat is None:
-            return
-        if self.schedule is not None and self.schedule.type not in ("polynomial_decay", "constant"):
-            raise refusal(
-                "compat: tfmot goes with the schedules polynomial_decay and constant. "
-                f"Received: {self.schedule.type!r}.",
-                *("schedule", "type"),
-            )
-        for name, known in (
-            ("criterion", ("magnitude", "l1")),
-            ("allocation", ("uniform",)),
-            ("policy", ("gradual", "tfmot")),
-        ):
-            if getattr(self, name) not in known:
-                raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
-        if not self.keep_one:
-            raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
-        if self.pattern == "channel":
-            raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the statistics that criterion and policy need."""
-        return CRITERIA[name_of(self.criterion)].needs + POLICIES[name_of(self.policy)].needs
-
-    @property
-    def one_shot(self) -> bool:
-        """True if the step prunes at once, without training."""
-        return self.schedule is None
-
-    @property
-    def final_sparsity(self) -> float:
-        """Final sparsity of the step."""
-        return self.schedule.final_sparsity if self.schedule is not None else self.sparsity or 0.0
-
-    def final_at(self) -> tuple[str | int, ...]:
-        """Returns the path of the final sparsity inside the step."""
-        return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
-
-
-class Export(Settings):
-    """A step that writes the current model in each format, under one name."""
-
-    example: ClassVar[str] = "{formats: [keras, litert]}"
-    formats: Annotated[tuple[ExportFormat, ...], Listed, Field(min_length=1)]
-    name: Name = "model"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for i, name in enumerate(self.formats):
-            if name in self.formats[:i]:
-                raise refusal(f"format {name!r} stands here twice.", "formats", i)
-        return self
-
-
-class Minimum(Settings):
-    """Lower bound `min`, a fraction."""
-
-    example: ClassVar[str] = "{min: 0.96}"
-    min: Fraction
-
-
-class Maximum(Settings):
-    """Upper bound `max`, a fraction."""
-
-    example: ClassVar[str] = "{max: 0.01}"
-    max: Fraction
-
-
-class Range(Settings):
-    """Bounds `min` and `max`, fractions; one of them may be left out."""
-
-    example: ClassVar[str] = "{min: 0.9}"
-    min: Fraction | None = None
-    max: Fraction | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
-
-
-class ByteBound(Settings):
-    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
-
-    example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
-    max: Count | None = None
-    gzip_max: Count | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        return self.at_least_one("max", "gzip_max")
-
-
-class Expect(Settings):
-    """A step that fails the run if a bound is not met.
-
-    Attributes:
-        accuracy: Bound on the accuracy of the current model.
-        accuracy_drop: Bound on the decrease of accuracy since just before the first prune step.
-        sparsity: Bounds on the sparsity over all targets of the prune steps so far.
-        bytes: Bounds on the size of an exported file, by name of the format.
-    """
-
-    example: ClassVar[str] = "{accuracy: {min: 0.96}, bytes: {litert: {max: 100000}}}"
-    accuracy: Minimum | None = None
-    accuracy_drop: Maximum | None = None
-    sparsity: Range | None = None
-    bytes: dict[ExportFormat, ByteBound] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.bytes is not None and not self.bytes:
-            raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
-        return self.at_least_one("accuracy", "accuracy_drop", "sparsity", "bytes")
-
-
-STEPS = ("train", "prune", "finetune", "export", "expect")
 
 
 class Step(Settings):
-    """One step of a recipe; exactly one field is set."""
+    """One step of a recipe: one field for each kind in `STEP_KINDS`, of which exactly one is set."""
 
     example: ClassVar[str] = "train: {epochs: 10}"
-    train: Train | None = None
-    prune: Prune | None = None
-    finetune: Train | None = None
-    export: Export | None = None
-    expect: Expect | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        return self.exactly_one(*STEPS)
+        return self.exactly_one(*STEP_KINDS)
 
     @property
     def kind(self) -> str:
-        """Kind of the step: train, prune, finetune, export or expect."""
-        return self.given(*STEPS)[0]
+        """Name of the step's kind, such as "train"."""
+        return self.given(*STEP_KINDS)[0]
 
     @property
-    def settings(self) -> Train | Prune | Export | Expect:
-        """Settings of the step."""
+    def row(self) -> StepKind:
+        """The step's kind: its row of `STEP_KINDS`."""
+        return STEP_KINDS[self.kind]
+
+    @property
+    def settings(self) -> Any:
+        """Settings of the step, of the class that its kind names."""
         return getattr(self, self.kind)
 
     @property
     def trains(self) -> bool:
         """True if the step runs the optimizer."""
-        return (
-            self.train is not None or self.finetune is not None or (self.prune is not None and not self.prune.one_shot)
-        )
+        return self.row.trains(self.settings)
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the step needs data for another reason than training."""
+        return self.row.reads_data(self.settings)
 
     @property
     def measures_accuracy(self) -> bool:
         """True if the step compares an accuracy with a bound."""
-        return self.expect is not None and bool(self.expect.given("accuracy", "accuracy_drop"))
+        return self.row.measures_accuracy(self.settings)
+
+    @property
+    def changes_weights(self) -> bool:
+        """True if the step may change weights."""
+        return self.row.changes_weights(self.settings)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats of the exported files that the step writes."""
+        return self.row.formats(self.settings)
+
+
+def _add_field(kind: StepKind) -> None:
+    annotation: Any = kind.settings | None
+    Step.model_fields[kind.name] = FieldInfo(annotation=annotation, default=None)
+    Step.__annotations__[kind.name] = annotation
+
+
+for _kind in STEP_KINDS.values():
+    _add_field(_kind)
+Step.model_rebuild(force=True)
 
 
 Variable: TypeAlias = str | int | float | bool | None
@@ -338,8 +101,11 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:
         self._check_training(need_data=bool((info.context or {}).get("need_data")))
-        self._check_pruning()
-        self._check_exports()
+        for i, step in enumerate(self.steps):
+            try:
+                step.row.check(step.settings, self.steps[:i])
+            except PydanticCustomError as error:
+                raise refused_at(error, "steps", i, step.kind) from None
         return self
 
     def _check_training(self, need_data: bool) -> None:
@@ -352,62 +118,53 @@ class Recipe(Settings):
                 )
         i_needs = self.needs_data()
         if need_data and self.data is None and i_needs is not None:
-            kind = self.steps[i_needs].kind
-            what = "measures accuracy" if kind == "expect" else "trains"
+            step = self.steps[i_needs]
+            what = "trains" if step.trains else "measures accuracy" if step.measures_accuracy else "reads data"
             raise refusal(
                 f"this step {what}, and the recipe has no 'data': add for example data: {{builtin: digits}}.",
-                *("steps", i_needs, kind),
+                *("steps", i_needs, step.kind),
             )
-
-    def _check_pruning(self) -> None:
-        before: dict[tuple[tuple[str, ...], tuple[str, ...]], Prune] = {}
-        pruned = False
-        for i, step in enumerate(self.steps):
-            if step.prune is not None:
-                pruned, prune = True, step.prune
-                # Compare only steps with equal include and exclude: without the model the targets are not known.
-                earlier = before.setdefault((prune.include, prune.exclude), prune)
-                if prune.final_sparsity < earlier.final_sparsity:
-                    raise refusal(
-                        "pruned weights do not come back: an earlier step already prunes the same weights to "
-                        f"{earlier.final_sparsity:g}. Received: {prune.final_sparsity:g}.",
-                        *("steps", i, "prune", *prune.final_at()),
-                    )
-                before[prune.include, prune.exclude] = prune
-            elif step.expect is not None and not pruned:
-                for name in step.expect.given("accuracy_drop", "sparsity"):
-                    raise refusal(f"{name!r} can be measured only after a prune step.", "steps", i, "expect", name)
-
-    def _check_exports(self) -> None:
-        exported: dict[str, int] = {}
-        names: set[str] = set()
-        for i, step in enumerate(self.steps):
-            if step.export is not None:
-                if step.export.name in names:
-                    raise refusal(
-                        f"an earlier export step already writes files named {step.export.name!r}: "
-                        "give this one a 'name' of its own.",
-                        *("steps", i, "export", "name"),
-                    )
-                names.add(step.export.name)
-                exported.update(dict.fromkeys(step.export.formats, i))
-            elif step.expect is not None:
-                for name in step.expect.bytes or {}:
-                    if name not in exported:
-                        already = (
-                            f"exported so far: {', '.join(exported)}" if exported else "no export step comes before"
-                        )
-                        raise refusal(
-                            f"{name!r} has no size to check: it is not exported before this step ({already}).",
-                            *("steps", i, "expect", "bytes", name),
-                        )
 
     def needs_data(self) -> int | None:
         """Returns the index of the first step that needs data, or None."""
-        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy)
+        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy or step.reads_data)
         return next(needing, None)
 
     def factories(self) -> tuple[str, ...]:
         """Returns the Python functions that a run would import and call, such as 'model: my.models:build'."""
         sources = {"model": self.model, "data": self.data}
         return tuple(f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory)
+
+
+def register_step(kind: StepKind) -> StepKind:
+    """Registers a kind of step, so that recipes may name it, and returns it.
+
+    Recipes that were loaded before stay valid. Registering the same row again changes nothing.
+
+    Raises:
+        ValueError: The name is taken, is not a Python identifier, or is an attribute of `Step`.
+    """
+    if kind.name not in STEP_KINDS and (not kind.name.isidentifier() or hasattr(Step, kind.name)):
+        raise ValueError(
+            f"The name of a step kind is a Python identifier that is no attribute of Step. Received: {kind.name!r}."
+        )
+    STEP_KINDS.add(kind)
+    _add_field(kind)
+    _rebuild()
+    return kind
+
+
+def unregister_step(name: str) -> None:
+    """Removes a kind of step, for tests of extensions.
+
+    Raises:
+        KeyError: No such kind is registered.
+    """
+    STEP_KINDS.remove(name)
+    del Step.model_fields[name], Step.__annotations__[name]
+    _rebuild()
+
+
+def _rebuild() -> None:
+    Step.model_rebuild(force=True)
+    Recipe.model_rebuild(force=True)

@@ -159,7 +159,7 @@ def _size(size: str | None, points: Sequence[Point]) -> str:
 
 
 def _formats(recipe: Recipe) -> list[str]:
-    return list(dict.fromkeys(name for step in recipe.steps if step.export is not None for name in step.export.formats))
+    return list(dict.fromkeys(name for step in recipe.steps for name in step.formats))
 
 
 def _checked_folder(output: str | os.PathLike[str]) -> Path:

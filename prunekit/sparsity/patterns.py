@@ -14,9 +14,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.array_ops import ops_for
 from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import PATTERNS, parse_pattern
 from prunekit.sparsity.sums import sum_in_order
@@ -56,6 +56,7 @@ class Pattern(ABC):
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """The mask over a weight of this shape: each entry is its unit's entry in `unit_mask` (`units` entries)."""
+        ops = ops_for(unit_mask)
         return ops.reshape(unit_mask, tuple(shape))
 
 
@@ -111,6 +112,7 @@ class Block(Pattern):
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Average or maximum of each block, shape (positions, blocks of inputs, blocks of outputs)."""
+        ops = ops_for(importance)
         layout = Layout(importance.shape, in_axes, out_axes)
         matrix = layout.matrix(importance)
         if self.pooling == "max":
@@ -126,6 +128,7 @@ class Block(Pattern):
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """The mask over weights: True for every weight of a kept block."""
+        ops = ops_for(unit_mask)
         layout = Layout(shape, in_axes, out_axes)
         positions, rows, columns = self._grid(layout)
         blocks = ops.reshape(unit_mask, (positions, rows, 1, columns, 1))
@@ -143,6 +146,7 @@ class Block(Pattern):
         return layout.positions, -(-layout.inputs // inputs), -(-layout.outputs // outputs)
 
     def _padded(self, matrix, layout: "Layout", value: float | bool):
+        ops = ops_for(matrix)
         _, rows, columns = self._grid(layout)
         inputs, outputs = self._lengths(layout)
         missing = rows * inputs - layout.inputs, columns * outputs - layout.outputs
@@ -153,6 +157,7 @@ class Block(Pattern):
         )
 
     def _reduce(self, reduction, padded, layout: "Layout"):
+        ops = ops_for(padded)
         positions, rows, columns = self._grid(layout)
         inputs, outputs = self._lengths(layout)
         blocks = ops.reshape(padded, (positions, rows, inputs, columns, outputs))
@@ -225,6 +230,7 @@ class NM(Pattern):
         other group loses more than m - n weights. The caller must therefore combine the mask from `expand` with the
         previous mask.
         """
+        ops = ops_for(importance)
         layout = Layout(importance.shape, in_axes, out_axes)
         shape = layout.positions, layout.inputs // self.m, self.m, layout.outputs
         groups = ops.reshape(layout.matrix(importance), shape)
@@ -243,6 +249,7 @@ class NM(Pattern):
         2:4 takes six passes over a quarter of the weight, without gather or scatter: a 2048 x 2048 kernel takes 12 ms
         on two CPU cores; sorting each group takes 66 ms and sorting the whole weight 700 ms.
         """
+        ops = ops_for(groups)
         members = ops.unstack(groups, axis=2)
         beaten_by = [ops.zeros_like(member, dtype="int8") for member in members]
         for later in range(self.m):
@@ -254,6 +261,7 @@ class NM(Pattern):
 
     def _spared_by_sort(self, groups):
         """True for the n largest of each group, by sorting its m entries; for large m, where m ** 2 pairs are slow."""
+        ops = ops_for(groups)
         threshold = ops.sort(groups, axis=2)[:, :, self.m - self.n : self.m - self.n + 1, :]
         above, tied = groups > threshold, ops.equal(groups, threshold)
         wanted = self.n - ops.sum(ops.cast(above, "int32"), axis=2, keepdims=True)
@@ -283,6 +291,7 @@ class Channel(Pattern):
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Mean importance per output unit, shape (channels,)."""
+        ops = ops_for(importance)
         layout = Layout(importance.shape, in_axes, out_axes)
         matrix = ops.reshape(layout.matrix(importance), (layout.positions * layout.inputs, layout.outputs))
         mean = sum_in_order(_live(matrix), axis=0) * (1.0 / (layout.positions * layout.inputs))
@@ -290,6 +299,7 @@ class Channel(Pattern):
 
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """The mask over weights: True for every weight of a kept output unit."""
+        ops = ops_for(unit_mask)
         layout = Layout(shape, in_axes, out_axes)
         row = ops.reshape(unit_mask, (1, 1, layout.outputs))
         return layout.tensor(ops.broadcast_to(row, (layout.positions, layout.inputs, layout.outputs)))
@@ -346,17 +356,20 @@ class Layout:
 
     def matrix(self, x):
         """`x`, of the weight's shape, rearranged to shape (positions, inputs, outputs)."""
+        ops = ops_for(x)
         x = x if self._in_order else ops.transpose(x, self.permutation)
         return ops.reshape(x, (self.positions, self.inputs, self.outputs))
 
     def tensor(self, x):
         """`x`, with positions * inputs * outputs entries in that order, rearranged to the weight's shape."""
+        ops = ops_for(x)
         x = ops.reshape(x, tuple(self.shape[axis] for axis in self.permutation))
         return x if self._in_order else ops.transpose(x, tuple(int(axis) for axis in np.argsort(self.permutation)))
 
 
 def _live(importance):
     """The importance in at least float32, with 0 for weights that are already pruned (-inf)."""
+    ops = ops_for(importance)
     if keras.backend.standardize_dtype(importance.dtype) in ("float16", "bfloat16"):
         importance = ops.cast(importance, "float32")
     return ops.where(ops.equal(importance, -_INFINITY), ops.zeros_like(importance), importance)
@@ -371,6 +384,7 @@ def _largest(kind) -> float:
 
 def _where(mask, value, otherwise):
     """`value` where the mask is True, else `otherwise`; in the type of `otherwise`."""
+    ops = ops_for(otherwise)
     return ops.where(mask, ops.cast(value, otherwise.dtype), otherwise)
 
 

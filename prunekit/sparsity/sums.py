@@ -1,6 +1,6 @@
 """Sums that are equal to the bit on every backend, on every device and with every number of threads."""
 
-from keras import ops
+from prunekit.sparsity.array_ops import ops_for
 
 
 def sum_in_order(x, axis: int):
@@ -10,9 +10,11 @@ def sum_in_order(x, axis: int):
     differently on another backend.
 
     Args:
-        x: Tensor with static shape.
+        x: Tensor with static shape, or NumPy array.
         axis: The axis to sum over, not negative; the result does not have it.
     """
+
+    ops = ops_for(x)
 
     def part(start, stop):
         return x[(slice(None),) * axis + (slice(start, stop),)]

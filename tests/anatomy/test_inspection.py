@@ -196,16 +196,19 @@ def test_the_text_is_an_aligned_table_with_totals():
     ]
 
 
+@pytest.mark.one_backend
 def test_many_skipped_weights_of_one_reason_are_one_line():
     report = Report("m", (), skipped=tuple(Skipped(f"l{index}/bias", "a bias") for index in range(40)))
     assert str(report).splitlines()[-1] == "skipped: l0/bias, l1/bias, l2/bias and 37 more: a bias"
 
 
+@pytest.mark.one_backend
 def test_an_empty_report_has_zero_everywhere():
     report = Report("nothing", ())
     assert (report.parameters, report.sparsity, report.target_sparsity, report.macs) == (0, 0.0, 0.0, 0)
 
 
+@pytest.mark.one_backend
 def test_what_is_no_built_model_is_refused():
     with pytest.raises(ValueError, match="not built"):
         inspect(keras.Sequential([L.Dense(2)]))

@@ -184,6 +184,7 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("case", "dependent"), PARAMETERS)
+@pytest.mark.short(cases=40)
 def test_counts_are_those_of_the_graphs_and_of_the_profiler(case, dependent):
     model = case.model(dependent)
     kinds = profiled.CONTRACTIONS
@@ -227,6 +228,7 @@ def stacked():
         (stacked, "above"),
     ],
 )
+@pytest.mark.short(cases=4)
 def test_a_frozen_layer_takes_what_no_gradient_needs_away(build, frozen):
     model = build()
     layers = [layer for layer in model._flatten_layers() if layer.name in frozen.split()]

@@ -209,10 +209,12 @@ def test_recurrent_layers_own_the_kernels_of_their_cell():
         (["*/kernel"], ["conv_1/kernel", "depthwise_1/kernel", "logits/kernel"]),
     ],
 )
+@pytest.mark.one_backend
 def test_include_takes_the_kernels_of_layers_and_the_weights_it_singles_out(include, expected):
     assert names(small_cnn(), include=include) == expected
 
 
+@pytest.mark.one_backend
 def test_a_glob_does_not_match_by_way_of_the_models_own_name_but_a_variable_path_can_be_given():
     model = small_cnn()
     assert names(model, exclude=["*conv*"]) == ["logits/kernel"]
@@ -223,11 +225,13 @@ def test_a_glob_does_not_match_by_way_of_the_models_own_name_but_a_variable_path
 
 
 @pytest.mark.parametrize("pattern", ["left", "left/*", "re:left/.*"])
+@pytest.mark.one_backend
 def test_a_pattern_that_names_a_nested_model_selects_all_kernels_inside(pattern):
     assert names(nested(), include=[pattern]) == ["left/wide/kernel", "left/narrow/kernel"]
     assert names(nested(), exclude=[pattern]) == ["right/wide/kernel", "right/narrow/kernel", "head/kernel"]
 
 
+@pytest.mark.one_backend
 def test_exclude_wins_over_include_and_each_weight_says_why_it_is_out():
     found = reasons(nested(), include=["left", "head"], exclude=["*/wide"])
     assert found["left/wide/kernel"] == "excluded by '*/wide'"
@@ -235,6 +239,7 @@ def test_exclude_wins_over_include_and_each_weight_says_why_it_is_out():
     assert found["left/narrow/bias"] == "a bias: out unless include names it"
 
 
+@pytest.mark.one_backend
 def test_a_pattern_that_matches_nothing_lists_near_misses():
     with pytest.raises(ValueError, match="'covn_1' in `include` matches no layer and no weight .*Did you mean .*'conv_1'"):
         find_targets(small_cnn(), include=["covn_1"])
@@ -244,6 +249,7 @@ def test_a_pattern_that_matches_nothing_lists_near_misses():
         find_targets(small_cnn(), include=["zzz"])
 
 
+@pytest.mark.one_backend
 def test_a_layer_without_weights_can_be_excluded_but_not_included():
     assert names(small_cnn(), exclude=["dropout", "logits"]) == ["conv_1/kernel"]
     with pytest.raises(ValueError, match="'dropout' in `include` matches only layers without weights"):
@@ -266,6 +272,7 @@ def test_a_layer_without_weights_can_be_excluded_but_not_included():
         ([], ["*"], "has no weights to prune.*excluded by '\\*'"),
     ],
 )
+@pytest.mark.one_backend
 def test_patterns_that_cannot_be_followed_are_refused(include, exclude, message):
     with pytest.raises(ValueError, match=message):
         find_targets(small_cnn(), include, exclude)
@@ -328,6 +335,7 @@ def test_integer_weights_are_never_targets():
         find_targets(model, include=["count/counts"])
 
 
+@pytest.mark.one_backend
 def test_an_unbuilt_model_is_refused_with_the_remedy():
     for model in (keras.Sequential([L.Dense(3)]), Subclassed()):
         with pytest.raises(ValueError, match="not built.*Call it once"):
@@ -349,6 +357,7 @@ def test_a_layer_that_the_model_never_called_is_listed():
     assert reasons(model)["unused"] == "the layer is not built: the model has not called it yet"
 
 
+@pytest.mark.one_backend
 def test_a_model_without_prunable_weights_is_refused():
     inputs = keras.Input((3,))
     with pytest.raises(ValueError, match="no weights to prune.*no weights at all"):
@@ -357,6 +366,7 @@ def test_a_model_without_prunable_weights_is_refused():
         find_targets(keras.Sequential([keras.Input((3,)), L.LayerNormalization(name="only")]))
 
 
+@pytest.mark.one_backend
 def test_other_things_than_keras_3_models_are_refused():
     with pytest.raises(TypeError, match="Keras 3 models. Received: <class 'int'>"):
         find_targets(3)

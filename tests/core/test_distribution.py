@@ -35,18 +35,30 @@ KINDS = [
     pytest.param("data_parallel", 2, JAX, id="2 JAX devices", marks=needs_jax),
     pytest.param("data_parallel", 4, ["adam"], id="4 JAX devices", marks=[needs_jax, pytest.mark.slow]),
 ]
-CASES = [
-    pytest.param(kind.values[0], kind.values[1], name, id=f"{kind.id} {name}", marks=kind.marks)
-    for kind in KINDS
-    for name in kind.values[2]
-]
+# What the short suite trains: one distribution of each kind, and in it one row of each way to train.
+SHORT = {"2 mirrored": ["adam", "ragged", "loop", "short", "global"], "2 workers": ["adam", "ragged", "loop", "short"]}
+SHORT["2 JAX devices"] = ["adam", "short", "averages"]
+
+
+def case(kind, name):
+    """One row on one distribution."""
+    marks = [*kind.marks, *([] if name in SHORT.get(kind.id, ()) else [pytest.mark.thorough])]
+    return pytest.param(kind.values[0], kind.values[1], name, id=f"{kind.id} {name}", marks=marks)
+
+
+CASES = [case(kind, name) for kind in KINDS for name in kind.values[2]]
 SCRIPT = TESTS / "support" / "distributed_training.py"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """(kind, replicas) -> (the facts of each process, the folder); each trains once for all tests."""
+def trained(request, tmp_path_factory):
+    """(kind, replicas) -> (the facts of each process, the folder); each trains once, the rows that are tested here."""
     folder, done = tmp_path_factory.mktemp("distributed"), {}
+    # The tests of processes look at these two.
+    tested = {"adam", "short"}
+    for item in request.session.items:
+        if item.path == request.path and hasattr(item, "callspec"):
+            tested.add(item.callspec.params.get("name"))
 
     def facts(kind, replicas):
         if (kind, replicas) not in done:
@@ -54,7 +66,7 @@ def trained(tmp_path_factory):
             done[kind, replicas] = []
             known = {(each.values[0], each.values[1]): each.values[2] for each in KINDS}
             names = known.get((kind, replicas), JAX if kind == "one_device" else MIRRORED)
-            arguments = (SCRIPT, kind, replicas, folder, *names)
+            arguments = (SCRIPT, kind, replicas, folder, *(name for name in names if name in tested))
             if kind in ("one_device", "data_parallel"):
                 run(*arguments, KERAS_BACKEND="jax", XLA_FLAGS=f"--xla_force_host_platform_device_count={replicas}")
             elif kind == "multi_worker":

@@ -97,6 +97,7 @@ def saved_names(model):
 
 
 @pytest.mark.every_backend
+@pytest.mark.short(cases=5)
 @every_kind
 def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
     model, pruned = compiled(name), KINDS[name].pruned
@@ -122,6 +123,7 @@ def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
 
 
 @pytest.mark.every_backend
+@pytest.mark.short(cases=4)
 @every_kind
 def test_before_the_schedule_begins_training_is_that_of_keras_to_the_bit(name):
     ours = compiled(name)
@@ -176,6 +178,7 @@ FORMS = {
 
 @on_tensorflow
 @pytest.mark.filterwarnings("ignore:.shuffle=")
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_builds_the_model(form):
     model, pruning, watch = compiled("subclassed"), pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
@@ -330,7 +333,7 @@ def test_a_second_fit_goes_on_with_the_schedule(name):
 def test_weights_that_two_callbacks_would_prune_are_refused_before_a_mask_is_made():
     model = compiled("subclassed")
     both = [pk.PruningCallback(schedule(initial_sparsity=0.5)), pk.PruningCallback(schedule(), include=["logits"])]
-    with pytest.raises(ValueError, match="prune different weights.*logits/kernel"):
+    with pytest.raises(ValueError, match="must prune different weights.*logits/kernel"):
         fit(model, "subclassed", *both)
     assert not any((values_of(model)[name] == 0).any() for name in KINDS["subclassed"].pruned)
 
@@ -501,6 +504,7 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 
 
 @on_tensorflow
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_on_several_replicas_models_are_built_and_pruned(tmp_path):
     names = ["subclassed", "dictionary of inputs"]

@@ -19,8 +19,6 @@ from prunekit.core.snapshot import (
     write_snapshot,
 )
 
-pytestmark = pytest.mark.every_backend
-
 BRAIN = keras.ops.convert_to_numpy(keras.ops.ones((1,), "bfloat16")).dtype
 ARRAYS = {
     "nothing": np.zeros((0, 3), "float32"),

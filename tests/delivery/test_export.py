@@ -62,7 +62,15 @@ def digits_network():
 # --- what ships
 
 
-@pytest.mark.parametrize("sparsity, block", [(0.0, 1), (0.5, 1), (0.9, 1), (0.9, 4)])
+@pytest.mark.parametrize(
+    "sparsity, block",
+    [
+        pytest.param(0.0, 1, marks=pytest.mark.thorough),
+        pytest.param(0.5, 1, marks=pytest.mark.thorough),
+        (0.9, 1),
+        (0.9, 4),
+    ],
+)
 def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity, block):
     images, classes = digits[0][1400:1500], digits[1][1400:1500]
     model = digits_network()
@@ -237,6 +245,7 @@ MEASURED = {
 
 
 @tensorflow_only
+@pytest.mark.short(cases=8)
 @pytest.mark.parametrize("middle, options, switched, wrong", MEASURED.values(), ids=list(MEASURED))
 def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(tmp_path, middle, options, switched, wrong):
     model = mobile_network(middle, **options)

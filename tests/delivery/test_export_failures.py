@@ -172,6 +172,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_pat
 
 
 @pytest.mark.parametrize("name, near", [("lite-rt", "litert"), ("litert_sparse", "litert-sparse"), ("kears", "keras")])
+@pytest.mark.one_backend
 def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_path, name, near):
     with pytest.raises(ValueError, match=f"Did you mean '{near}'"):
         export(perceptron, tmp_path, ["keras", name], samples[0])
@@ -190,6 +191,7 @@ def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_
         ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "built model"),
     ],
 )
+@pytest.mark.one_backend
 def test_arguments_that_do_not_fit_are_refused(perceptron, samples, tmp_path, change, error, message):
     arguments = {"model": perceptron, "directory": tmp_path, "formats": ["keras"], "samples": samples[0]} | change
     with pytest.raises(error, match=message):

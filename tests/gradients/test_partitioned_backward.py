@@ -94,6 +94,7 @@ BOUNDARIES = {
 @pytest.mark.parametrize(
     ("name", "compiled"), [(name, False) for name in BOUNDARIES] + [("branches", True), ("pieces", True)]
 )
+@pytest.mark.short(cases=4)
 def test_shared_layers_added_losses_and_trunks_are_right_whatever_the_boundary(precision, compiled, name):
     boundary = BOUNDARIES[name]
     one, other = twins(lambda: branching(4, extras=True))

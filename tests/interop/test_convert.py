@@ -32,6 +32,7 @@ def python(code, **environment):
     return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.thorough
 def test_neither_importing_nor_reading_changes_the_environment_or_what_keras_is(halfway):
     done = python(
         "import os, keras, tensorflow as tf\n"

@@ -66,7 +66,7 @@ def same_windows(length, window):
     return [(max(start, 0), min(start + window, length)) for start in starts][: -(-length // window)]
 
 
-@pytest.mark.every_backend(on_jax=3)
+@pytest.mark.every_backend
 @pytest.mark.parametrize("pooling", ["average", "max"])
 @pytest.mark.parametrize("shape, block", [((8, 6), (4, 3)), ((9, 7), (4, 3)), ((5, 10), (2, 4)), ((33, 3), (16, 2))])
 def test_windows_are_pooled_by_halves_like_a_plain_loop(shape, block, pooling):

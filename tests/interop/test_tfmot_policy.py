@@ -13,7 +13,7 @@ from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
 
 
-@pytest.mark.every_backend(on_jax=5)
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     "schedule, options, message",
     [

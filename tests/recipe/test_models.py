@@ -37,6 +37,7 @@ def test_a_keras_file_comes_back_with_its_weights(tmp_path, perceptron):
     )
 
 
+@pytest.mark.one_backend
 def test_files_that_cannot_be_models_are_refused(tmp_path):
     with pytest.raises(RecipeError, match="model.keras does not exist"):
         check_model_file(tmp_path / "model.keras")
@@ -48,6 +49,7 @@ def test_files_that_cannot_be_models_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.weights.h5"])
+@pytest.mark.one_backend
 def test_archives_without_a_part_are_refused_in_one_line(tmp_path, perceptron, missing):
     perceptron.save(tmp_path / "whole.keras")
     with zipfile.ZipFile(tmp_path / "whole.keras") as whole, zipfile.ZipFile(tmp_path / "cut.keras", "w") as cut:
@@ -59,6 +61,7 @@ def test_archives_without_a_part_are_refused_in_one_line(tmp_path, perceptron, m
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.one_backend
 def test_damaged_bytes_inside_an_archive_are_refused(tmp_path, perceptron):
     perceptron.save(tmp_path / "model.keras")
     content = bytearray((tmp_path / "model.keras").read_bytes())
@@ -69,6 +72,7 @@ def test_damaged_bytes_inside_an_archive_are_refused(tmp_path, perceptron):
         load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.one_backend
 def test_code_inside_a_file_is_not_run(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda inputs: inputs * 2)])
     model.save(tmp_path / "model.keras")
@@ -76,6 +80,7 @@ def test_code_inside_a_file_is_not_run(tmp_path):
         load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.one_backend
 def test_classes_that_are_not_known_here_are_named(tmp_path):
     class Doubling(keras.layers.Layer):
         def call(self, inputs):
@@ -86,6 +91,7 @@ def test_classes_that_are_not_known_here_are_named(tmp_path):
         load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.one_backend
 def test_a_factory_that_returns_no_keras_model_is_refused():
     with pytest.raises(RecipeError, match="returns a Keras 3 model. Received: collections.OrderedDict"):
         build_model(ModelSource(factory="collections:OrderedDict"), seed=0)

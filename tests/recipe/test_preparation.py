@@ -13,7 +13,7 @@ from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import model_digest
 from prunekit.recipe.runner import compress, plan
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 
 # ---- refused before a weight moves -----------------------------------------------------------------------------------
@@ -81,6 +81,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("found", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.one_backend
 def test_a_recipe_that_cannot_be_run_is_refused_before_a_weight_moves(tmp_path, perceptron, pairs, found, message):
     before = model_digest(perceptron)
     if BACKEND != "tensorflow" and "movement looks at how" in message:
@@ -95,6 +96,7 @@ def with_labels(samples, labels):
     return (samples[0], labels), (samples[0], labels)
 
 
+@pytest.mark.one_backend
 def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
     found = recipe({"train": {"epochs": 1}})
     with pytest.raises(
@@ -111,6 +113,7 @@ def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
         compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
 
 
+@pytest.mark.one_backend
 def test_a_model_with_two_outputs_is_refused(samples):
     inputs = keras.Input((8,))
     model = keras.Model(inputs, [keras.layers.Dense(4)(inputs), keras.layers.Dense(2)(inputs)])
@@ -118,6 +121,7 @@ def test_a_model_with_two_outputs_is_refused(samples):
         compress(recipe({"train": {"epochs": 1}}), model, (samples, samples))
 
 
+@pytest.mark.one_backend
 def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
     with pytest.raises(RecipeError, match="names no model: give one with --model"):
         compress(ONE_SHOT)
@@ -134,6 +138,7 @@ def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
         compress(ONE_SHOT, keras.Sequential([keras.layers.Dense(3)]))
 
 
+@pytest.mark.one_backend
 def test_exports_without_data_need_inputs_of_known_shape(perceptron):
     found = recipe({"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}})
     open_ended = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4, name="out")])
@@ -142,12 +147,14 @@ def test_exports_without_data_need_inputs_of_known_shape(perceptron):
     assert zeros(open_ended, "out/kernel") == 0
 
 
+@pytest.mark.one_backend
 def test_an_existing_output_is_refused_before_anything_is_read(tmp_path, perceptron):
     (tmp_path / "run").mkdir()
     with pytest.raises(RecipeError, match="exists. Choose another output directory, or replace it with --force"):
         compress(recipe({"prune": {"sparsity": 0.5}}, model={"file": "/nowhere.keras"}), output=tmp_path / "run")
 
 
+@pytest.mark.one_backend
 def test_code_that_a_recipe_names_is_not_imported_without_trust(tmp_path, monkeypatch, pairs):
     (tmp_path / "my_untrusted_models.py").write_text(
         "import keras\n"

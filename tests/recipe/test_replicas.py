@@ -156,7 +156,7 @@ def undisturbed(tmp_path_factory):
 
 
 class TestInterruptions:
-    @pytest.mark.parametrize("kind", ["mirrored", "data_parallel"])
+    @pytest.mark.parametrize("kind", ["mirrored", pytest.param("data_parallel", marks=pytest.mark.thorough)])
     def test_a_run_on_several_devices_goes_on_to_the_same_bytes(self, kind, tmp_path):
         if kind == "data_parallel":
             pytest.importorskip("jax")
@@ -167,6 +167,7 @@ class TestInterruptions:
         assert facts["same"] == [True, True], "weights, report"
         assert "cannot be resumed: replicas was 3 and is 2. Put that back" in facts["said"]
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     @pytest.mark.parametrize("victim", [1, 0], ids=["a worker", "the chief"])
     def test_workers_of_which_one_died_resume_to_the_same_bytes(self, undisturbed, victim):
@@ -185,6 +186,7 @@ class TestInterruptions:
         assert resumed[0] == whole[0] and resumed[1] == whole[1], "statistics of both replicas are in the accuracy"
         assert not unfinished.exists()
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_a_finished_run_of_workers_is_returned_as_it_is(self, undisturbed):
         before = {path: path.stat().st_mtime_ns for path in (undisturbed / "whole").rglob("*")}

@@ -18,7 +18,7 @@ from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, model_digest, weight_arrays
 from prunekit.recipe.runner import ExpectationFailed, compress, verify
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 
 @pytest.fixture
@@ -254,7 +254,13 @@ def test_a_sparsity_that_misses_by_the_rounding_of_counts_is_met(perceptron, pai
 # ---- interruptions ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["prune", "finetune", "expect"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind == "finetune" else pytest.mark.thorough)
+        for kind in ("prune", "finetune", "expect")
+    ],
+)
 def test_an_interrupted_run_leaves_an_older_one_as_it_was(tmp_path, perceptron, pairs, kind):
     compress(ONE_SHOT, perceptron, output=tmp_path / "run")
     old = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
-from prunekit.recipe import schema, sources
+from prunekit.recipe import sources, step_settings
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.timing import Duration
 from prunekit.sparsity import schedules, shorthands
@@ -175,13 +175,13 @@ def test_a_home_folder_is_found():
     ],
 )
 def test_patterns_are_read(text, kind, numbers):
-    assert schema.parse_pattern(text)[:2] == (kind, numbers)
+    assert step_settings.parse_pattern(text)[:2] == (kind, numbers)
 
 
 @pytest.mark.parametrize("text", ["", "2:4:8", "block:4", "block:4:1", "4x1", "²:4", "2:4\n", "block:-1x1"])
 def test_other_patterns_are_refused(text):
     with pytest.raises(ValueError, match="unknown pattern"):
-        schema.parse_pattern(text)
+        step_settings.parse_pattern(text)
 
 
 class TestAgreementWithTheRestOfPrunekit:
@@ -191,25 +191,25 @@ class TestAgreementWithTheRestOfPrunekit:
         scores = importlib.import_module("prunekit.sparsity.scores")
         for name in shorthands.CRITERIA:
             if name != "movement":
-                assert schema.Prune(sparsity=0.5, criterion=name).criterion == name
+                assert step_settings.Prune(sparsity=0.5, criterion=name).criterion == name
             assert isinstance(scores.get_criterion(name), scores.Criterion)
             assert tuple(scores.get_criterion(name).needs) == shorthands.CRITERIA[name].needs
 
     def test_patterns(self):
         patterns = importlib.import_module("prunekit.sparsity.patterns")
         for text in ("unstructured", "channel", "2:4", "block:4x1", "block:4x2:max", "1:999999999"):
-            assert schema.parse_pattern(text)
+            assert step_settings.parse_pattern(text)
             assert str(patterns.get_pattern(text)) == text
 
     def test_allocations(self):
         allocation = importlib.import_module("prunekit.sparsity.allocation")
         for name in shorthands.ALLOCATIONS:
-            assert schema.Prune(sparsity=0.5, allocation=name).allocation == name
+            assert step_settings.Prune(sparsity=0.5, allocation=name).allocation == name
             assert isinstance(allocation.get_allocation(name), allocation.Allocation)
 
     def test_export_formats(self):
         delivery = importlib.import_module("prunekit.delivery.export")
-        assert set(delivery.FORMATS) == set(schema.ExportFormat.__args__)
+        assert set(delivery.FORMATS) == set(step_settings.ExportFormat.__args__)
 
     def test_built_in_models(self):
         models = importlib.import_module("prunekit.recipe.models")

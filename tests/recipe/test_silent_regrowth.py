@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tiny_recipes import ONE_SHOT, WHOLE, prune, recipe, zeros
 
-from prunekit.recipe.execution import Execution
+from prunekit.recipe.execution import masks_the_model_came_with
 from prunekit.recipe.loader import load_recipe
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.runner import compress, verify
@@ -99,13 +99,12 @@ def test_a_few_zeros_by_chance_are_kept_without_a_word(perceptron, pairs):
     assert zeros(result.model, "hidden/kernel") == 1 and result.report.notes == ()
 
 
-def test_nothing_is_held_where_there_are_no_zeros_or_nothing_trains(perceptron, sparse, pairs, tmp_path):
+def test_nothing_is_held_where_there_are_no_zeros_or_nothing_trains(perceptron, sparse, pairs):
     for model, document in ((keras.models.clone_model(perceptron), WHOLE), (sparse, ONE_SHOT)):
         prepared = prepare(
             settled_recipe(load_recipe(document, data_given=True), model, pairs), model, pairs, trust=False
         )
-        execution = Execution(prepared, tmp_path)
-        assert execution._zeros_it_came_with() == {}
+        assert masks_the_model_came_with(prepared) == {}
 
 
 def test_a_run_that_is_resumed_keeps_them_as_one_that_was_not_interrupted(sparse, pairs, tmp_path):

@@ -354,6 +354,7 @@ steps:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_real_sweep_of_two_points_is_two_runs_that_compress_makes_too(tmp_path):
     (tmp_path / "tiny.yaml").write_text(REAL)

@@ -13,7 +13,6 @@ from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
 
 # Each model: (shape, input axes, output axes) per weight.
-pytestmark = pytest.mark.every_backend
 DENSE = [((784, 300), (0,), (1,)), ((300, 100), (0,), (1,)), ((100, 10), (0,), (1,))]
 CONVOLUTION = [
     ((3, 3, 3, 16), (2,), (3,)),

@@ -9,7 +9,7 @@ from prunekit.sparsity.detection import detect
 from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
 from prunekit.sparsity.selection import keep_largest, pruned_count
 
-pytestmark = pytest.mark.every_backend(on_jax=12)
+pytestmark = pytest.mark.every_backend
 DETECTED = [
     (Unstructured(), 0.5, "unstructured"),
     (Unstructured(), 0.9, "unstructured"),

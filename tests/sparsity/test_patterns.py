@@ -15,7 +15,7 @@ from plain_patterns import FAMILY, INF, LENGTH, expand, groups_of_m, loop_expand
 from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
 from prunekit.sparsity.selection import keep_largest, pruned_count
 
-pytestmark = pytest.mark.every_backend(on_jax=12)
+pytestmark = pytest.mark.every_backend
 # (shape, input axes, output axes): every rank, ragged edges, axes in and out of order, several axes on a side.
 LAYOUTS = {
     "bias": ((7,), (), (0,)),
@@ -78,6 +78,7 @@ def largest(pooled: np.ndarray, kept: int) -> np.ndarray:
     return mask.reshape(pooled.shape)
 
 
+@pytest.mark.one_backend
 def test_every_pattern_of_the_module_is_in_the_family_and_meets_some_layout():
     assert {type(pattern) for pattern in FAMILY} == set(Pattern.__subclasses__())
     assert {str(case.values[0]) for case in CASES} == {str(pattern) for pattern in FAMILY}
@@ -182,6 +183,7 @@ def test_nan_is_still_nan_after_pooling(pattern, jit_compile):
 
 
 @pytest.mark.parametrize("pattern", FAMILY, ids=str)
+@pytest.mark.one_backend
 def test_a_pattern_is_frozen_hashable_comparable_picklable_and_says_where_it_comes_from(pattern):
     assert pattern == dataclasses.replace(pattern) == pickle.loads(pickle.dumps(pattern))
     assert hash(pattern) == hash(dataclasses.replace(pattern))
@@ -190,11 +192,13 @@ def test_a_pattern_is_frozen_hashable_comparable_picklable_and_says_where_it_com
     assert "Source:" in pattern.__doc__
 
 
+@pytest.mark.one_backend
 def test_patterns_that_differ_are_not_equal():
     assert len(set(FAMILY)) == len(FAMILY)
 
 
 @pytest.mark.parametrize("pattern", [pattern for pattern in FAMILY if not isinstance(pattern, Unstructured)], ids=str)
+@pytest.mark.one_backend
 def test_axes_that_are_input_and_output_at_once_are_refused(pattern):
     with pytest.raises(ValueError, match=r"different axes .* Received: in_axes=\(0,\), out_axes=\(0,\)"):
         pattern.pool(ops.ones((LENGTH, 3)), (0,), (0,))
@@ -242,6 +246,7 @@ def test_nm_pruning_of_a_sparse_weight_ends_in_the_pattern_and_gives_nothing_bac
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 4), (4, 4), (5, 4), (-1, 4), (2, 0), (0, 0)])
+@pytest.mark.one_backend
 def test_nm_needs_n_between_zero_and_m(n, m):
     with pytest.raises(ValueError, match=f"needs 0 < n < m. Received: n={n}, m={m}"):
         NM(n, m)
@@ -251,12 +256,14 @@ def test_nm_needs_n_between_zero_and_m(n, m):
 @pytest.mark.parametrize(
     "build", [lambda v: NM(v, 4), lambda v: NM(1, v), lambda v: Block(v, 1), lambda v: Block(1, v)]
 )
+@pytest.mark.one_backend
 def test_a_length_that_is_no_int_is_refused(build, value):
     with pytest.raises(TypeError, match="(n|m|inputs|outputs) must be an int. Received: "):
         build(value)
 
 
 @pytest.mark.parametrize("value", [0, -4])
+@pytest.mark.one_backend
 def test_a_block_without_weights_is_refused(value):
     with pytest.raises(ValueError, match=f"inputs must be at least 1. Received: inputs={value}"):
         Block(value, 1)
@@ -265,11 +272,13 @@ def test_a_block_without_weights_is_refused(value):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "AVG", None, ""])
+@pytest.mark.one_backend
 def test_an_unknown_pooling_is_refused(pooling):
     with pytest.raises(ValueError, match='pooling is "average" or "max". Received: pooling='):
         Block(4, 1, pooling)
 
 
+@pytest.mark.one_backend
 def test_numpy_integers_become_plain_ones():
     assert type(NM(np.int64(2), np.int32(4)).n) is int
     assert type(Block(np.int64(2), 4).inputs) is int
@@ -279,6 +288,7 @@ def test_numpy_integers_become_plain_ones():
 
 
 @pytest.mark.parametrize("pattern", FAMILY, ids=str)
+@pytest.mark.one_backend
 def test_a_fitting_weight_passes_the_check(pattern):
     sparsity = pattern.sparsity if isinstance(pattern, NM) else 0.5
     shape = (LENGTH, 34)
@@ -299,6 +309,7 @@ def test_nm_holds_where_more_than_n_weights_of_a_group_are_infinite(n, m, kind):
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 3), (3, 8), (1, 20)])
+@pytest.mark.one_backend
 def test_nm_passes_only_its_own_sparsity_and_says_which(n, m):
     pattern, shape = NM(n, m), (m * 4, 5)
     for sparsity in (1 - n / m, 1 - n / m + 9e-7, 1 - n / m - 9e-7):
@@ -308,6 +319,7 @@ def test_nm_passes_only_its_own_sparsity_and_says_which(n, m):
             pattern.check(shape, (0,), (1,), sparsity, "dense/kernel")
 
 
+@pytest.mark.one_backend
 def test_nm_refuses_an_input_length_that_m_does_not_divide_and_a_weight_without_inputs():
     with pytest.raises(
         ValueError, match=r"multiple of 4. Received: conv/kernel of shape \(3, 3, 3, 16\), .*length 3\)"
@@ -319,11 +331,13 @@ def test_nm_refuses_an_input_length_that_m_does_not_divide_and_a_weight_without_
 
 
 @pytest.mark.parametrize("axes", [((), (0,)), ((0,), ()), ((), ())])
+@pytest.mark.one_backend
 def test_a_block_refuses_a_weight_without_inputs_or_outputs(axes):
     with pytest.raises(ValueError, match="block:4x1 needs input and output axes. Received: dense/bias"):
         Block(4, 1).check((8,), *axes, 0.5, "dense/bias")
 
 
+@pytest.mark.one_backend
 def test_a_channel_refuses_a_weight_without_outputs():
     with pytest.raises(ValueError, match="channel needs an output axis. Received: embedding/embeddings"):
         Channel().check((8, 4), (0, 1), (), 0.5, "embedding/embeddings")
@@ -333,11 +347,13 @@ def test_a_channel_refuses_a_weight_without_outputs():
     ("pattern", "shape", "sparsity"),
     [(Channel(), (8, 1), 0.8), (Channel(), (8, 2), 0.9), (Block(16, 16), (10, 10), 0.51), (Block(8, 1), (8, 3), 0.9)],
 )
+@pytest.mark.one_backend
 def test_a_pattern_that_would_remove_every_weight_is_refused(pattern, shape, sparsity):
     with pytest.raises(ValueError, match="would remove every weight of logits/kernel.*`exclude`"):
         pattern.check(shape, (0,), (1,), sparsity, "logits/kernel")
 
 
+@pytest.mark.one_backend
 def test_unstructured_fits_every_weight():
     Unstructured().check((), (), (), 0.99, "scalar")
     assert Unstructured().units((), (), ()) == 1
@@ -347,6 +363,7 @@ def test_unstructured_fits_every_weight():
 
 
 @pytest.mark.parametrize("pattern", FAMILY, ids=str)
+@pytest.mark.one_backend
 def test_a_pattern_is_found_again_under_its_own_name(pattern):
     assert get_pattern(str(pattern)) == pattern
     assert get_pattern(pattern) is pattern
@@ -356,16 +373,19 @@ def test_a_pattern_is_found_again_under_its_own_name(pattern):
     ("name", "expected"),
     [("2:4", NM(2, 4)), ("block:4x1", Block(4, 1)), ("block:16x2:max", Block(16, 2, "max")), ("channel", Channel())],
 )
+@pytest.mark.one_backend
 def test_a_name_stands_for_its_pattern(name, expected):
     assert get_pattern(name) == expected
 
 
 @pytest.mark.parametrize("name", ["", "2:4:8", "2/4", "-2:4", "block", "block:4", "block:4x1:mean", "Channel", " 2:4"])
+@pytest.mark.one_backend
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
     with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: unstructured, channel, n:m"):
         get_pattern(name)
 
 
+@pytest.mark.one_backend
 def test_a_name_with_impossible_numbers_is_refused():
     with pytest.raises(ValueError, match="n=4, m=2"):
         get_pattern("4:2")
@@ -374,6 +394,7 @@ def test_a_name_with_impossible_numbers_is_refused():
 
 
 @pytest.mark.parametrize("pattern", [None, 2, (2, 4), NM], ids=repr)
+@pytest.mark.one_backend
 def test_something_that_is_no_pattern_is_refused(pattern):
     with pytest.raises(TypeError, match="A pattern is a name .* Received: "):
         get_pattern(pattern)

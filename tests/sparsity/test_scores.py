@@ -12,7 +12,7 @@ from keras import ops
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 from prunekit.sparsity.shorthands import CRITERIA
 
-pytestmark = pytest.mark.every_backend(on_jax=5)
+pytestmark = pytest.mark.every_backend
 
 
 def smallest_first(weight):
@@ -51,6 +51,7 @@ def scores(criterion, weight, **arguments) -> np.ndarray:
     return ops.convert_to_numpy(criterion(weight, statistics=statistics_for(criterion, weight), **arguments))
 
 
+@pytest.mark.one_backend
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
     assert {type(criterion) for criterion in FAMILY} == set(Criterion.__subclasses__())
     assert {row.load() for row in CRITERIA.values()} == set(Criterion.__subclasses__()) - {Custom}
@@ -81,6 +82,7 @@ def test_a_criterion_takes_a_keras_variable(criterion):
     np.testing.assert_array_equal(ops.convert_to_numpy(found), scores(criterion, WEIGHTS["ragged"]))
 
 
+@pytest.mark.one_backend
 def test_a_criterion_is_frozen_hashable_comparable_and_picklable(criterion):
     assert criterion.needs == ({"movement"} if isinstance(criterion, Movement) else frozenset())
     assert criterion == dataclasses.replace(criterion) == pickle.loads(pickle.dumps(criterion))
@@ -89,6 +91,7 @@ def test_a_criterion_is_frozen_hashable_comparable_and_picklable(criterion):
         criterion.seed = 3
 
 
+@pytest.mark.one_backend
 def test_the_abstract_criterion_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
         Criterion()
@@ -157,11 +160,13 @@ def test_random_scores_are_uniform_and_independent_of_one_another():
 
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None])
+@pytest.mark.one_backend
 def test_a_seed_that_is_no_int_is_refused(seed):
     with pytest.raises(TypeError, match="seed must be an int. Received: seed="):
         Random(seed)
 
 
+@pytest.mark.one_backend
 def test_a_negative_seed_is_refused():
     with pytest.raises(ValueError, match="seed must be at least 0. Received: seed=-1"):
         Random(-1)
@@ -187,6 +192,7 @@ def test_a_custom_function_that_returns_no_floats_is_refused_with_the_remedy(dty
 
 
 @pytest.mark.parametrize("function", [None, 3, "magnitude", Magnitude], ids=repr)
+@pytest.mark.one_backend
 def test_a_custom_criterion_of_something_else_than_a_function_is_refused(function):
     with pytest.raises(TypeError, match="criterion function takes a weight .* Received: "):
         Custom(function)
@@ -198,32 +204,38 @@ def test_a_custom_criterion_of_something_else_than_a_function_is_refused(functio
 @pytest.mark.parametrize(
     ("name", "expected"), [("magnitude", Magnitude()), ("l1", Magnitude()), ("l2", L2()), ("random", Random(0))]
 )
+@pytest.mark.one_backend
 def test_a_name_stands_for_its_criterion(name, expected):
     assert get_criterion(name) == expected
 
 
+@pytest.mark.one_backend
 def test_a_criterion_stays_what_it_is_and_a_function_becomes_custom(criterion):
     assert get_criterion(criterion) is criterion
     assert get_criterion(smallest_first) == Custom(smallest_first)
 
 
 @pytest.mark.parametrize("name", ["", "weight", "Magnitude", "magnitud", "wanda"])
+@pytest.mark.one_backend
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
     with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: magnitude, l1, l2, movement, random"):
         get_criterion(name)
 
 
+@pytest.mark.one_backend
 def test_a_near_miss_is_named():
     with pytest.raises(ValueError, match="Did you mean 'magnitude'"):
         get_criterion("Magnitud")
 
 
+@pytest.mark.one_backend
 def test_a_class_instead_of_a_criterion_is_refused_with_the_remedy():
     with pytest.raises(TypeError, match=r"not its class. Received: Magnitude. Pass Magnitude\(\)"):
         get_criterion(Magnitude)
 
 
 @pytest.mark.parametrize("criterion", [None, 3, 0.5, int, ["magnitude"]], ids=repr)
+@pytest.mark.one_backend
 def test_something_that_is_no_criterion_is_refused(criterion):
     with pytest.raises(TypeError, match="A criterion is one of magnitude.* Received: "):
         get_criterion(criterion)

@@ -9,7 +9,7 @@ from keras import ops
 from prunekit.core import compilation
 from prunekit.sparsity.selection import count_true, keep_largest, pruned_count, reading_plan
 
-pytestmark = pytest.mark.every_backend(on_jax=3)
+pytestmark = pytest.mark.every_backend
 
 AWKWARD = {
     "distinct": np.linspace(-1, 1, 41),
@@ -103,11 +103,13 @@ def test_a_selection_of_open_length_is_traced_once_for_every_length_and_count():
     ("sparsity", "n", "pruned"),
     [(0.0, 7, 0), (0.5, 7, 4), (0.5, 5, 2), (0.7, 10, 7), (0.05, 10, 0), (0.95, 10, 10), (0.9, 0, 0), (1 / 3, 3, 1)],
 )
+@pytest.mark.one_backend
 def test_pruned_count_is_sparsity_times_n_rounded(sparsity, n, pruned):
     assert pruned_count(sparsity, n) == pruned
 
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1.0, 90, float("nan")])
+@pytest.mark.one_backend
 def test_a_sparsity_outside_its_range_is_refused(sparsity):
     with pytest.raises(ValueError, match=r"fraction removed, in \[0, 1\). Received: sparsity="):
         pruned_count(sparsity, 10)

@@ -1,4 +1,4 @@
-"""Runs a job in processes that kill themselves, and again until it ends: `python killing.py JOB FOLDER CHAINS`.
+"""Runs a job in processes that kill themselves, and again until it ends: `python killing.py JOB FOLDER CHAIN ...`.
 
 TensorFlow is imported once and not started; each process is a fork of that one, which saves most of the time. A moment
 is just before, or just after, the n-th event of a kind in its process: a batch, an array written into a checkpoint, one
@@ -112,7 +112,7 @@ def chain(job, folder, happened, number):
     return killed
 
 
-def main(name, folder, chains):
+def main(name, folder, numbers):
     """Writes what happened, as JSON, into FOLDER/killed-N.json; FOLDER/whole is the job that was not killed."""
     module, _, function = name.partition(":")
     job = getattr(importlib.import_module(module), function)
@@ -123,7 +123,7 @@ def main(name, folder, chains):
     happened = {kind: events.count(kind) for kind in events}
 
     def some_chains(first):
-        for number in range(first, chains, _AT_ONCE):
+        for number in numbers[first::_AT_ONCE]:
             killed = chain(job, folder / f"killed-{number}", happened, number)
             (folder / f"killed-{number}.json").write_text(json.dumps(killed))
 
@@ -132,4 +132,4 @@ def main(name, folder, chains):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], [int(number) for number in sys.argv[3:]])

@@ -69,6 +69,8 @@ class Evolving(Gradual):
     New entries are drawn at random and begin with the value `value`.
     """
 
+    regrows: ClassVar[bool] = True
+
     fraction: float = 0.25
     value: float = 0.0
     seed: int | None = None
@@ -115,7 +117,11 @@ def registered() -> Iterator[None]:
         (ALLOCATIONS, AllocationRow("by_mean_score", ByMeanScore)),
         (
             POLICIES,
-            PolicyRow("evolving", Evolving, options={"fraction": (float, 0.25), "seed": (int | None, None)}),
+            PolicyRow(
+                "evolving",
+                Evolving,
+                options={"fraction": (float, 0.25), "value": (float, 0.0), "seed": (int | None, None)},
+            ),
         ),
     ]
     for registry, row in rows:

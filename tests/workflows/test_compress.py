@@ -29,7 +29,13 @@ steps: [{train: {epochs: 100000}}]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGINT, id="interrupted"),
+    ],
+)
 def test_a_run_that_ends_early_never_looks_finished_and_the_next_one_clears_up(tmp_path, how):
     (tmp_path / "long.yaml").write_text(LONG)
     # A shell that starts this in the background has it, and its children, ignore interrupts.
@@ -58,6 +64,7 @@ def digits(folder: Path) -> str:
     return str(folder / "model.keras")
 
 
+@pytest.mark.thorough
 def test_the_one_shot_recipe_prunes_a_model_file_without_touching_it(tmp_path):
     path = digits(tmp_path)
     before = Path(path).read_bytes()

@@ -31,6 +31,7 @@ def run(code, *arguments, cwd):
     return done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_digits_recipe_prunes_to_90_percent_at_dense_accuracy_the_same_in_every_process(tmp_path):
     run(COMPRESS, runnable("digits", tmp_path), "run", cwd=tmp_path)

@@ -6,7 +6,7 @@ import zipfile
 
 import killed_jobs
 import pytest
-from killed_chains import files, killed
+from killed_chains import files, in_chains, killed
 
 
 def content(file):
@@ -28,9 +28,10 @@ def content(file):
 
 
 @pytest.mark.slow
-def test_a_recipe_that_was_killed_ends_with_the_same_bytes(tmp_path):
+@in_chains
+def test_a_recipe_that_was_killed_ends_with_the_same_bytes(tmp_path, numbers, kills, phases):
     killed_jobs.write(tmp_path / "inputs")
-    for folder in killed("recipe", tmp_path):
+    for folder in killed("recipe", tmp_path, numbers, kills, phases):
         assert files(folder) == files(tmp_path / "whole"), "a killed run leaves no more behind than a whole one"
         for name in files(folder):
             if (folder / name).is_file():

@@ -197,12 +197,13 @@ class _ThresholdMaker:
         self._layout = tuple(shape), in_axes, out_axes
 
     def choose(self, weight, importance, mask, kept):
-        """Returns (mask, NaN count, leak count, kept count); leaks are 0, because weights are dense between steps."""
+        """Returns (mask, counts of NaN, leaks and kept); leaks are 0, because weights are dense between steps."""
         shape, *axes = self._layout
         pooled = self._pattern.pool(importance, *axes)
         chosen = pooled if isinstance(self._pattern, TailedNM) else _at_threshold(pooled, kept)
         new = self._pattern.expand(chosen, shape, *axes)
-        return new, count_true(ops.isnan(importance)), ops.zeros((), "int32"), count_true(new, expect_any=True)
+        counts = count_true(ops.isnan(importance)), ops.zeros((), "int32"), count_true(new, expect_any=True)
+        return new, ops.stack(counts)
 
 
 def _at_threshold(units, kept):

@@ -63,8 +63,8 @@ class Backup:
                 if "://" not in str(one.backup_dir):
                     return cls(one.backup_dir, writes=writes)
                 warnings.warn(
-                    f"The state of pruning is kept with backups on local folders only. Received: {one.backup_dir}. "
-                    "A training that is resumed from there takes zeros for its masks.",
+                    f"The pruning state is saved with backups in local folders only. Received: {one.backup_dir}. A "
+                    "training resumed from this backup derives its masks from the zeros of the weights.",
                     stacklevel=4,
                 )
         return None
@@ -105,15 +105,15 @@ class Backup:
         wrong = lacking(found.values, {"epoch": int, "states": list | None})
         if wrong is not None:
             raise ValueError(
-                f"The backup in {self._folder} holds no {wrong} that this version of prunekit reads. Delete {_STEM}-* "
-                "there, or begin in another folder."
+                f"The backup in {self._folder} lacks {wrong}, or holds it as another version of prunekit wrote it. "
+                f"Delete {_STEM}-* there, or begin in another folder."
             )
         saved, epoch = found.values["epoch"], self._epoch()
         if epoch is not None and epoch > saved + 1:
             raise ValueError(
                 f"{self._folder} holds a backup after epoch {epoch} that was made without PruningCallback, and one "
-                f"with it after epoch {saved}. Delete {_STEM}-* there to go on from the later one, or the other files "
-                "to go on from the earlier one."
+                f"with it after epoch {saved}. Delete {_STEM}-* there to continue from the later backup, or the "
+                "other files to continue from the earlier backup."
             )
 
     def _mend(self, found: Snapshot | None) -> None:
@@ -147,8 +147,8 @@ class Backup:
             if (self._folder / name).exists():
                 os.replace(self._folder / name, self._folder / f"{name}.torn")
         warnings.warn(
-            f"The backup in {self._folder} is not whole: {_WEIGHTS} and {_POSITION} belong together. What was there "
-            "is renamed to *.torn, and training starts from the beginning.",
+            f"The backup in {self._folder} is incomplete: it needs both {_WEIGHTS} and {_POSITION}. Its files are "
+            "renamed to *.torn, and training starts from the beginning.",
             stacklevel=5,
         )
 

@@ -81,7 +81,7 @@ class PruningCallback(keras.callbacks.Callback):
     def pruner(self) -> Pruner:
         """The `Pruner` of the current or last `fit`, with masks, events and audit; RuntimeError before a `fit`."""
         if self._pruner is None:
-            raise RuntimeError("There is no pruner and no report before `fit` has run with this callback.")
+            raise RuntimeError("`pruner` and `report` exist once `fit` has run with this callback.")
         return self._pruner
 
     @property
@@ -106,8 +106,8 @@ class PruningCallback(keras.callbacks.Callback):
     def _make_pruner(self) -> None:
         if self.model.weights and not self.model.trainable_variables:
             raise ValueError(
-                f"fit updates nothing of {self.model.name!r}, whose weights are all frozen: prune it with pk.prune, or "
-                "make layers trainable before compile()."
+                f"All weights of {self.model.name!r} are frozen, so `fit` updates none of them. Prune the model with "
+                "pk.prune, or make layers trainable before compile()."
             )
         self._pruner = Pruner.detached(self.model, self.schedule, self.options, data=self._data)
 
@@ -292,8 +292,8 @@ class _Companions(keras.callbacks.Callback):
         listed = [one for one in found.callbacks if isinstance(one, PruningCallback)]
         if sum(one is pruning for one in listed) > 1:
             raise ValueError(
-                "A PruningCallback stands in a list of callbacks once. Received: the same one twice. List it once, or "
-                "make a second one for other weights."
+                "A list of callbacks may contain a PruningCallback once. Received: the same callback twice. List it "
+                "once, or create a second callback for other weights."
             )
         if listed[0] is pruning:
             # Assigns a new list object, because Keras is iterating over the old one.
@@ -328,8 +328,8 @@ class _Companions(keras.callbacks.Callback):
         if shared:
             more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
             raise ValueError(
-                "PruningCallbacks of one fit prune different weights. Received: more than one for "
-                f"{', '.join(shared[:3])}{more}. Tell them apart with `include` or `exclude`."
+                "The PruningCallbacks of one `fit` must prune different weights. Received: several callbacks for "
+                f"{', '.join(shared[:3])}{more}. Separate their weights with `include` or `exclude`."
             )
 
     def on_train_begin(self, logs=None) -> None:

@@ -1,18 +1,34 @@
-"""Calculates masks for a sparsity: importance -> pooled units -> exact selection -> masks; compiled once per shape."""
+"""Calculates masks for a sparsity: importance -> pooled units -> exact selection -> masks.
+
+prunekit's own patterns need no trace of their own. Small weights are processed by NumPy, which starts an operation in a
+microsecond; large weights by single operations of the backend around one compiled selection for all shapes. Whatever
+else runs (patterns of users, all of JAX in training) is compiled once per shape.
+"""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from prunekit.anatomy.targets import Target
-from prunekit.core import backend, compilation
+from prunekit.core import backend, compilation, jax_state
 from prunekit.sparsity.allocation import get_allocation
-from prunekit.sparsity.patterns import Pattern, get_pattern
-from prunekit.sparsity.scores import get_criterion
-from prunekit.sparsity.selection import ReadingPlan, count_true, keep_largest, pruned_count, reading_plan, removed_count
+from prunekit.sparsity.array_ops import ops_for
+from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
+from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
+from prunekit.sparsity.selection import (
+    ReadingPlan,
+    count_true,
+    keep_largest,
+    keep_largest_of_array,
+    pruned_count,
+    reading_plan,
+    removed_count,
+)
 from prunekit.techniques.pruning.mask_store import leaking
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskUpdate
@@ -20,6 +36,14 @@ from prunekit.techniques.pruning.policy import MaskUpdate
 # Maximum number of entries of a group of weights processed in one graph (a larger weight is its own group). Temporary
 # memory is several times the group's size, because TensorFlow runs all ready operations of a graph at once.
 _AT_ONCE = 1 << 22
+# Most entries of a weight for which NumPy on one core is as fast as the backend: where the weight is copied to the
+# memory of the CPU first, and where masks are calculated once, so that compiling would take longer. A joint allocation
+# counts the entries of all weights, and has four times as many.
+_SMALL_ELSEWHERE = 1 << 16
+_SMALL_ONCE = 1 << 22
+# Criteria and patterns with the same results, to the bit, in single operations, in compiled functions and in NumPy.
+_EXACT_CRITERIA = frozenset((Magnitude, L2, Movement, Random))
+_EXACT_PATTERNS = frozenset((Unstructured, Block, NM, Channel))
 
 
 class MaskCalculator:
@@ -30,9 +54,14 @@ class MaskCalculator:
         options: Pruning options.
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
+    Attributes:
+        once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
+
     Raises:
         ValueError: The pattern does not fit a target or cannot reach the sparsity.
     """
+
+    once = False
 
     def __init__(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float):
         self.targets = tuple(targets)
@@ -45,13 +74,23 @@ class MaskCalculator:
         # One MaskMaker per layout, so that its functions are traced once per shape.
         make = functools.cache(functools.partial(self._maker, pattern))
         self._makers = [make(target.shape, target.in_axes, target.out_axes) for target in self.targets]
-        groups = [range(len(self.targets))] if self.allocation.joint else list(_groups(self.targets))
-        choose = self._jointly if self.allocation.joint else self._one_by_one
-        self._groups = [(group, compilation.compiled(functools.partial(choose, group))) for group in groups]
+        self._importance_of = _importance_functions(self.criterion, self.targets)
+        self._exact_everywhere = self._maker is MaskMaker and type(pattern) in _EXACT_PATTERNS
+
+    @functools.cached_property
+    def _groups(self) -> list[tuple[range, Callable[..., Any]]]:
+        """The groups of targets that one compiled function processes, each with its function."""
         if self.allocation.joint:
-            # Compiled at its first call; few models need it.
-            sparing = compilation.compiled(functools.partial(self._jointly, groups[0], spare=True))
-            self._sparing = [(groups[0], sparing)]
+            whole = range(len(self.targets))
+            return [(whole, compilation.compiled(functools.partial(self._jointly, whole)))]
+        chosen = functools.partial(functools.partial, self._one_by_one)
+        return [(group, compilation.compiled(chosen(group))) for group in _groups(self.targets)]
+
+    @functools.cached_property
+    def _sparing(self) -> list[tuple[range, Callable[..., Any]]]:
+        # Compiled at its first call; few models need it.
+        whole = range(len(self.targets))
+        return [(whole, compilation.compiled(functools.partial(self._jointly, whole, spare=True)))]
 
     @property
     def _maker(self) -> Callable[..., Any]:
@@ -94,13 +133,51 @@ class MaskCalculator:
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
         arguments = weights, list(masks), self._counts(sparsity, scores), statistics
-        choice = self._chosen(self._groups, *arguments)
+        choice = self._chosen(*arguments)
         if self.allocation.joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
-            choice = self._chosen(self._sparing, *arguments)
+            choice = self._chosen(*arguments, spare=True)
         return choice
 
-    def _chosen(self, groups, weights, masks, pruned, statistics) -> MaskUpdate:
+    def _chosen(self, weights, masks, pruned, statistics, *, spare=False) -> MaskUpdate:
+        if self._is_compiled:
+            return self._by_groups(self._sparing if spare else self._groups, weights, masks, pruned, statistics)
+        rows = [
+            self._arrays(*row) if small else (self._makers[row[0]], row[1], self._importance(row[0], *row[1:3]), row[3])
+            for small, *row in zip(self._small(weights), range(len(weights)), weights, statistics, masks, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            if self.allocation.joint:
+                chosen = self._joint_rows(rows, pruned, spare=spare)
+            else:
+                chosen = [maker.choose(*row, pruned[i]) for i, (maker, *row) in enumerate(rows)]
+        counts = np.array([backend.array_of(counts) for _, counts in chosen]).T
+        return MaskUpdate([mask for mask, _ in chosen], *counts)
+
+    def _arrays(self, index: int, weight, statistics, mask):
+        """Returns what calculates a small target's mask in NumPy, and its weight, importance and mask as arrays."""
+        array = backend.array_of(weight)
+        # On JAX each operation is compiled for each shape.
+        plain = type(self.criterion) is Magnitude
+        importance = np.abs(array) if plain else backend.array_of(self._importance(index, weight, statistics))
+        return self._makers[index].on_arrays, array, importance, backend.array_of(mask)
+
+    @property
+    def _is_compiled(self) -> bool:
+        """True if masks come from functions that are compiled per shape, False if from operations run one by one."""
+        return not self._exact_everywhere or (jax_state.steps_are_pure() and not self.once)
+
+    def _small(self, weights: Sequence[Any]) -> list[bool]:
+        """Returns, for each weight, True if NumPy calculates its mask faster than the backend."""
+        if keras.backend.backend() == "torch":
+            return [False] * len(weights)
+        on_cpu = all(map(backend.is_on_cpu, weights))
+        most = (_SMALL_ONCE if self.once else backend.SMALL) if on_cpu else _SMALL_ELSEWHERE
+        if self.allocation.joint:
+            return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
+        return [target.size <= most for target in self.targets]
+
+    def _by_groups(self, groups, weights, masks, pruned, statistics) -> MaskUpdate:
         new, figures = [], []
         for group, choose in groups:
             of = slice(group.start, group.stop)
@@ -149,35 +226,52 @@ class MaskCalculator:
         return _columns(rows)
 
     def _jointly(self, _, weights, masks, pruned, statistics, *, spare=False):
-        """Removes the least important units over all targets together.
+        importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
+        rows = list(zip(self._makers, weights, importances, masks, strict=True))
+        return _columns(self._joint_rows(rows, pruned, spare=spare))
+
+    def _joint_rows(self, rows, pruned, *, spare):
+        """Removes the least important units over all targets together; returns (mask, counts) per target.
 
         With `spare`, the most important unit of each target ranks above all other units.
         """
-        importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
-        pooled = [maker.pool(*one) for maker, *one in zip(self._makers, importances, masks, strict=True)]
+        pooled = [maker.pool(importance, mask) for maker, _, importance, mask in rows]
+        ops = ops_for(pooled[0])
         units = [ops.reshape(ops.cast(part, "float32"), (-1,)) for part in pooled]
         units = ops.concatenate([_best_first(part) for part in units] if spare else units)
-        chosen = largest(units, units.shape[0] - pruned)
+        chosen = rows[0][0].largest(units, units.shape[0] - pruned)
         ends = np.cumsum([maker.units for maker in self._makers])[:-1].tolist()
         # TensorFlow and PyTorch raise an error for an empty list of split positions.
         parts = ops.split(chosen, ends) if ends else [chosen]
-        rows = [
+        return [
             maker.finish(weight, part, mask, ops.reshape(one, part.shape))
-            for maker, weight, part, mask, one in zip(self._makers, weights, pooled, masks, parts, strict=True)
+            for (maker, weight, _, mask), part, one in zip(rows, pooled, parts, strict=True)
         ]
-        return _columns(rows)
-
-    def _scored(self, index: int, weight, statistics):
-        return self.criterion(weight, target=self.targets[index], seed_offset=index, statistics=statistics)
 
     def _importance(self, index: int, weight, statistics):
-        importance = ops.convert_to_tensor(self._scored(index, weight, statistics))
+        importance = ops.convert_to_tensor(self._importance_of[index](weight, statistics=statistics))
         if tuple(importance.shape) != self.targets[index].shape:
             raise ValueError(
                 f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "
                 f"{self.targets[index].name} of shape {self.targets[index].shape}."
             )
         return importance
+
+
+def _importance_functions(criterion: Criterion, targets: Sequence[Target]) -> list[Callable[..., Any]]:
+    """Returns the criterion's function for each target.
+
+    Functions of users are compiled, because single operations may round differently than compiled ones.
+    """
+    calls: list[Callable[..., Any]] = [
+        functools.partial(criterion, target=target, seed_offset=i) for i, target in enumerate(targets)
+    ]
+    if type(criterion) in _EXACT_CRITERIA:
+        return calls
+    if isinstance(criterion, Custom):
+        # Independent of the offset, so that weights of one shape share a trace.
+        return [compilation.compiled(criterion)] * len(targets)
+    return [compilation.compiled(call) for call in calls]
 
 
 def _groups(targets: Sequence[Target]) -> Iterator[range]:
@@ -191,10 +285,14 @@ def _groups(targets: Sequence[Target]) -> Iterator[range]:
 
 
 class MaskMaker:
-    """Compiled functions that calculate the mask of weights of one shape and layout."""
+    """Calculates the mask of weights of one shape and layout from tensors.
+
+    `on_arrays` does the same with NumPy arrays.
+    """
 
     def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
         self.units = pattern.units(shape, in_axes, out_axes)
+        self.on_arrays = _ArrayMaskMaker(pattern, shape, in_axes, out_axes)
 
         def pool(importance, mask):
             # Pruned positions rank lowest, so that masks only ever shrink.
@@ -203,22 +301,62 @@ class MaskMaker:
 
         def finish(weight, pooled, mask, chosen):
             new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
-            return (
-                new,
-                count_true(ops.isnan(pooled)),
-                count_true(leaking(mask, weight)),
-                count_true(new, expect_any=True),
-            )
+            nans, leaks = count_true(ops.isnan(pooled)), count_true(leaking(mask, weight))
+            return new, ops.stack([nans, leaks, count_true(new, expect_any=True)])
 
-        self.pool, self.finish = compilation.compiled(pool), compilation.compiled(finish)
+        # Compiled only as part of a compiled function, where each shape is then traced once.
+        self._pool, self._finish = pool, finish
+        self._compiled = functools.cache(lambda: (compilation.compiled(pool), compilation.compiled(finish)))
+
+    def pool(self, importance, mask):
+        """Returns the importance of each unit, -inf for units that are already pruned."""
+        return self._functions()[0](importance, mask)
+
+    def finish(self, weight, pooled, mask, chosen):
+        """Returns (new mask, counts of NaN, leaks and kept entries) from the chosen units."""
+        return self._functions()[1](weight, pooled, mask, chosen)
+
+    def _functions(self):
+        traced = backend.inside_graph() or jax_state.steps_are_pure()
+        return self._compiled() if traced else (self._pool, self._finish)
+
+    def largest(self, units, kept):
+        """Returns a mask of the `kept` most important units."""
+        return largest(units, kept)
 
     def choose(self, weight, importance, mask, pruned):
+        """Returns (new mask, counts of NaN, leaks and kept entries)."""
         pooled = self.pool(importance, mask)
         return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
 
 
+class _ArrayMaskMaker:
+    """The methods of `MaskMaker` on NumPy arrays; the caller silences NumPy's warnings about NaN and infinity."""
+
+    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
+        self.units = pattern.units(shape, in_axes, out_axes)
+        self._pattern, self._shape, self._axes = pattern, shape, (in_axes, out_axes)
+
+    def pool(self, importance, mask):
+        lowest = np.asarray(-math.inf).astype(importance.dtype)
+        return self._pattern.pool(np.where(mask, importance, lowest), *self._axes)
+
+    def finish(self, weight, pooled, mask, chosen):
+        new = np.logical_and(mask, self._pattern.expand(chosen, self._shape, *self._axes))
+        leaks = np.logical_and(np.logical_not(mask), weight != 0)
+        return new, np.array([np.count_nonzero(true) for true in (np.isnan(pooled), leaks, new)], "int32")
+
+    def largest(self, units, kept):
+        return keep_largest_of_array(units, kept)
+
+    def choose(self, weight, importance, mask, pruned):
+        pooled = self.pool(importance, mask)
+        return self.finish(weight, pooled, mask, keep_largest_of_array(pooled, self.units - pruned))
+
+
 def _best_first(units):
     """Returns the importances with the largest set to infinity; -inf (already pruned) stays."""
+    ops = ops_for(units)
     best = ops.equal(ops.arange(units.shape[0], dtype="int32"), ops.cast(ops.argmax(units), "int32"))
     infinity, largest_number = (
         ops.cast(value, units.dtype) for value in (float("inf"), float(np.finfo("float32").max))
@@ -229,8 +367,8 @@ def _best_first(units):
 
 
 def _columns(rows):
-    """Returns (masks, counts of shape (3, targets)) from one row (mask, nans, leaks, kept) per target."""
-    return [row[0] for row in rows], ops.stack([ops.stack([row[i] for row in rows]) for i in (1, 2, 3)])
+    """Returns (masks, counts of shape (3, targets)) from one row (mask, counts) per target."""
+    return [mask for mask, _ in rows], ops.stack([counts for _, counts in rows], axis=1)
 
 
 @functools.cache

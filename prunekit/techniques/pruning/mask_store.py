@@ -29,6 +29,10 @@ _KEEP_ZERO_SLOTS = frozenset(
 )
 
 
+# Number of calls of `enforce` after which a trace would have been quicker than single operations.
+_CALLS_BEFORE_TRACE = 64
+
+
 class MaskStore:
     """One boolean mask variable per target, True = kept, and their enforcement.
 
@@ -52,9 +56,15 @@ class MaskStore:
         # The optimizer's wrapped `apply` references this store; the reference here keeps the owning Pruner alive as
         # long, so masks stay enforced after the user drops the Pruner.
         self.owner: Any = None
-        self._enforced_slots: tuple[int, ...] = ()
-        self._impose = compilation.compiled_effect(lambda: self._zero_all(()))
-        self._count_leaks = compilation.compiled_effect(self._leaks)
+        # Single operations on variables of one device need no trace; on variables of several devices they are slow.
+        self._needs_trace = keras.backend.backend() == "tensorflow" and not all(
+            backend.has_own_handle(variable)
+            for target in self.targets
+            for variable in (target.variable, self._masks[0])
+        )
+        self._calls = 0
+        self._enforced_slots: tuple[int, ...] | None = None
+        self._count_leaks = compilation.compiled_effect(self._leaks) if self._needs_trace else self._leaks
 
     @property
     def masks(self) -> dict[str, np.ndarray]:
@@ -87,12 +97,16 @@ class MaskStore:
                 f"Received: {shapes}."
             )
         for variable, mask in zip(self._masks, masks, strict=True):
-            variable.assign(mask)
+            backend.assign_same(variable, mask)
         self.enforce(optimizers)
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
         """Sets the weights and the optimizers' slots to zero at pruned positions, immediately."""
         slots = [(part, *row) for optimizer in optimizers for part in parts_of(optimizer) for row in self._slots(part)]
+        self._calls += 1
+        if not self._needs_trace and self._calls < _CALLS_BEFORE_TRACE:
+            self._zero_all(slots)
+            return
         key = tuple(id(slot) for *_, slot in slots)
         if key != self._enforced_slots:
             # Optimizers create their slots at the first update, so the list of slots can grow once.
@@ -100,19 +114,17 @@ class MaskStore:
         self._impose()
 
     def _zero_all(self, slots) -> None:
-        for target, mask in zip(self.targets, self._masks, strict=True):
-            backend.fill_outside(mask, target.variable)
-        for part, index, name, slot in slots:
-            backend.fill_outside(self._masks[index], slot, _at_rest(part, name))
+        rows = [(mask, target.variable, 0.0) for target, mask in zip(self.targets, self._masks, strict=True)]
+        rows += [(self._masks[index], slot, _at_rest(part, name)) for part, index, name, slot in slots]
+        backend.fill_all_outside(rows)
 
     def audit(self) -> dict[str, int]:
         """Returns {target name: number of leaks}; a leak is a pruned position that is not exactly zero (NaN counts)."""
         return {t.name: int(n) for t, n in zip(self.targets, ops.convert_to_numpy(self._count_leaks()), strict=True)}
 
     def _leaks(self):
-        masks = [ops.convert_to_tensor(mask) for mask in self._masks]
-        weights = [ops.convert_to_tensor(target.variable) for target in self.targets]
-        # On the other backends, `compiled_effect` has already compiled this method with its variables.
+        masks = [backend.value_now(mask) for mask in self._masks]
+        weights = [backend.value_now(target.variable) for target in self.targets]
         return (_leak_counter() if jax_state.steps_are_pure() else _leak_counts)(masks, weights)
 
     def mask_gradients(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -217,7 +229,7 @@ class MaskStore:
         ours = [(i, places[key]) for key, i in self._index.items() if key in places]
         found = []
         for name, held in vars(part).items():
-            if name in ("_variables", "_trainable_variables"):
+            if name in ("_variables", "_trainable_variables") or not isinstance(held, list | tuple | dict):
                 continue
             for index, place in ours:
                 variable = self.targets[index].variable
@@ -234,7 +246,14 @@ def _leak_counter():
 
 
 def _leak_counts(masks, weights):
-    return ops.stack([count_true(leaking(*pair)) for pair in zip(masks, weights, strict=True)])
+    return ops.stack([_leak_count(*pair) for pair in zip(masks, weights, strict=True)])
+
+
+def _leak_count(mask, weight):
+    if backend.is_small_on_host(weight):
+        mask, weight = backend.array_of(mask), backend.array_of(weight)
+        return np.int32(np.count_nonzero(np.logical_and(weight != 0, np.logical_not(mask))))
+    return count_true(leaking(mask, weight))
 
 
 def leaking(mask, weight):

@@ -11,7 +11,6 @@ from keras import ops
 from prunekit.anatomy.reports import Event
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.selection import count_true
 from prunekit.techniques.pruning.enforcement_check import EnforcementCheck
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -60,9 +59,14 @@ class MaskUpdater:
         """Fraction of the targets' entries that are currently pruned."""
         return 1.0 - int(self.kept.sum()) / self.size
 
-    def replace(self, masks: Sequence[Any]) -> None:
-        """Replaces all masks, one array or tensor per target, without an event."""
-        self.kept = np.array([int(count_true(ops.convert_to_tensor(mask))) for mask in masks])
+    def replace(self, masks: Sequence[Any], kept: np.ndarray) -> None:
+        """Replaces all masks without an event.
+
+        Args:
+            masks: One boolean array or tensor per target, True = kept.
+            kept: Number of kept entries of each target, shape (targets,).
+        """
+        self.kept = kept
         self._store.replace(masks, self._counter.optimizers)
 
     def due(self, step: int) -> int | None:
@@ -128,18 +132,17 @@ class MaskUpdater:
         more = sparsity * self.size > self.size - int(self.kept.sum()) + len(self._store.targets) / 2
         if more and self._collectors.unobserved:
             raise ValueError(
-                f"The criterion {self._plan.criterion} looks at how updates moved the weights. Received: sparsity "
-                f"{sparsity:g} at step {step}, and no update of a Keras optimizer seen before it. Let the "
-                "schedule begin later, in a training with a Keras optimizer, or choose another criterion."
+                f"The criterion {self._plan.criterion} needs updates of a Keras optimizer before the first mask. "
+                f"Received: sparsity {sparsity:g} at step {step}, and no update before it. Let the schedule begin "
+                "later, in a training with a Keras optimizer, or choose another criterion."
             )
 
     def _refuse_nan(self, nans: np.ndarray) -> None:
         if nans.any():
             raise ValueError(
-                "Importances that are NaN have no rank, so no mask can be chosen. "
-                f"Received NaN for: {self._store.named(nans)}. The weights or the criterion are to blame: "
-                "look for a loss that became NaN, lower the learning rate, or train from an "
-                "earlier checkpoint. The masks are as they were."
+                "Masks cannot be calculated from importances that are NaN. Received NaN for: "
+                f"{self._store.named(nans)}. The weights or the criterion cause it: look for a loss that became NaN, "
+                "lower the learning rate, or train from an earlier checkpoint. The masks are unchanged."
             )
 
     def _refuse_unmoved(self, pruned: np.ndarray) -> None:
@@ -152,8 +155,8 @@ class MaskUpdater:
             names = [t.name for t, gone, zero in zip(self._store.targets, pruned, equal, strict=True) if gone and zero]
             if names:
                 raise ValueError(
-                    f"The criterion {self._plan.criterion} ranks weights by how updates moved them. Received: none "
-                    f"that moved in {', '.join(names)}. Frozen layers, those without a gradient, and weights that "
-                    "began at zero do not so far: leave them out with `exclude`, begin later, or choose another "
-                    "criterion. The masks are as they were."
+                    f"The criterion {self._plan.criterion} ranks weights by how updates changed them. Received: no "
+                    f"change in {', '.join(names)}. Layers that are frozen or get no gradient do not change, and "
+                    "weights that began at zero have no movement yet: leave them out with `exclude`, begin later, or "
+                    "choose another criterion. The masks are unchanged."
                 )

@@ -29,13 +29,13 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
     criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
     if "training" in sources:
         raise ValueError(
-            f"The criterion {criterion} looks at what a training does to the weights, and pk.prune trains nothing. "
-            "Train with PruningCallback or Pruner, or choose another criterion."
+            f"The criterion {criterion} needs a training, and pk.prune does not train. Train "
+            "with PruningCallback or Pruner, or choose another criterion."
         )
     if data is not None and "data" not in sources:
-        raise ValueError(f"The criterion {criterion} looks at weights only. Received: data. Leave `data` out.")
+        raise ValueError(f"The criterion {criterion} reads weights only. Received: data. Leave `data` out.")
     before = inspect(model)
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
     pruner.begin()
     pruner.finish()
-    return pruner.report(before=before)
+    return pruner.report(before=before, only_pruned=True)

@@ -78,11 +78,14 @@ class MaskPolicy(ABC):
         counts_forward_passes: Whether a step is a forward pass in training, so that `Pruner.step` belongs before each
             batch, updates are not enforced, and masks are imposed before each pass. False: a step is an optimizer
             update, enforced inside the compiled step.
+        regrows: Whether an update may keep a weight again that an earlier update pruned. In a recipe, the masks of such
+            a policy replace the masks of earlier steps; those of other policies are added to them.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     keeps_zeros: ClassVar[bool] = True
     counts_forward_passes: ClassVar[bool] = False
+    regrows: ClassVar[bool] = False
 
     def check(self, schedule: Schedule, options: Any) -> Schedule:
         """Returns the schedule that a training follows.

@@ -6,23 +6,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-from keras import ops
 
-from prunekit.anatomy.inspection import Event, Report, inspect
-from prunekit.anatomy.targets import Target, check_built, find_targets
+from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
+from prunekit.anatomy.targets import check_built
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
-from prunekit.sparsity.schedules import Schedule, as_schedule
-from prunekit.sparsity.selection import count_true
+from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning import pruning_notes
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
+from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.mask_updater import MaskUpdater, Plan
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
-from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
 from prunekit.techniques.pruning.pruner_state import PrunerState
 from prunekit.techniques.pruning.step_counter import StepCounter
+from prunekit.techniques.pruning.targeting import resolved_targets
 
 _WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"
 
@@ -91,13 +90,12 @@ class Pruner:
         check_built(model)
         self.model = model
         self.options = options
-        self.policy: MaskPolicy = get_policy(options.policy)
-        self.schedule = self.policy.check(as_schedule(schedule), options)
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
-        training = (bool(optimizers) if training is None else training) and not self.policy.counts_forward_passes
-        found, self.skipped = find_targets(model, options.include, options.exclude, training=training)
-        self.targets: tuple[Target, ...] = tuple(found)
-        self._calculator = self.policy.calculator(model, self.targets, options, self.schedule.final_sparsity)
+        trains = bool(optimizers) if training is None else training
+        found = resolved_targets(model, schedule, options, training=trains)
+        self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets
+        self.skipped, self._calculator = list(found.skipped), found.calculator
+        self._calculator.once = training is False
         self._collectors = Collectors(options.needs, model, self.targets, data)
         self.store = MaskStore(self.targets, model)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
@@ -132,14 +130,9 @@ class Pruner:
 
     def adopt_zeros(self) -> None:
         """Adds zero entries of the targets to the masks, except in targets whose entries are all zero."""
-        masks = [self.store.mask(i) for i in range(len(self.targets))]
-        found = [
-            ops.logical_and(mask, ops.not_equal(ops.convert_to_tensor(target.variable), 0))
-            for target, mask in zip(self.targets, masks, strict=True)
-        ]
-        # A weight whose entries are all zero is untrained, not pruned.
-        counts = [int(count_true(mask, expect_any=True)) for mask in found]
-        self.updater.replace([new if n else old for new, old, n in zip(found, masks, counts, strict=True)])
+        masks, kept = without_zeros([self.store.mask(i) for i in range(len(self.targets))], self.targets)
+        if kept.sum() < self.updater.size:
+            self.updater.replace(masks, kept)
 
     def step(self) -> bool:
         """Follows the schedule by one step, after an optimizer update; returns True if masks changed.
@@ -315,7 +308,8 @@ class Pruner:
         Raises:
             ValueError: The state has no statistics of the training although the criterion needs them.
         """
-        self.updater.replace([state.masks[target.name] for target in self.targets])
+        masks = [state.masks[target.name] for target in self.targets]
+        self.updater.replace(masks, np.array([np.count_nonzero(mask) for mask in masks]))
         self.updater.last_update = state.last_update
         self.updater.events = list(state.events)
         self._counter.origin, self._counter.calls, self._counter.done = state.origin, state.calls, state.done
@@ -371,9 +365,15 @@ class Pruner:
         """Optimizer updates since the origin."""
         return self._counter.now
 
-    def report(self, *, before: Report | None = None, notes: Sequence[str] = ()) -> Report:
-        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes."""
-        after = inspect(self.model)
+    def report(self, *, before: Report | None = None, notes: Sequence[str] = (), only_pruned: bool = False) -> Report:
+        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes.
+
+        Args:
+            before: Report on the model before pruning.
+            notes: Messages to add.
+            only_pruned: Whether nothing but the pruned weights changed since `before`.
+        """
+        after = inspect_again(before, self.targets) if before is not None and only_pruned else inspect(self.model)
         return Report(
             model=after.model,
             weights=after.weights,

@@ -5,16 +5,19 @@ import dataclasses
 import json
 
 import keras
+import numpy as np
 import pytest
 from unfinished_runs import WHOLE, contents, interrupted, names, network
 
+from prunekit.core.random_state import random_state
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
 from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
-from prunekit.recipe.execution import RunState
+from prunekit.recipe.data import Order
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import architecture_digest, model_digest
+from prunekit.recipe.run_state import RunState
 from prunekit.recipe.runner import ExpectationFailed, compress
 
 pytestmark = pytest.mark.every_backend
@@ -33,7 +36,10 @@ def told(report):
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", [1, 4, 6, 9])
+# After so many ends of epochs and steps.
+@pytest.mark.parametrize(
+    "ends", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(6, marks=pytest.mark.thorough), 9]
+)
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, whole, ends):
     work = interrupted(pairs, tmp_path / "run", ends)
     assert names(tmp_path) == ["run.unfinished"]
@@ -118,10 +124,25 @@ def test_what_was_noted_goes_through_json_and_back(pairs, tmp_path):
         patch.setattr(runner, "Execution", Spy)
         compress(WHOLE, network(), pairs, tmp_path / "run")
     values = json.loads(json.dumps(plain_fields(record)))
-    again = from_plain(RunState, values, weights_before=record.weights_before)
+    again = from_plain(RunState, values, weights_before=record.weights_before, masks=record.masks)
     assert [
         field.name for field in dataclasses.fields(record) if getattr(record, field.name) != getattr(again, field.name)
     ] == []
+
+
+def test_generators_stand_where_they_stood_when_the_first_epoch_begins_and_are_left_alone_then():
+    model = network()
+    # Keras makes its generator at the first draw.
+    keras.random.uniform(())
+    standing = module.CheckpointState(random=random_state(model))
+    expected = np.random.random(4), keras.ops.convert_to_numpy(keras.random.uniform((4,)))
+    callback = module.EpochCheckpoints(Order(4, seed=0), standing, 1, lambda epochs, history: None)
+    callback.set_model(model)
+    callback.on_epoch_begin(2)
+    again = np.random.random(4), keras.ops.convert_to_numpy(keras.random.uniform((4,)))
+    np.testing.assert_array_equal(again, expected)
+    callback.on_epoch_begin(3)
+    assert (np.random.random(4) != expected[0]).all()
 
 
 def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names():
@@ -138,6 +159,7 @@ def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names
     assert architecture_digest(Own(3)) is None or isinstance(architecture_digest(Own(3)), str)
 
 
+@pytest.mark.one_backend
 def test_differences_are_named_at_the_first_place():
     start = {"recipe": {"steps": [{"a": 1}, {"b": [1, 2]}]}, "model": "m", "data": None, "versions": {"x": "1"}}
     assert start_differences(start, start) == []

@@ -128,10 +128,10 @@ def test_a_truncated_model_file_is_refused_in_one_line(pairs, tmp_path):
     ("name", "code"),
     [
         ("checkpoint-000001", errno.ENOSPC),
-        ("checkpoint-000001", errno.EROFS),
-        ("checkpoint-000004", errno.ENOSPC),
+        pytest.param("checkpoint-000001", errno.EROFS, marks=pytest.mark.thorough),
+        pytest.param("checkpoint-000004", errno.ENOSPC, marks=pytest.mark.thorough),
         ("checkpoint-000004", errno.EROFS),
-        ("model.keras", errno.ENOSPC),
+        pytest.param("model.keras", errno.ENOSPC, marks=pytest.mark.thorough),
     ],
 )
 def test_a_full_or_read_only_disk_is_told_in_one_line_and_what_was_saved_is_kept(

@@ -12,7 +12,7 @@ from prunekit.core import distribution
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.techniques.pruning.backup_sync import Backup
 
-pytestmark = pytest.mark.every_backend(on_jax=4)
+pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # An epoch has four updates.
 RISE = pk.PolynomialDecay(final_sparsity=0.75, begin_step=1, end_step=12, frequency=2)
@@ -167,7 +167,7 @@ def test_a_torn_backup_without_a_state_is_set_aside_and_training_begins(samples,
         file.unlink()
     torn(tmp_path, kind)
     left = [f"{name}.torn" for name in names(tmp_path)]
-    with pytest.warns(UserWarning, match="is not whole.*training starts from the beginning"):
+    with pytest.warns(UserWarning, match="is incomplete.*training starts from the beginning"):
         again, _ = train(samples, tmp_path, Crash(3))
     assert set(left) < set(names(tmp_path)), "nothing is lost"
     resumed, _ = train(samples, tmp_path)
@@ -195,7 +195,7 @@ def test_a_later_backup_of_another_training_is_not_overwritten(samples, tmp_path
 def test_a_backup_that_lacks_something_is_refused_in_one_line(tmp_path, name):
     write_snapshot(tmp_path / "prunekit-000001", Snapshot({"epoch": 1, "states": None, name: "x"}, {}))
     (tmp_path / WEIGHTS).write_bytes(b"precious")
-    with pytest.raises(ValueError, match=f"holds no {name} that this version of prunekit reads. Delete prunekit-"):
+    with pytest.raises(ValueError, match=f"lacks {name}, or holds it as another version.*Delete prunekit-"):
         Backup(tmp_path)
     assert (tmp_path / WEIGHTS).read_bytes() == b"precious"
 
@@ -204,7 +204,7 @@ def test_a_backup_that_lacks_something_is_refused_in_one_line(tmp_path, name):
 def test_a_position_that_says_nothing_is_set_aside(tmp_path, text):
     (tmp_path / WEIGHTS).write_bytes(b"weights")
     (tmp_path / POSITION).write_text(text)
-    with pytest.warns(UserWarning, match="is not whole"):
+    with pytest.warns(UserWarning, match="is incomplete"):
         Backup(tmp_path)
     assert names(tmp_path) == [f"{WEIGHTS}.torn", f"{POSITION}.torn"]
 

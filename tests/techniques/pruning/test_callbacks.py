@@ -68,6 +68,7 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
     assert pruning.report.notes == tuple(texts)
 
 
+@pytest.mark.one_backend
 def test_the_report_before_fit_says_so():
     with pytest.raises(RuntimeError, match="no report before `fit` has run"):
         _ = PruningCallback(ConstantSparsity(0.5)).report
@@ -117,6 +118,7 @@ def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compile
     assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
 
 
+@pytest.mark.one_backend
 def test_bad_options_are_refused_at_construction():
     with pytest.raises(TypeError, match="how sparse the model is at each step"):
         PruningCallback(0.5)

@@ -17,10 +17,12 @@ from leak_matrix import (
     Outcome,
     cover,
     exists,
+    kind_of,
     pairs,
     product,
     run_cell,
     run_cells,
+    short_cover,
 )
 
 from prunekit.core import patching
@@ -30,11 +32,15 @@ from prunekit.techniques.pruning.mask_store import MaskStore
 pytestmark = pytest.mark.every_backend
 
 CELLS = cover()
+SHORT = short_cover()
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[Cell, Outcome]:
-    return {outcome.cell: outcome for outcome in run_cells(CELLS, jobs=2)}
+def outcomes(request) -> dict[Cell, Outcome]:
+    """Of the cells that are tested here."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    cells = [item.callspec.params["cell"] for item in items if "cell" in item.callspec.params]
+    return {outcome.cell: outcome for outcome in run_cells(cells, jobs=2)}
 
 
 @contextlib.contextmanager
@@ -73,6 +79,16 @@ def test_every_pair_of_values_occurs_in_the_subset():
 def test_the_subset_is_the_same_each_time_and_no_cell_is_in_it_twice():
     assert CELLS == cover()
     assert len(CELLS) == len(set(CELLS))
+
+
+def test_the_short_suite_tries_each_value_of_each_axis():
+    assert set(SHORT) < set(CELLS) and len(SHORT) == len(set(SHORT)) <= len(CELLS) / 3
+    assert {cell.optimizer for cell in SHORT} == set(OPTIMIZERS)
+    assert {cell.variant for cell in SHORT} == VARIANTS.keys() - ABSENT
+    assert {cell.loop for cell in SHORT} == set(LOOPS)
+    if BACKEND == "tensorflow":
+        kinds = {(kind_of(cell.optimizer), cell.loop) for cell in SHORT}
+        assert kinds == {(kind_of(optimizer), loop) for optimizer in OPTIMIZERS for loop in LOOPS}
 
 
 def test_only_momentum_is_missing_anywhere():
@@ -128,7 +144,11 @@ def test_the_matrix_notices_when(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.every_backend(cases=len(SHORT))
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, id=str(cell), marks=[] if cell in SHORT else [pytest.mark.thorough]) for cell in CELLS],
+)
 def test_nothing_leaks(cell, outcomes):
     outcome = outcomes[cell]
     assert outcome.status in ("ok", "keras"), outcome.reason
@@ -143,6 +163,7 @@ def test_what_keras_refuses_without_prunekit_is_known(outcomes):
 
 
 @pytest.mark.parametrize("argument", ["clipnorm", "global_clipnorm", "weight_decay", "gradient_accumulation_steps"])
+@pytest.mark.one_backend
 def test_keras_refuses_options_on_a_loss_scale_optimizer_itself(argument):
     with pytest.raises(ValueError, match=f"set `{argument}` on the `inner_optimizer`"):
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **{argument: 2})

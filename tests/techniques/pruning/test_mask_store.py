@@ -197,3 +197,54 @@ def test_gradients_are_masked_before_they_are_clipped(kind, dtype):
     tolerance = {"rtol": 1e-12, "atol": 1e-13} if exact else {"rtol": 1e-5, "atol": 1e-6}
     np.testing.assert_allclose(model.get_weights()[0], np.where(mask, kernel - moved[0], 0), **tolerance)
     np.testing.assert_allclose(model.get_weights()[1], bias - moved[1], **tolerance)
+
+
+def updated(store, model, optimizer, updates=2):
+    """The model after some updates by gradients of ones; weights and slots at pruned positions of its first kernel."""
+    with store.enforcing([optimizer]):
+        for _ in range(updates):
+            optimizer.apply([ops.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    held = [model.layers[0].kernel, *optimizer.variables]
+    gone = pruned(store, "hidden/kernel")
+    return [ops.convert_to_numpy(v)[gone] for v in held if tuple(v.shape) == gone.shape and "mask" not in v.name]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        # Its update mixes positions: weights that are pruned move, and so do the averages that Keras makes of them.
+        lambda: keras.optimizers.Muon(0.1, use_ema=True),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0),
+    ],
+    ids=["mixing", "momentum", "drifting"],
+)
+def test_weights_slots_and_averages_are_zero_at_pruned_positions_after_an_update(perceptron, store, build):
+    found = updated(store, perceptron, build())
+    assert len(found) >= 2
+    assert not any(values.any() for values in found)
+
+
+def test_the_accumulator_of_ftrl_rests_where_keras_begins_it(perceptron, store):
+    optimizer = keras.optimizers.Ftrl(0.1, initial_accumulator_value=0.25)
+    weights, *slots = updated(store, perceptron, optimizer)
+    assert not weights.any()
+    # A later training divides by it.
+    assert sorted(float(slot.min()) for slot in slots) == [0.0, 0.25]
+    assert sorted(float(slot.max()) for slot in slots) == [0.0, 0.25]
+
+
+def test_a_constraint_gets_masked_weights_and_is_the_users_own_again(perceptron, store):
+    hidden, seen = perceptron.layers[0].kernel, []
+
+    class Looking(keras.constraints.Constraint):
+        def __call__(self, w):
+            seen.append(ops.convert_to_numpy(ops.stop_gradient(w)))
+            return w
+
+    hidden.constraint = constraint = Looking()
+    # An update that moves every weight, whatever its gradient.
+    updated(store, perceptron, keras.optimizers.Muon(0.1))
+    assert len(seen) == 2
+    assert not any(value[pruned(store, "hidden/kernel")].any() for value in seen)
+    assert hidden.constraint is constraint

@@ -111,7 +111,7 @@ def test_two_callbacks_prune_weights_of_their_own_and_the_log_has_them_together(
 def test_two_callbacks_that_prune_one_weight_are_refused_by_its_name_before_anything_trains(compiled, batches):
     before = [np.array(weight) for weight in compiled.get_weights()]
     pair = [PruningCallback(ConstantSparsity(0.5)), PruningCallback(ConstantSparsity(0.75), include=["logits"])]
-    with pytest.raises(ValueError, match="Received: more than one for logits/kernel. Tell them apart with `include`"):
+    with pytest.raises(ValueError, match="several callbacks for logits/kernel. Separate their weights with `include`"):
         compiled.fit(**batches, callbacks=pair)
     for one, other in zip(before, compiled.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -119,7 +119,7 @@ def test_two_callbacks_that_prune_one_weight_are_refused_by_its_name_before_anyt
 
 def test_one_callback_listed_twice_is_refused(compiled, batches):
     pruning = PruningCallback(ConstantSparsity(0.5))
-    with pytest.raises(ValueError, match="stands in a list of callbacks once. Received: the same one twice"):
+    with pytest.raises(ValueError, match="may contain a PruningCallback once. Received: the same callback twice"):
         compiled.fit(**batches, callbacks=[pruning, keras.callbacks.TerminateOnNaN(), pruning])
 
 

@@ -1,0 +1,86 @@
+"""The handler of the step kind export."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.delivery.export import export
+from prunekit.recipe.data import Data
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.recipe.workspace import Workspace
+
+# Maximum number of test examples on which an exported file is compared with the model.
+_SAMPLES = 500
+
+
+class ExportStep(StepHandler[PreparedStep]):
+    """Writes the current model in each format, and compares each file with the model."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
+        """Returns the step.
+
+        Raises:
+            RecipeError: A format needs another backend, or there are no inputs to compare a file on.
+        """
+        for name in settings.formats:
+            if name != "keras":
+                require_backend(("tensorflow",), f"the format {name}")
+        export_samples(run.model, run.data, run.recipe.seed)
+        return PreparedStep(settings)
+
+    def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
+        """Writes the files into the exports of the run, and adds a row for each to the state."""
+        settings, state = prepared.settings, workspace.state
+        samples, labels = export_samples(workspace.model, workspace.run.data, workspace.run.recipe.seed)
+        rows = []
+        for number, name in enumerate(settings.formats):
+            workspace.report_progress(number / len(settings.formats), f"exporting {name}")
+            rows += export(
+                workspace.model,
+                workspace.exports,
+                [name],
+                samples,
+                labels=labels,
+                name=settings.name,
+                keep_going=False,
+            )
+        state.exports += rows
+        refused = ", ".join(f"{row.format} {row.status}" for row in rows if row.status != "ok")
+        return StepResult(text=refused or "all formats written and checked")
+
+
+def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
+    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
+
+    Raises:
+        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
+    """
+    if data is not None:
+        inputs, labels = data.test
+        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        whole = classes.dtype.kind in "iu" and classes.ndim == 1
+        return inputs[:_SAMPLES], classes[:_SAMPLES] if whole else None
+    random = np.random.default_rng(seed)
+
+    def sample(tensor: Any) -> np.ndarray:
+        if any(length is None for length in tensor.shape[1:]):
+            raise RecipeError(
+                f"without data, samples are drawn from the shape of the model's inputs, which leaves lengths open: "
+                f"{tuple(tensor.shape)}. Name data in the recipe."
+            )
+        shape = (8, *tensor.shape[1:])
+        kind = keras.backend.standardize_dtype(tensor.dtype)
+        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
+
+    if not getattr(model, "inputs", None):
+        raise RecipeError(
+            f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
+            "it. Name data in the recipe."
+        )
+    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
+    return keras.tree.map_structure(
+        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    ), None

@@ -1,0 +1,176 @@
+"""The handler of the step kind prune."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunekit.recipe.fields import make, name_of
+from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.step_handler import (
+    PlannedStep,
+    PlannedTarget,
+    PreparedStep,
+    StepHandler,
+    StepResult,
+    require_backend,
+)
+from prunekit.recipe.step_settings import Prune, parse_pattern
+from prunekit.recipe.workspace import Workspace
+from prunekit.sparsity.patterns import Block, get_pattern
+from prunekit.sparsity.schedules import OneShot, Schedule
+from prunekit.sparsity.selection import removed_count
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.options import Options, PruningOptions
+from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedPruning(PreparedStep):
+    """A prune step, resolved for one model and one set of data.
+
+    Attributes:
+        schedule: Sparsity schedule in optimizer updates since the start of the step.
+        options: Pruning options for `PruningCallback` and `Pruner`.
+        found: What the step prunes.
+    """
+
+    schedule: Schedule
+    options: Options
+    found: ResolvedTargets
+
+
+class PruneStep(StepHandler[PreparedPruning]):
+    """Prunes gradually during training, or at once without training."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedPruning:
+        """Returns the step with its targets.
+
+        Raises:
+            ValueError, TypeError: The schedule does not fit the step, the criterion does not exist on this backend, or
+                the model has no such weights to prune.
+        """
+        for name in settings.needs:
+            require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
+        schedule = _schedule(settings, run.steps_per_epoch)
+        first = schedule.latest_update(0)
+        if "training" in sources_of(settings.needs) and first is not None and schedule(first) > 0:
+            raise ValueError(
+                f"{name_of(settings.criterion)} looks at how updates moved the weights, and the schedule asks for "
+                f"sparsity {schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
+            )
+        options = _options(settings, run.recipe.seed)
+        training = not settings.one_shot
+        found = resolved_targets(run.model, schedule, PruningOptions(**options), training=training)
+        return PreparedPruning(settings, schedule=schedule, options=options, found=found)
+
+    def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
+        """Returns the entry of the plan with all mask updates and targets."""
+        schedule = prepared.found.schedule
+        return dataclasses.replace(
+            step,
+            pruning=tuple((at, schedule(at)) for at in schedule.update_steps(step.updates or 0)),
+            targets=_planned_targets(prepared),
+            skipped=prepared.found.skipped,
+        )
+
+    def plan_notes(self, prepared: PreparedPruning) -> Sequence[str]:
+        """Returns a note if the number of pruned entries of each weight follows from the weights' values."""
+        if prepared.found.calculator.shares_known:
+            return ()
+        return (
+            f"allocation {name_of(prepared.settings.allocation)} prunes the least important weights of the whole "
+            "model: how many fall on each weight follows from their values, and the counts above stand for an even "
+            "share.",
+        )
+
+    def run(self, prepared: PreparedPruning, workspace: Workspace) -> StepResult:
+        """Prunes the workspace's model, and hands the masks over to the workspace."""
+        workspace.remember_before()
+        state = workspace.state
+        start = state.updates - (state.pruning_since or 0)
+        # This step's masks replace the masks of original zeros in its targets.
+        targets = {target.name for target in prepared.found.targets}
+        state.masks.release_original(targets)
+        # A policy that regrows weights starts from the zeros of earlier steps, and may let them go.
+        own = targets if prepared.found.policy.regrows else set()
+        with workspace.holding_masks(except_for=own), workspace.noting():
+            pruner, history = _pruned(prepared, workspace)
+        state.events += [dataclasses.replace(event, step=event.step + start) for event in pruner.events]
+        if own:
+            state.masks.replace_pruned(pruner.masks)
+        else:
+            state.masks.add_pruned(pruner.masks)
+        state.targets += [name for name in pruner.masks if name not in state.targets]
+        state.skipped |= {item.name: item for item in pruner.skipped}
+        return StepResult(history=history)
+
+
+def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, dict[str, list[float]]]:
+    """Prunes, and returns the pruner and the history of the training; {} without training."""
+    settings, schedule = prepared.settings, prepared.schedule
+    data = workspace.run.data.train if settings.reads_data and workspace.run.data is not None else None
+    if settings.one_shot:
+        options = PruningOptions(**prepared.options)
+        pruner = Pruner.detached(workspace.model, schedule, options, training=False, data=data)
+        pruner.begin()
+        pruner.finish()
+        return pruner, {}
+    callback = PruningCallback(schedule, data=data, **prepared.options)
+    history = workspace.fit(settings.epochs, settings.learning_rate, callback)
+    return callback.pruner, history
+
+
+def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
+    if prune.schedule is None or prune.epochs is None or steps_per_epoch is None:
+        return OneShot(sparsity=prune.final_sparsity)
+    # No offset: callback and recipe both count updates from the start of the step's `fit`.
+    schedule = prune.schedule.resolve(steps_per_epoch)
+    steps = prune.epochs * steps_per_epoch
+    if schedule.landing_step > steps:
+        raise ValueError(
+            f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.landing_step:,}, and the step "
+            f"trains for {prune.epochs} epochs of {steps_per_epoch:,} updates, {steps:,} in all. Train longer, or "
+            "let the schedule end earlier."
+        )
+    return schedule
+
+
+def _options(prune: Prune, seed: int) -> Options:
+    pattern: Any = prune.pattern
+    if prune.pooling is not None:
+        inputs, outputs = parse_pattern(prune.pattern).numbers
+        pattern = Block(inputs, outputs, pooling=prune.pooling)
+    return {
+        "criterion": make(CRITERIA, prune.criterion, seed),
+        "pattern": pattern,
+        "allocation": make(ALLOCATIONS, prune.allocation, seed),
+        "policy": make(POLICIES, prune.policy, seed),
+        "include": prune.include,
+        "exclude": prune.exclude,
+        "keep_one": prune.keep_one,
+        "compat": prune.compat,
+    }
+
+
+def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:
+    found, options = prepared.found, PruningOptions(**prepared.options)
+    pattern, calculator, final = get_pattern(options.pattern), found.calculator, found.schedule.final_sparsity
+    even = not calculator.shares_known
+    rows = []
+    for target, fraction, removed in zip(found.targets, found.fractions, calculator.units_pruned(final), strict=True):
+        units = pattern.units(target.shape, target.in_axes, target.out_axes)
+        # Units may be blocks or channels; blocks cut off at an edge are smaller than the others.
+        pruned = removed_count(fraction, target.size, keep_one=options.keep_one) if even else removed
+        rows.append(
+            PlannedTarget(
+                name=target.name,
+                shape=target.shape,
+                size=target.size,
+                sparsity=fraction,
+                pruned=pruned if even else round(pruned * target.size / units),
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,32 @@
+"""RunInputs: the model, the data and the settings of a run, as every step is prepared and run with them."""
+
+from dataclasses import dataclass
+
+import keras
+
+from prunekit.recipe.data import Data
+from prunekit.recipe.replicas import ALONE, Replicas
+from prunekit.recipe.schema import Recipe
+from prunekit.recipe.sources import Compile
+
+
+@dataclass(frozen=True, eq=False)
+class RunInputs:
+    """Model, data and settings of a run.
+
+    Attributes:
+        recipe: Recipe, with the path of a model file given by the caller written into it.
+        model: Built model with its initial weights; while later steps are prepared, perhaps the stand-in for a model
+            that an earlier step will return.
+        data: Data of the run; None if neither the caller nor the recipe gives data.
+        compile: Compile settings for training and evaluation; None if neither the recipe has them nor data exist.
+        steps_per_epoch: Optimizer updates per epoch; None without data.
+        replicas: Replicas on which the model is built.
+    """
+
+    recipe: Recipe
+    model: keras.Model
+    data: Data | None
+    compile: Compile | None
+    steps_per_epoch: int | None
+    replicas: Replicas = ALONE

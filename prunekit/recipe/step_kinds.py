@@ -1,0 +1,219 @@
+"""The registry of step kinds: plain rows that schema and run-time code read; imports neither Keras nor NumPy.
+
+A row holds everything about a kind that is visible in a recipe alone, and the place of its handler, which is imported
+when a run is prepared.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prunekit.recipe.fields import Settings, refusal
+from prunekit.recipe.step_settings import Expect, Export, Prune, Train
+from prunekit.registry import Registry, Row
+
+
+class EarlierStep(Protocol):
+    """A step of the same recipe that runs before the checked step."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the step's kind."""
+
+    @property
+    def settings(self) -> Any:
+        """Settings of the step."""
+
+
+def _no(settings: Any) -> bool:
+    return False
+
+
+def _yes(settings: Any) -> bool:
+    return True
+
+
+def _accept(settings: Any, earlier: Sequence[EarlierStep]) -> None:
+    """Refuses nothing."""
+
+
+def _no_formats(settings: Any) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class StepKind(Row):
+    """One kind of step: a row of `STEP_KINDS`.
+
+    `factory` is a subclass of `StepHandler`, or its place as "package.module:Handler".
+
+    Attributes:
+        settings: Class of the step's settings, a frozen pydantic model.
+        text: Returns the settings as one line of text, for terminal and plan.
+        check: Refuses settings that contradict the earlier steps, by raising `fields.refusal(message, *path)`; the path
+            begins at the settings.
+        trains: Returns True if the step runs the optimizer, so that it needs data and compile settings.
+        reads_data: Returns True if the step needs data for another reason than training.
+        measures_accuracy: Returns True if the step compares an accuracy with a bound, so that it needs data.
+        changes_weights: Returns True if the step may change weights: the model is evaluated after it, and `verify`
+            repeats it.
+        formats: Returns the formats of exported files that the step writes.
+        returns_new_model: True if the step may replace the model by another object.
+        checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
+    """
+
+    settings: type[Settings]
+    text: Callable[[Any], str]
+    check: Callable[[Any, Sequence[EarlierStep]], None] = _accept
+    trains: Callable[[Any], bool] = _no
+    reads_data: Callable[[Any], bool] = _no
+    measures_accuracy: Callable[[Any], bool] = _no
+    changes_weights: Callable[[Any], bool] = _no
+    formats: Callable[[Any], tuple[str, ...]] = _no_formats
+    returns_new_model: bool = False
+    checkpointed: bool = True
+
+
+# ---- train and finetune ----------------------------------------------------------------------------------------------
+
+
+def _train_text(train: Train) -> str:
+    rate = "" if train.learning_rate is None else f", learning rate {train.learning_rate:g}"
+    zeros = "" if train.keep_zeros else ", zeros that the model came with may grow back"
+    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}{zeros}"
+
+
+# ---- prune -----------------------------------------------------------------------------------------------------------
+
+
+def _prune_text(prune: Prune) -> str:
+    if prune.schedule is None:
+        parts = [f"to {prune.final_sparsity:g} at once"]
+    else:
+        moments = ", ".join(f"{path[-1]} {moment}" for path, moment in prune.schedule.moments().items())
+        parts = [f"{prune.epochs} epochs, {prune.schedule.type} to {prune.final_sparsity:g}, {moments}"]
+    if prune.learning_rate is not None:
+        parts.append(f"learning rate {prune.learning_rate:g}")
+    parts += [str(prune.criterion), prune.pattern, str(prune.allocation)]
+    if prune.policy != "gradual":
+        parts.append(f"policy {prune.policy}")
+    for name, patterns in (("include", prune.include), ("exclude", prune.exclude)):
+        if patterns:
+            parts.append(f"{name} {' '.join(patterns)}")
+    if prune.compat is not None:
+        parts.append(f"by the rules of {prune.compat}")
+    return ", ".join(parts)
+
+
+def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
+    for step in reversed(earlier):
+        before = step.settings
+        # Compare only steps with equal include and exclude: without the model the targets are not known.
+        if isinstance(before, Prune) and (before.include, before.exclude) == (prune.include, prune.exclude):
+            if prune.final_sparsity < before.final_sparsity:
+                raise refusal(
+                    "pruned weights do not come back: an earlier step already prunes the same weights to "
+                    f"{before.final_sparsity:g}. Received: {prune.final_sparsity:g}.",
+                    *prune.final_at(),
+                )
+            return
+
+
+def _prune_trains(prune: Prune) -> bool:
+    return not prune.one_shot
+
+
+def _prune_reads_data(prune: Prune) -> bool:
+    return prune.reads_data
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
+def _export_text(export: Export) -> str:
+    return f"{', '.join(export.formats)} as {export.name!r}"
+
+
+def _check_export(export: Export, earlier: Sequence[EarlierStep]) -> None:
+    if any(isinstance(step.settings, Export) and step.settings.name == export.name for step in earlier):
+        raise refusal(
+            f"an earlier export step already writes files named {export.name!r}: give this one a 'name' of its own.",
+            "name",
+        )
+
+
+def _export_formats(export: Export) -> tuple[str, ...]:
+    return export.formats
+
+
+# ---- expect ----------------------------------------------------------------------------------------------------------
+
+
+def _expect_text(expect: Expect) -> str:
+    bounds = expect.model_dump(exclude_none=True)
+    sizes = bounds.pop("bytes", {})
+    bounds |= {f"bytes of {name}": bound for name, bound in sizes.items()}
+    words = {"min": "at least", "max": "at most", "gzip_max": "compressed at most"}
+    return ", ".join(
+        f"{what.replace('_', ' ')} {' and '.join(f'{words[k]} {v:.15g}' for k, v in bound.items())}"
+        for what, bound in bounds.items()
+    )
+
+
+def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
+    if not any(isinstance(step.settings, Prune) for step in earlier):
+        for name in expect.given("accuracy_drop", "sparsity"):
+            raise refusal(f"{name!r} can be measured only after a prune step.", name)
+    wanted = expect.bytes or {}
+    if not wanted:
+        return
+    exported = list(dict.fromkeys(name for step in earlier for name in STEP_KINDS[step.kind].formats(step.settings)))
+    for name in wanted:
+        if name not in exported:
+            already = f"exported so far: {', '.join(exported)}" if exported else "no export step comes before"
+            raise refusal(
+                f"{name!r} has no size to check: it is not exported before this step ({already}).", "bytes", name
+            )
+
+
+def _expect_measures_accuracy(expect: Expect) -> bool:
+    return bool(expect.given("accuracy", "accuracy_drop"))
+
+
+# ---- the rows --------------------------------------------------------------------------------------------------------
+
+_TRAIN_STEP = "prunekit.recipe.train_step:TrainStep"
+STEP_KINDS: Registry[StepKind] = Registry(
+    "step kind",
+    [
+        StepKind("train", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
+        StepKind(
+            "prune",
+            "prunekit.recipe.prune_step:PruneStep",
+            Prune,
+            _prune_text,
+            check=_check_prune,
+            trains=_prune_trains,
+            reads_data=_prune_reads_data,
+            changes_weights=_yes,
+        ),
+        StepKind("finetune", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
+        StepKind(
+            "export",
+            "prunekit.recipe.export_step:ExportStep",
+            Export,
+            _export_text,
+            check=_check_export,
+            formats=_export_formats,
+        ),
+        StepKind(
+            "expect",
+            "prunekit.recipe.expect_step:ExpectStep",
+            Expect,
+            _expect_text,
+            check=_check_expect,
+            measures_accuracy=_expect_measures_accuracy,
+            checkpointed=False,
+        ),
+    ],
+)

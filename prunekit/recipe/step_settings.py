@@ -1,0 +1,277 @@
+"""Settings of the step kinds as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
+
+These models reject every mistake that is visible in one step alone; `step_kinds` compares a step with earlier steps.
+"""
+
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, model_validator
+
+from prunekit.recipe.fields import (
+    Configured,
+    Count,
+    Epochs,
+    Fraction,
+    Listed,
+    Name,
+    Positive,
+    Settings,
+    Sparsity,
+    WeightPatterns,
+    name_of,
+    refusal,
+    registered,
+    shown,
+)
+from prunekit.recipe.timing import Duration, ScheduleSettings
+from prunekit.sparsity import shorthands
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, ParsedPattern, sources_of
+
+ExportFormat: TypeAlias = Literal[
+    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
+]
+
+
+class Train(Settings):
+    """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
+
+    Attributes:
+        keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
+    """
+
+    example: ClassVar[str] = "{epochs: 10}"
+    epochs: Epochs
+    learning_rate: Positive | None = None
+    keep_zeros: bool = True
+
+
+def parse_pattern(text: str) -> ParsedPattern:
+    """Returns the parsed name of a pattern, with its numbers validated.
+
+    Raises:
+        ValueError: `text` is not a pattern.
+
+    >>> parse_pattern("block:4x1").numbers
+    (4, 1)
+    """
+    parsed = shorthands.parse_pattern(text)
+    if parsed is None:
+        raise ValueError(f"unknown pattern {shown(text)}. Valid here: {shorthands.PATTERNS}.")
+    if parsed.kind == "nm" and not 0 < parsed.numbers[0] < parsed.numbers[1]:
+        raise ValueError(f"N:M keeps n of every m weights, so it needs 0 < n < m. Received: {shown(text)}.")
+    if parsed.numbers and min(parsed.numbers) < 1:
+        raise ValueError(f"a block has at least one input and one output. Received: {shown(text)}.")
+    return parsed
+
+
+def _pattern(value: str) -> str:
+    try:
+        parse_pattern(value)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+    return value
+
+
+class Prune(Settings):
+    """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
+
+    example: ClassVar[str] = "{sparsity: 0.5}"
+    epochs: Epochs | None = None
+    schedule: ScheduleSettings | None = None
+    sparsity: Sparsity | None = None
+    learning_rate: Positive | None = None
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
+    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
+    pooling: Literal["average", "max"] | None = None
+    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
+    policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+    keep_one: bool = True
+    compat: Literal["tfmot"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_kind()
+        self._check_moments()
+        self._check_pattern()
+        self._check_compat()
+        return self
+
+    def _check_kind(self) -> None:
+        self.exactly_one("schedule", "sparsity")
+        if self.schedule is not None and self.epochs is None:
+            raise refusal("a schedule needs the step's own 'epochs': add epochs, or prune at once with 'sparsity'.")
+        if self.sparsity is not None and self.epochs is not None:
+            raise refusal(
+                "'sparsity' prunes at once, without training. To train as well, leave out 'epochs' and add a finetune "
+                f"step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
+                "epochs",
+            )
+        if self.epochs is None:
+            self.only_with("epochs", "learning_rate")
+            if "training" in sources_of(self.needs):
+                raise refusal(
+                    f"{name_of(self.criterion)!r} looks at how training moves the weights: add 'epochs' and a "
+                    "'schedule', or choose another criterion.",
+                    "criterion",
+                )
+
+    def _check_moments(self) -> None:
+        if self.schedule is None:
+            return
+        for path, moment in self.schedule.moments().items():
+            if moment.after(Duration(epochs=float(self.epochs or 0))):
+                raise refusal(
+                    f"the step trains for {self.epochs} epochs, and this comes after {moment}.", "schedule", *path
+                )
+
+    def _check_pattern(self) -> None:
+        parsed = parse_pattern(self.pattern)
+        if self.pooling is not None and parsed.kind != "block":
+            raise refusal(f"'pooling' goes with a block pattern. Received: pattern {self.pattern!r}.", "pooling")
+        if self.pooling is not None and parsed.pooling not in (None, self.pooling):
+            raise refusal(
+                f"'pooling' says again what the pattern says. Received: pattern {self.pattern!r} and pooling "
+                f"{self.pooling!r}. Leave one of them out.",
+                "pooling",
+            )
+        if parsed.kind != "nm":
+            return
+        n, m = parsed.numbers
+        if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
+            raise refusal(
+                f"{self.pattern} keeps {n} of every {m} weights, so its final sparsity is {1 - n / m:.6g}. "
+                f"Received: {self.final_sparsity:g}.",
+                *self.final_at(),
+            )
+        if ALLOCATIONS[name_of(self.allocation)].per_weight:
+            raise refusal(
+                f"{name_of(self.allocation)} gives each weight its own sparsity, and {self.pattern} has one: write "
+                "allocation: uniform.",
+                "allocation" if "allocation" in self.model_fields_set else "pattern",
+            )
+
+    def _check_compat(self) -> None:
+        if self.compat is None:
+            return
+        if self.schedule is not None and self.schedule.type not in ("polynomial_decay", "constant"):
+            raise refusal(
+                "compat: tfmot goes with the schedules polynomial_decay and constant. "
+                f"Received: {self.schedule.type!r}.",
+                *("schedule", "type"),
+            )
+        for name, known in (
+            ("criterion", ("magnitude", "l1")),
+            ("allocation", ("uniform",)),
+            ("policy", ("gradual", "tfmot")),
+        ):
+            if getattr(self, name) not in known:
+                raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
+        if not self.keep_one:
+            raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
+        if self.pattern == "channel":
+            raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the statistics that criterion and policy need."""
+        return CRITERIA[name_of(self.criterion)].needs + POLICIES[name_of(self.policy)].needs
+
+    @property
+    def reads_data(self) -> bool:
+        """True if criterion or policy need a pass over data."""
+        return "data" in sources_of(self.needs)
+
+    @property
+    def one_shot(self) -> bool:
+        """True if the step prunes at once, without training."""
+        return self.schedule is None
+
+    @property
+    def final_sparsity(self) -> float:
+        """Final sparsity of the step."""
+        return self.schedule.final_sparsity if self.schedule is not None else self.sparsity or 0.0
+
+    def final_at(self) -> tuple[str | int, ...]:
+        """Returns the path of the final sparsity inside the step."""
+        return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
+
+
+class Export(Settings):
+    """A step that writes the current model in each format, under one name."""
+
+    example: ClassVar[str] = "{formats: [keras, litert]}"
+    formats: Annotated[tuple[ExportFormat, ...], Listed, Field(min_length=1)]
+    name: Name = "model"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for i, name in enumerate(self.formats):
+            if name in self.formats[:i]:
+                raise refusal(f"format {name!r} stands here twice.", "formats", i)
+        return self
+
+
+class Minimum(Settings):
+    """Lower bound `min`, a fraction."""
+
+    example: ClassVar[str] = "{min: 0.96}"
+    min: Fraction
+
+
+class Maximum(Settings):
+    """Upper bound `max`, a fraction."""
+
+    example: ClassVar[str] = "{max: 0.01}"
+    max: Fraction
+
+
+class Range(Settings):
+    """Bounds `min` and `max`, fractions; one of them may be left out."""
+
+    example: ClassVar[str] = "{min: 0.9}"
+    min: Fraction | None = None
+    max: Fraction | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
+
+
+class ByteBound(Settings):
+    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
+
+    example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
+    max: Count | None = None
+    gzip_max: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        return self.at_least_one("max", "gzip_max")
+
+
+class Expect(Settings):
+    """A step that fails the run if a bound is not met.
+
+    Attributes:
+        accuracy: Bound on the accuracy of the current model.
+        accuracy_drop: Bound on the decrease of accuracy since just before the first prune step.
+        sparsity: Bounds on the sparsity over all targets of the prune steps so far.
+        bytes: Bounds on the size of an exported file, by name of the format.
+    """
+
+    example: ClassVar[str] = "{accuracy: {min: 0.96}, bytes: {litert: {max: 100000}}}"
+    accuracy: Minimum | None = None
+    accuracy_drop: Maximum | None = None
+    sparsity: Range | None = None
+    bytes: dict[ExportFormat, ByteBound] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.bytes is not None and not self.bytes:
+            raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
+        return self.at_least_one("accuracy", "accuracy_drop", "sparsity", "bytes")

@@ -1,0 +1,56 @@
+"""resolved_targets: what a pruning will prune, and by which masks; creates no variable."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from prunekit.anatomy.targets import Skipped, Target, find_targets
+from prunekit.sparsity.schedules import Schedule, as_schedule
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedTargets:
+    """What a pruning will prune.
+
+    Attributes:
+        policy: The rules by which the masks change.
+        schedule: The schedule that the policy follows.
+        targets: The pruned weights.
+        skipped: The weights that are not pruned, with reasons.
+        calculator: Calculates the masks of the targets.
+    """
+
+    policy: MaskPolicy
+    schedule: Schedule
+    targets: tuple[Target, ...]
+    skipped: tuple[Skipped, ...]
+    calculator: MaskCalculator
+
+    @property
+    def fractions(self) -> list[float]:
+        """Final sparsity of each target; with an allocation that reads importances, the final sparsity over all."""
+        return self.calculator.fractions(self.schedule.final_sparsity)
+
+
+def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, training: bool) -> ResolvedTargets:
+    """Returns what a pruning with these arguments will prune.
+
+    Args:
+        model: A built Keras model.
+        schedule: A `Schedule`, or a schedule of another package that `as_schedule` accepts.
+        options: Pruning options.
+        training: Whether the model will be trained; frozen weights that `include` does not name are then skipped.
+
+    Raises:
+        ValueError: No weight to prune; a name pattern that matches no weight; the policy or the pattern does not
+            support the schedule, an option or a weight.
+        TypeError: `schedule` is not a schedule.
+    """
+    policy = get_policy(options.policy)
+    followed = policy.check(as_schedule(schedule), options)
+    training = training and not policy.counts_forward_passes
+    targets, skipped = find_targets(model, options.include, options.exclude, training=training)
+    calculator = policy.calculator(model, targets, options, followed.final_sparsity)
+    return ResolvedTargets(policy, followed, tuple(targets), tuple(skipped), calculator)

@@ -1,0 +1,261 @@
+"""A package outside prunekit adds a kind of step that replaces the model: one file and one row."""
+
+import dataclasses
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+import yaml
+from backends import tensorflow_only
+from outside_step import HALVE
+from tiny_recipes import prune, recipe, zeros
+
+from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.recipe.directory import unfinished
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.models import model_digest, weight_arrays
+from prunekit.recipe.runner import compress, plan, verify
+from prunekit.recipe.schema import register_step, unregister_step
+from prunekit.recipe.workspace import Workspace
+
+pytestmark = pytest.mark.every_backend
+
+HALVING = {"halve": {"layer": "hidden"}}
+STEPS = recipe({"train": {"epochs": 1}}, prune(exclude=["logits"]), HALVING, {"finetune": {"epochs": 2}})
+
+
+class Twice(keras.layers.Layer):
+    """A layer that is not registered with Keras."""
+
+    def call(self, inputs):
+        return 2 * inputs
+
+
+def network():
+    keras.utils.set_random_seed(20)
+    layers = [
+        keras.layers.Dense(16, activation="relu", name="hidden"),
+        Twice(name="twice"),
+        keras.layers.Dropout(0.3, name="drop"),
+        keras.layers.Dense(4, name="logits"),
+    ]
+    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+
+
+class Stop:
+    """Interrupts a run when so many ends of epochs and steps were reported."""
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    def __call__(self, item):
+        if item.epoch is not None or item.fraction == 1.0:
+            self.ends -= 1
+            if not self.ends:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def halve():
+    register_step(HALVE)
+    yield
+    unregister_step("halve")
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
+    return pair, pair
+
+
+def told(report):
+    values = report.to_dict()
+    for step in values["steps"]:
+        del step["seconds"]
+    return values
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(data, tmp_path):
+    given = network()
+    result = compress(STEPS, given, data, tmp_path / "run")
+    assert result.model is not given
+    assert weight_arrays(result.model)["hidden/kernel"].shape == (8, 8)
+    values = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [step["kind"] for step in values["steps"]] == ["train", "prune", "halve", "finetune"]
+    (section,) = values["steps"][2]["sections"]
+    assert section["title"] == "Removed units" and [row[0] for row in section["rows"]] == ["hidden"] * 8
+    assert not any("sections" in values["steps"][i] for i in (0, 1, 3))
+    # The optimizer went on with its slots: five updates in each of five epochs that trained.
+    assert int(result.model.optimizer.iterations) == 25
+    assert result.report.after.targets == ("hidden/kernel",)
+    shapes = {row.name: row.shape for row in result.report.after.weights}
+    assert shapes["hidden/kernel"] == (8, 8) and shapes["logits/kernel"] == (8, 4)
+    assert result.report.histograms["hidden/kernel"]["zeros_after"] == zeros(result.model, "hidden/kernel")
+    assert "Removed units" in (tmp_path / "run" / "report.html").read_text()
+    assert result.report.compressed["hidden/kernel"]["after"] < result.report.compressed["hidden/kernel"]["before"]
+
+
+def test_zeros_hold_in_the_new_model_after_every_epoch(data, monkeypatch):
+    models, counts = [], set()
+    inner = Workspace.replace_model
+
+    def remember(self, model, *args):
+        models.append(model)
+        inner(self, model, *args)
+
+    def look(item):
+        if item.kind == "finetune" and item.epoch:
+            counts.add(zeros(models[0], "hidden/kernel"))
+
+    monkeypatch.setattr(Workspace, "replace_model", remember)
+    result = compress(STEPS, network(), data, progress=look)
+    assert models == [result.model]
+    assert counts == {zeros(result.model, "hidden/kernel")} and counts.pop() > 0
+
+
+@tensorflow_only
+def test_changes_of_weights_that_stay_are_counted_on(data):
+    updates = {name: row["updates"] for name, row in compress(STEPS, network(), data).report.changes.items()}
+    assert updates == {"hidden/kernel": 10, "hidden/bias": 10, "logits/kernel": 10, "logits/bias": 25}
+
+
+def test_a_prune_step_behind_it_prunes_the_new_model(data):
+    steps = recipe(HALVING, prune(schedule={"final_sparsity": 0.5}), {"expect": {"sparsity": {"min": 0.5, "max": 0.5}}})
+    result = compress(steps, network(), data)
+    assert zeros(result.model, "hidden/kernel") == 32 and zeros(result.model, "logits/kernel") == 16
+    assert result.report.expectations[0]["met"]
+
+
+# ---- before a weight moves -------------------------------------------------------------------------------------------
+
+
+def test_the_plan_shows_the_step_and_later_steps_for_the_new_model(data):
+    found = plan(recipe(HALVING, prune(), {"finetune": {"epochs": 1}}), network(), data)
+    assert [(step.kind, step.text) for step in found.steps][0] == ("halve", "half of the units of hidden")
+    assert [(target.name, target.shape) for target in found.steps[1].targets] == [
+        ("hidden/kernel", (8, 8)),
+        ("logits/kernel", (8, 4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"halve": {"layer": "hiden"}}], r"^steps\[0\]\.halve: expected one of the layers hidden. Received: 'hiden'"),
+        (
+            [HALVING, prune(include=["logits"], pattern="8:16", schedule={"final_sparsity": 0.5})],
+            r"^steps\[1\]\.prune: .*of 16",
+        ),
+        ([prune(), {"halve": {"layer": "twice"}}], r"^steps\[1\]\.halve: "),
+    ],
+    ids=["no such layer", "a later step", "a layer without units"],
+)
+def test_what_the_model_refuses_is_refused_before_a_weight_moves(data, steps, message):
+    model = network()
+    before = model_digest(model)
+    with pytest.raises(RecipeError, match=message):
+        compress(recipe(*steps), model, data)
+    assert model_digest(model) == before
+
+
+TEXT = """\
+version: 1
+model: {builtin: digits-cnn}
+data: {builtin: digits}
+compile: {optimizer: adam}
+steps:
+  - train: {epochs: 1}
+  - halve: {layer: fc}
+  - STEP
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "place", "message"),
+    [
+        ("halve: {layer: fc}", "8:20", "steps[2].halve.layer: an earlier step already halves 'fc'."),
+        ("halve: {layr: x}", "8:13", "steps[2].halve: unknown key 'layr'. Did you mean 'layer'?"),
+        ("halve: {}", "8:12", "steps[2].halve: 'layer' is missing."),
+        ("halv: {layer: x}", "8:5", "steps[2]: unknown key 'halv'. Did you mean 'halve'?"),
+        ("{halve: {layer: x}, train: {epochs: 1}}", "8:", "expected only one of train, prune, finetune, export"),
+    ],
+    ids=["an earlier step", "a key", "a missing key", "a kind", "two kinds"],
+)
+def test_what_a_recipe_says_wrong_is_refused_at_its_place(tmp_path, run, step, place, message):
+    (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))
+    code, _, error = run("check", "r.yaml")
+    assert code == 2 and f"r.yaml:{place}" in error and message in error
+
+
+def test_check_describes_the_step(tmp_path, run):
+    (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", "finetune: {epochs: 1}"))
+    code, out, _ = run("check", "r.yaml")
+    assert code == 0 and "  2. halve: half of the units of fc\n" in out
+
+
+def test_a_recipe_with_the_step_is_written_and_read_again():
+    loaded = load_recipe(STEPS, data_given=True)
+    assert loaded.steps[2].kind == "halve" and loaded.steps[2].halve.layer == "hidden" and loaded.steps[0].halve is None
+    assert load_recipe(yaml.safe_load(dump_recipe(loaded)), data_given=True) == loaded
+
+
+def test_the_kind_is_unknown_once_it_is_removed():
+    unregister_step("halve")
+    try:
+        with pytest.raises(RecipeError, match="unknown key 'halve'"):
+            load_recipe(STEPS, data_given=True)
+    finally:
+        register_step(HALVE)
+
+
+@pytest.mark.parametrize("name", ["kind", "model_dump", "two words", "train"])
+def test_a_name_that_a_step_cannot_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"{re.escape(repr(name))}"):
+        register_step(dataclasses.replace(HALVE, name=name))
+
+
+# ---- the same again --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    register_step(HALVE)
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return compress(STEPS, network(), data, folder)
+
+
+@pytest.mark.parametrize("ends", [5, 6, 7], ids=["before its checkpoint", "in the step behind it", "an epoch later"])
+def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whole, ends):
+    with pytest.raises(KeyboardInterrupt):
+        compress(STEPS, network(), data, tmp_path / "run", progress=Stop(ends))
+    assert unfinished(tmp_path / "run").is_dir()
+    resumed = compress(STEPS, network(), data, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(whole.model)
+    assert told(resumed.report) == told(whole.report)
+    pairs = zip(resumed.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
+    assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in pairs)
+
+
+def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
+    assert verify(whole.directory, model=network(), data=data).identical
+    again = compress(STEPS, network(), data, whole.directory, resume=True)
+    assert model_digest(again.model) == model_digest(whole.model)
+    assert told(again.report) == told(whole.report)
+
+
+def test_a_damaged_architecture_is_refused_in_one_line(data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        compress(STEPS, network(), data, tmp_path / "run", progress=Stop(7))
+    for file in unfinished(tmp_path / "run").glob("checkpoint-*"):
+        found = read_snapshot(file)
+        values = json.loads(json.dumps(found.values).replace('"Twice"', '"Thrice"'))
+        write_snapshot(file, Snapshot(values, {name: np.array(array) for name, array in found.arrays.items()}))
+    with pytest.raises(RecipeError, match="it needs Thrice, which is not registered here") as refused:
+        compress(STEPS, network(), data, tmp_path / "run", resume=True)
+    assert "\n" not in str(refused.value)

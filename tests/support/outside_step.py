@@ -1,0 +1,90 @@
+"""A step kind as a package outside prunekit adds it: it removes half of the units of a Dense layer.
+
+The step returns another model object. Weights, masks and the optimizer's slots are cut along.
+"""
+
+from typing import ClassVar
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.sections import Column, Section
+from prunekit.recipe.fields import Name, Settings, refusal
+from prunekit.recipe.models import weight_arrays
+from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult
+from prunekit.recipe.step_kinds import StepKind
+
+
+class Halve(Settings):
+    """Removes the half of the units of a Dense layer with the smallest incoming weights."""
+
+    example: ClassVar[str] = "{layer: hidden}"
+    layer: Name
+
+
+def check(settings, earlier):
+    if any(isinstance(step.settings, Halve) and step.settings.layer == settings.layer for step in earlier):
+        raise refusal(f"an earlier step already halves {settings.layer!r}.", "layer")
+
+
+class HalveStep(StepHandler[PreparedStep]):
+    """Halves a layer of a Sequential model."""
+
+    def prepare(self, settings, run):
+        names = [layer.name for layer in run.model.layers[:-1] if isinstance(layer, keras.layers.Dense)]
+        if settings.layer not in names:
+            raise ValueError(f"expected one of the layers {', '.join(names)}. Received: {settings.layer!r}.")
+        return PreparedStep(settings, model=halved(run.model, settings.layer))
+
+    def run(self, prepared, workspace):
+        model, name = workspace.model, prepared.settings.layer
+        norms = np.linalg.norm(weight_arrays(model)[f"{name}/kernel"], axis=0)
+        kept = np.sort(np.argsort(-norms, kind="stable")[: len(norms) // 2])
+        with workspace.run.replicas.scope():
+            small = halved(model, name)
+            if model.compiled:
+                small.compile_from_config(model.get_compile_config())
+        pairs = list(zip(model.variables, small.variables, strict=True))
+        if model.compiled and model.optimizer.built:
+            pairs += zip(model.optimizer.variables, small.optimizer.variables, strict=True)
+        for old, new in pairs:
+            new.assign(cut(keras.ops.convert_to_numpy(old), new.shape, kept))
+        shapes = {key: array.shape for key, array in weight_arrays(small).items()}
+        masks = {key: cut(mask, shapes[key], kept) for key, mask in workspace.state.masks.all.items()}
+        removed = [int(unit) for unit in np.setdiff1d(np.arange(len(norms)), kept)]
+        rows = [(name, unit, float(norms[unit])) for unit in removed]
+        section = Section(
+            "Removed units", (Column("layer", "name"), Column("unit", "count"), Column("norm", "number")), rows
+        )
+        return StepResult(model=small, masks=masks, sections=[section], text=f"{len(removed)} units removed")
+
+
+def halved(model, name):
+    """The model with half of the units in one layer, with new weights."""
+    config = model.get_config()
+    for layer in config["layers"]:
+        # Without it, the layers would be built with their former shapes.
+        layer.pop("build_config", None)
+        if layer["config"]["name"] == name:
+            layer["config"]["units"] //= 2
+    with keras.saving.CustomObjectScope({type(layer).__name__: type(layer) for layer in model.layers}):
+        return type(model).from_config(config)
+
+
+def cut(array, shape, kept):
+    """The array with the kept units along the axis whose length differs."""
+    for axis, (old, new) in enumerate(zip(array.shape, shape, strict=True)):
+        if old != new:
+            array = np.take(array, kept, axis)
+    return array
+
+
+HALVE = StepKind(
+    "halve",
+    HalveStep,
+    Halve,
+    lambda settings: f"half of the units of {settings.layer}",
+    check=check,
+    changes_weights=lambda settings: True,
+    returns_new_model=True,
+)
