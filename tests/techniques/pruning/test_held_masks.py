@@ -112,7 +112,7 @@ def test_names_are_exact_and_no_patterns():
 
 
 def test_a_weight_that_the_model_does_not_have_is_refused(compiled):
-    with pytest.raises(ValueError, match="has no weight 'hiden/kernel'. Did you mean: 'hidden/kernel'"):
+    with pytest.raises(ValueError, match="has no weight 'hiden/kernel'. Did you mean 'hidden/kernel'"):
         with holding(compiled, {"hiden/kernel": MASKS["hidden/kernel"]}):
             pass
     with pytest.raises(ValueError, match="One mask for each target, of its shape"):
