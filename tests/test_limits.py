@@ -65,6 +65,7 @@ NO_LIMITS_OF_FILES = {
     "doctor:_LONGEST_REASON",
     "interop.tfmot.schedule_adoption:_MOST_CALLS",
     "sparsity.arguments:LARGEST",
+    "suggestions:_LONGEST_WORD",
     "gradients.zeroth_order:_MOST_FEATURES",
 }
 CALLED = re.compile(r"_?(MOST|LONGEST|LARGEST|DEEPEST)(_[A-Z_]+)?")

@@ -29,6 +29,7 @@ def test_what_is_no_integer_is_refused_by_its_type_in_a_short_message(value):
         (LARGEST + 1, "n must be at most 9223372036854775807. Received: n=9223372036854775808."),
         (10**5000, "n must be at most 9223372036854775807. Received: a number of 16610 bits."),
     ],
+    ids=["small", "very small", "large", "very large"],
 )
 def test_a_number_out_of_range_is_refused_by_its_value(value, message):
     with pytest.raises(ValueError) as refused:

