@@ -23,11 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cells, prints progress, writes the table; returns 1 where a cell failed."""
     parser = argparse.ArgumentParser(prog="scripts/leak-matrix", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="processes to run the cells in (default 1)")
-    parser.add_argument("--only", nargs="*", default=[], metavar="VALUE", help="run only the cells with these values, write no table")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="VALUE", help="run only the cells with these values, write no table"
+    )
     parser.add_argument("--cover", action="store_true", help="run the subset that the tests run, write no table")
     document_here = DOCUMENT if BACKEND == "tensorflow" else None
     parser.add_argument("--output", type=Path, default=document_here, help="path of the page with the table")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="time limit; the table marks the cells that did not run")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="time limit; the table marks the cells that did not run"
+    )
     options = parser.parse_args(arguments)
 
     if options.output is None and not (options.only or options.cover):
@@ -64,30 +68,31 @@ def _run(cells: Sequence[Cell], jobs: int, limit: float) -> tuple[list[Outcome],
 
 
 INTRODUCTION = """
-The leak matrix trains a tiny model with every optimizer in `keras.optimizers`, every variant of its options, and every
-kind of training loop. Each cell of the table is one training. The model has a convolution, an embedding with sparse
-gradients and two dense layers, and its masks change four times. After every execution of the compiled step, both before
-and after prunekit processes that step, the test reads the raw variables with NumPy: every pruned weight is exactly zero,
-every optimizer slot at pruned positions is zero, and no value is NaN or infinite. At the end the sparsity is exact; the
-optimizer (class, config, attributes, variables), the constraints and the compiled functions are restored to their state
-before the training; and the saved file, loaded again, has the same zeros. `tests/support/leak_checks.py` defines these
-checks.
+The leak matrix trains a tiny model with every optimizer in `keras.optimizers`, every variant of its options, and
+every kind of training loop. Each cell of the table is one training. The model has a convolution, an embedding with
+sparse gradients and two dense layers, and its masks change four times. After every execution of the compiled step,
+both before and after prunekit processes that step, the test reads the raw variables with NumPy: every pruned weight
+is exactly zero, every optimizer slot at pruned positions is zero, and no value is NaN or infinite. At the end the
+sparsity is exact; the optimizer (class, config, attributes, variables), the constraints and the compiled functions
+are restored to their state before the training; and the saved file, loaded again, has the same zeros.
+`tests/support/leak_checks.py` defines these checks.
 """
 FTRL = """
 Ftrl's accumulator slot is an exception: Ftrl divides by it, and 0 / 0 is NaN. At pruned positions this slot has the
 initial value that Keras gives it, which does not depend on the training data.
 """
 BACKENDS = """
-On JAX and PyTorch the tests run a subset of the matrix: every optimizer in every loop and every variant in every loop,
-and on PyTorch also every optimizer with every variant. The loops there are `fit`, a second `fit`, `train_on_batch`, a custom
-`train_step`, and a custom loop with `stateless_apply` or `backward()`.
+On JAX and PyTorch the tests run a subset of the matrix: every optimizer in every loop and every variant in every
+loop, and on PyTorch also every optimizer with every variant. The loops there are `fit`, a second `fit`,
+`train_on_batch`, a custom `train_step`, and a custom loop with `stateless_apply` or `backward()`.
 """
 LEGEND = """
-`LossScaleOptimizer` and `MultiOptimizer` wrap Adam and SGD here, and the variant applies to these inner optimizers. In
-a tape loop, "3 steps per execution" means three updates in one compiled function, and `run_eagerly` means a function that
-is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A dash means that the class has no
-`momentum` argument. "Keras" means that plain Keras fails in the same way; the notes give the reason. A dot means that
-the cell did not run within the command's time limit; the cells that run first contain every pair of values.
+`LossScaleOptimizer` and `MultiOptimizer` wrap Adam and SGD here, and the variant applies to these inner optimizers.
+In a tape loop, "3 steps per execution" means three updates in one compiled function, and `run_eagerly` means a
+function that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A dash means that the
+class has no `momentum` argument. "Keras" means that plain Keras fails in the same way; the notes give the reason. A
+dot means that the cell did not run within the command's time limit; the cells that run first contain every pair of
+values.
 """
 
 
