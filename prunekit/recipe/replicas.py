@@ -173,7 +173,7 @@ def _check_task() -> None:
     text = os.environ.get("TF_CONFIG")
     if not text:
         raise RecipeError(
-            "distribute: multi_worker reads who its workers are from TF_CONFIG, and the environment has none: set it "
+            "distribute: multi_worker reads its workers from TF_CONFIG, which is not set: set it "
             f"in each process to {_TF_CONFIG}."
         )
     try:

@@ -246,7 +246,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         # PyYAML passes some escapes ("\Uffffffff") and directives (%YAML 1.<5000 digits>) unchecked to chr() and int().
         mark = composer.get_mark() if composer else None
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise RecipeError("an escape or number that stands for nothing.", source, *place) from None
+        raise RecipeError("an invalid escape sequence or number.", source, *place) from None
     finally:
         if composer is not None:
             composer.dispose()

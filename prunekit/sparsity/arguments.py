@@ -44,7 +44,7 @@ def whole(name: str, value: Any, minimum: int) -> int:
         )
     if abs(int(value)) > LARGEST:
         raise ValueError(
-            f"{name} must be in [{minimum}, 2**63), which is as far as an optimizer counts. "
+            f"{name} must be in [{minimum}, 2**63), the range of an optimizer's step counter. "
             f"Received: a number of {int(value).bit_length()} bits."
         )
     if value < minimum:

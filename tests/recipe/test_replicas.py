@@ -165,7 +165,7 @@ class TestInterruptions:
         facts = json.loads(printed.splitlines()[-1])
         assert facts["begun"] == ["checkpoint-000001", "checkpoint-000002"]
         assert facts["same"] == [True, True], "weights, report"
-        assert "cannot be resumed: replicas was 3 and is 2. Put that back" in facts["said"]
+        assert "cannot be resumed: replicas was 3 and is 2. Undo these changes" in facts["said"]
 
     @pytest.mark.thorough
     @pytest.mark.slow
@@ -282,7 +282,7 @@ class TestRefusals:
 
     def test_workers_that_nothing_names(self, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
-        with pytest.raises(RecipeError, match="the environment has none: set it in each process to {"):
+        with pytest.raises(RecipeError, match="which is not set: set it in each process to {"):
             check_distribution(load_recipe(recipe(distribute="multi_worker"), data_given=True), None)
 
     @pytest.mark.parametrize(

@@ -177,8 +177,7 @@ def section(raw: dict[str, Any]) -> str:
             "most of the time of one whole epoch: cached activations save time from the second epoch on. The remaining "
             "time of an epoch is spent in the dense layers.",
             f"Ten epochs, including one computation of the activations, take {ten:.1f} times fewer CPU seconds. "
-            f"{ends}; test "
-            "accuracy "
+            f"{ends}; test accuracy "
             f"{', '.join(f'{accuracy:.4f}' for _, accuracy in raw['results'].values())}.",
         ]
     )

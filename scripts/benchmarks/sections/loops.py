@@ -79,8 +79,7 @@ def section(found: dict[str, Any]) -> str:
         [
             "## Ways to train the perceptron",
             "Mean time of a step in an epoch of 20 steps without mask updates; pruned models have sparsity 0.9. The "
-            "loops "
-            "run in turns.",
+            "loops run in turns.",
             table(["", "ms", "ratio to model.fit"], rows_beside(found["seconds"], "model.fit", digits=3)),
         ]
     )

@@ -165,12 +165,10 @@ def section(rows: list[dict[str, Any]], picture: str) -> str:
             table(["weights", "the model alone", *TITLES.values()], body),
             f"![Peak memory and time against the number of weights]({picture})",
             f"Wanted: a peak below {WANTED} times the weights' bytes, for models of at least 10 M weights, and for "
-            "one layer "
-            "of 100 M weights.",
+            "one layer of 100 M weights.",
             table(["operation", f"peak in {LAYERS} layers", "verdict", "peak in one layer", "verdict"], _peaks(named)),
             f"Wanted: linear time and memory. The table has time and memory per 100 M weights; a row is called linear "
-            "if "
-            f"they differ by less than {LINEAR} times between the sizes.",
+            f"if they differ by less than {LINEAR} times between the sizes.",
             table(["operation", *(f"at {size / 1e6:,.0f} M" for size in COMPARED), "time", "memory"], _slopes(named)),
             *REMARKS,
             *_on_paper(named),

@@ -199,15 +199,13 @@ def section(found: dict[str, Any]) -> str:
             "NASNetMobile inputs 224x224x3.",
             table(["", "first", "the same model again", "another model"], one_shot),
             f"Seconds of a `fit` of one step, batch {BATCH}, Adam, compiled with Keras's defaults, in a process that "
-            "has "
-            "already trained another model. The pruned `fit` has a `PruningCallback` that chooses masks "
+            "has already trained another model. The pruned `fit` has a `PruningCallback` that chooses masks "
             f"of sparsity {FINAL_SPARSITY:g} before the step; the second pruned `fit` has a new callback on the "
             "same model.",
             table(["", "first, not pruned", "second, not pruned", "first, pruned", "second, pruned"], fits),
             "Tracing time is the time of the first unpruned `fit` minus the time of the second unpruned `fit`. The "
-            "time "
-            "that a callback adds is the time of a pruned `fit` minus the time of the unpruned `fit` with the same "
-            "number in the same turn.",
+            "time that a callback adds is the time of a pruned `fit` minus the time of the unpruned `fit` with the "
+            "same number in the same turn.",
             table(["", "tracing, s", "first callback adds, s", "ratio to tracing", "second adds, s"], added),
             "Time that one mask update of ResNet-20 adds to its step, measured as in the section on ResNet-20, in a "
             "separate training.",

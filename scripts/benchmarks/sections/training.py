@@ -40,9 +40,8 @@ REASONS = {
     "update": {
         "perceptron": "The update does not sort, but reads weights, importances, masks and slots several times.",
         "resnet20": "The model has 22 small weights. Most of the time is the overhead of about forty operations per "
-        "weight, "
-        "which does not depend on the weight's size; the sort of tensorflow-model-optimization is faster on small "
-        "weights.",
+        "weight, which does not depend on the weight's size; the sort of tensorflow-model-optimization is faster on "
+        "small weights.",
     },
     "step": {
         "perceptron": "Each step reads and writes gradients and weights once more, 18 bytes per weight, and memory "
@@ -53,8 +52,7 @@ REASONS = {
     },
     "whole": {
         name: "Includes work that is done once per training, regardless of its length: tracing the functions that "
-        "choose "
-        "masks and that set weights and slots to zero."
+        "choose masks and that set weights and slots to zero."
         for name in TITLES
     },
     "steady": {name: "Steps between updates and mask updates together." for name in TITLES},
