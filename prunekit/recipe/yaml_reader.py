@@ -273,7 +273,7 @@ class _Values:
         if self.count > MOST_VALUES:
             self._fail(f"expected at most {MOST_VALUES} values in a recipe, with aliases written out.", node)
         if any(node is parent for parent in self.open):
-            self._fail("an alias (*name) inside of what it stands for.", node)
+            self._fail("an alias (*name) inside the value of its own anchor.", node)
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         self.open.append(node)
