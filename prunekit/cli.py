@@ -1,8 +1,8 @@
 """The command line: prunekit compress | sweep | check | inspect | report | verify | recipes | convert | doctor.
 
-Keras, TensorFlow, pydantic and rich are imported inside the commands that use them: --help answers at once.
-Exit codes: 0 done, 1 an expectation was not met, a point of a sweep failed, a run is not reproduced or something
-essential is missing, 2 the user's mistake (one line), 70 a defect of prunekit (with a traceback).
+Keras, TensorFlow, pydantic and rich are imported inside the commands that use them: --help starts fast.
+Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a run was not reproduced or an
+essential feature is missing; 2 a user error (one line); 70 a defect of prunekit (with a traceback).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = run(arguments)
     except Exception:  # noqa: BLE001
-        # Python's own exit code would be 1, which says here that an expectation was not met.
+        # Python's own exit code would be 1, which has another meaning here.
         traceback.print_exc()
         code = DEFECT
     sys.exit(code)
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        arguments: The words after `prunekit`; None takes those of the process.
+        arguments: Arguments after `prunekit`; None means the arguments of the process.
 
     Returns:
         The exit code.
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("error: interrupted.", err=True)
         return 130
     except BrokenPipeError:
-        # The reader (`| head`) has gone; without this Python complains once more at exit.
+        # The reader (`| head`) has closed the pipe; without this, Python reports the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -108,11 +108,11 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"Set {TRACEBACK}=1 to see where an error comes from.",
+    epilog=f"Set {TRACEBACK}=1 to see the traceback of an error.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
 def cli() -> None:
-    """Prunes Keras models: a pruned weight stays exactly zero, to the last byte of the exported file."""
+    """Prunes Keras models; pruned weights stay exactly zero during training and in exported files."""
 
 
 @cli.command()
@@ -120,15 +120,15 @@ def cli() -> None:
 @click.option("-o", "--output", metavar="DIR", help="The run directory.  [default: runs/NAME-OF-RECIPE]")
 @set_option
 @model_option
-@click.option("--dry-run", is_flag=True, help="Print what would be done; train nothing, write nothing.")
-@click.option("--force", is_flag=True, help="Replace the run directory if there is one; begin an unfinished run anew.")
-@click.option("--resume", is_flag=True, help="Go on with the unfinished run into that directory, if there is one.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; train nothing, write nothing.")
+@click.option("--force", is_flag=True, help="Replace an existing run directory; restart an unfinished run.")
+@click.option("--resume", is_flag=True, help="Resume the unfinished run of that directory, if there is one.")
 @click.option(
     "--checkpoint-every",
     metavar="EPOCHS",
     type=AtLeast(1),
     default=1,
-    help="How often the run is saved inside a step.  [default: 1]",
+    help="Epochs between checkpoints inside a step.  [default: 1]",
 )
 @trust_option
 @json_option
@@ -169,7 +169,11 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     else:
         render_terminal(result.report, console())
         written = f"Written to {result.directory}; open {result.directory}/report.html in a browser."
-        click.echo(f"\n{written}" if result.directory is not None else "\nWritten by the chief, which this is not.")
+        click.echo(
+            f"\n{written}"
+            if result.directory is not None
+            else "\nThe chief process writes the run directory; this process is not the chief."
+        )
     if failure is not None:
         click.echo(f"error: expectation not met: {failure}", err=True)
         return 1
@@ -182,19 +186,19 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
 @set_option
 @click.option("-o", "--output", metavar="DIR", help="Folder of the sweep.  [default: runs/NAME-OF-RECIPE-sweep]")
 @model_option
-@click.option("--jobs", type=AtLeast(1), help="Points at once.  [default: 1; with --ray as many as have room]")
-@click.option("--threads", type=AtLeast(1), help="Threads of each point's arithmetic; with --ray its CPUs.")
+@click.option("--jobs", type=AtLeast(1), help="Number of simultaneous points.  [default: 1; with --ray: all that fit]")
+@click.option("--threads", type=AtLeast(1), help="Compute threads of each point; with --ray, CPUs of each point.")
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Run on a Ray cluster.")
 @click.option("--gpus", type=click.FloatRange(0), default=0.0, help="With --ray: GPUs of each point.")
-@click.option("--size", metavar="FORMAT", help="Compare the bytes of this format, of FORMAT-gzip, or of weights-gzip.")
-@click.option("--force", is_flag=True, help="Run points again that were made with another recipe.")
+@click.option("--size", metavar="FORMAT", help="Size to compare: that of FORMAT, FORMAT-gzip or weights-gzip.")
+@click.option("--force", is_flag=True, help="Repeat points that were made with another recipe.")
 @trust_option
 @json_option
 def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as_json: bool, **options: Any) -> int:
     """Run a recipe at each combination of values.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits. Points that are finished are not run again; the
-    exit code is 1 where one failed or did not meet an expectation."""
+    RECIPE is a file, or the name of a built-in recipe such as digits. Finished points are not run again. The
+    exit code is 1 if a point failed or did not meet an expectation."""
     from prunekit.recipe.grid import grid
 
     points = grid(recipe, over, overrides)
@@ -225,19 +229,19 @@ def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as
 @trust_option
 @json_option
 def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
-    """Say whether a recipe is right.
+    """Check a recipe for errors.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits. Files that it names must be there; nothing is
-    run."""
+    RECIPE is a file, or the name of a built-in recipe such as digits. The files that the recipe
+    names must exist; no step is run."""
     from prunekit.recipe.loader import RecipeError, load_recipe
     from prunekit.recipe.presence import check_named_files
 
     if not with_plan and (options["model"] or options["trust"]):
-        raise click.UsageError("--model and --trust go with --plan: without it nothing is built.")
+        raise click.UsageError("--model and --trust need --plan, which builds the model.")
     try:
         loaded = load_recipe(recipe, options["overrides"])
         if not with_plan:
-            # A plan reads them, and another model may be given for it.
+            # A plan reads the named files itself, and --model may replace the recipe's model.
             check_named_files(loaded, recipe)
     except RecipeError as error:
         if as_json:
@@ -253,7 +257,7 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
 
     kinds = ", ".join(step.kind for step in loaded.steps)
     click.echo(f"OK: {loaded.name}, {len(loaded.steps)} step{'s' if len(loaded.steps) > 1 else ''} ({kinds})")
-    click.echo(f"  model: {source_text(loaded, 'model') or 'to be given with --model'}")
+    click.echo(f"  model: {source_text(loaded, 'model') or 'none; pass --model FILE'}")
     click.echo(f"  data: {source_text(loaded, 'data') or 'none'}")
     if loaded.distribute is not None:
         click.echo(f"  distribute: {loaded.distribute}")
@@ -268,14 +272,14 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
 def inspect(model: str, as_json: bool) -> int:
     """Show the weights of a model.
 
-    MODEL is a .keras file. For each weight: zeros, pattern, multiplications, bytes."""
+    MODEL is a .keras file. The table has zeros, pattern, multiplications and bytes of each weight."""
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
     load_keras_quietly()
     from prunekit.anatomy.inspection import inspect as inspect_model
     from prunekit.anatomy.model_files import load_model
 
-    # Not compiled: a loss or metric of the user's own is no reason to refuse a look at the weights.
+    # Not compiled: a custom loss or metric must not prevent the inspection.
     report = inspect_model(load_model(model, compile=False))
     if as_json:
         _print_json(report.to_dict())
@@ -292,7 +296,7 @@ def inspect(model: str, as_json: bool) -> int:
 def report(directory: str, as_json: bool) -> int:
     """Show the report of a run.
 
-    RUN is a directory that compress has written."""
+    RUN is a run directory written by compress."""
     file = Path(directory) / "report.json"
     if not file.is_file():
         raise _no_run(directory, "not a run directory (no report.json in it)")
@@ -307,12 +311,12 @@ def report(directory: str, as_json: bool) -> int:
 
     terminal = console()
     try:
-        # Shown as a whole or not at all: what is wrong with a report may come to light in its last line.
+        # Capture the whole output first: an error may occur only in the report's last line.
         with terminal.capture() as captured:
             render_terminal(RunReport.from_dict(data), terminal)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise click.UsageError(f"{file}: not a report that this prunekit reads: {reason}") from error
+        raise click.UsageError(f"{file}: not a report that this version of prunekit reads: {reason}") from error
     click.echo(captured.get(), nl=False)
     page = Path(directory) / "report.html"
     if page.is_file():
@@ -325,10 +329,10 @@ def report(directory: str, as_json: bool) -> int:
 @trust_option
 @json_option
 def verify(directory: str, trust: bool, as_json: bool) -> int:
-    """Run a run again and compare.
+    """Repeat a run and compare the results.
 
-    RUN is a directory that compress has written. Its locked recipe is run again; the exit code is 0 where the
-    result is the same to the last bit on this machine, and 1 where it is not."""
+    RUN is a run directory written by compress. Its locked recipe is run again. The exit code is 0 if the
+    results are bit-identical on this machine, and 1 otherwise."""
     if not Path(directory).is_dir():
         raise _no_run(directory, "no such directory")
     load_keras_quietly()
@@ -350,7 +354,7 @@ def verify(directory: str, trust: bool, as_json: bool) -> int:
 @cli.command()
 @click.argument("name", required=False)
 @click.option("-o", "--output", metavar="PATH", help="Copy the recipe NAME to this file or folder.")
-@click.option("--force", is_flag=True, help="Replace the file if there is one.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_option
 def recipes(name: str | None, output: str | None, force: bool, as_json: bool) -> int:
     """List built-in recipes.
@@ -389,13 +393,13 @@ def recipes(name: str | None, output: str | None, force: bool, as_json: bool) ->
 @cli.command()
 @click.argument("old")
 @click.argument("new", metavar="NEW.keras")
-@click.option("--force", is_flag=True, help="Replace the file if there is one.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_option
 def convert(old: str, new: str, force: bool, as_json: bool) -> int:
-    """Read a model of tf_keras into Keras 3.
+    """Convert a tf_keras model to Keras 3.
 
-    OLD is a .h5, .hdf5 or .keras file or a SavedModel folder. Wrappers of tensorflow-model-optimization are taken off;
-    what they know, and what cannot be carried over, is printed."""
+    OLD is a .h5, .hdf5 or .keras file or a SavedModel folder. Wrappers of tensorflow-model-optimization are
+    removed; their settings, and the parts that cannot be converted, are printed."""
     load_keras_quietly()
     from prunekit.interop.tfmot.conversion import convert as convert_model
 
@@ -410,10 +414,10 @@ def convert(old: str, new: str, force: bool, as_json: bool) -> int:
 @cli.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Say what runs on this machine.
+    """Check which features run on this machine.
 
-    And what to install for the rest. The exit code is 1 where models cannot be pruned and trained here."""
-    # Where Keras does not start, that is what the examination tells first.
+    Missing features are listed with a remedy. The exit code is 1 if models cannot be pruned and trained here."""
+    # If Keras does not start, `examine` reports the reason.
     with contextlib.suppress(Exception):
         load_keras_quietly()
     from prunekit.doctor import examine, show_examination
@@ -432,7 +436,7 @@ def _copy(text: str, target: Path, force: bool) -> None:
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise click.UsageError(f"{target} exists already; --force replaces it.") from None
+        raise click.UsageError(f"{target} exists already. Pass --force to replace it.") from None
 
 
 def _check_model(recipe: "Recipe", model: str | None) -> None:

@@ -102,7 +102,7 @@ def _fit(here: Environment) -> Check:
 
 def _tape_loops(here: Environment) -> Check:
     if (here.replicas or 1) > 1:
-        detail = f"a loop updates one replica, {here.strategy} has {here.replicas}"
+        detail = f"a tape loop supports one replica, and {here.strategy} has {here.replicas}"
         return Check("pruning in tape loops", detail, "use model.fit with PruningCallback")
     return _training("pruning in tape loops", here)
 
@@ -111,7 +111,7 @@ def _training(name: str, here: Environment) -> Check:
     if here.problem is not None:
         return _without_keras(name, essential=True)
     if here.backend not in _TRAINING:
-        detail = f"Keras runs on {here.backend}, where prunekit does not prune during training"
+        detail = f"Keras runs on {here.backend}; prunekit does not prune during training on this backend"
         return Check(name, detail, _use_tensorflow(here), essential=True)
     return Check(name, _place(here), essential=True)
 
@@ -138,10 +138,10 @@ def _litert(here: Environment) -> Check:
     if here.problem is not None:
         return _without_keras(name)
     if here.backend != "tensorflow":
-        return Check(name, "files are converted with Keras on tensorflow", _use_tensorflow(here))
+        return Check(name, "the conversion needs Keras on tensorflow", _use_tensorflow(here))
     problem = _import_problem("ai_edge_litert.interpreter")
     if problem is not None:
-        return Check(name, f"{runtime}, which runs each file before it is kept: {problem}", _install(runtime))
+        return Check(name, f"{runtime}, which checks each exported file: {problem}", _install(runtime))
     return Check(name, f"{_backend(here)} converts, {runtime} {here.versions[runtime]} runs the files")
 
 
@@ -156,7 +156,9 @@ def _recipes(here: Environment) -> Check:
     problem = _import_problem("prunekit.recipe.runner")
     found = builtin_recipes()
     if problem is not None or not found:
-        return Check("recipes", problem or "none is built in", "pip install --upgrade --force-reinstall prunekit")
+        return Check(
+            "recipes", problem or "no built-in recipe found", "pip install --upgrade --force-reinstall prunekit"
+        )
     return Check("recipes", f"{len(found)} built in: {', '.join(found)}")
 
 
@@ -241,7 +243,7 @@ def _start_keras(here: Environment, asked: str | None) -> str:
         return _SWITCH
     again = f"pip install --force-reinstall '{_requirement('keras')}' '{_requirement('tensorflow')}'"
     # Without KERAS_BACKEND, the backend may come from ~/.keras/keras.json.
-    return again if asked is not None else f"{_SWITCH}; where that does not help, {again}"
+    return again if asked is not None else f"{_SWITCH}; if Keras still does not start, {again}"
 
 
 def _use_tensorflow(here: Environment) -> str:

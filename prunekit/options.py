@@ -51,16 +51,16 @@ set_option = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     callback=_assignments,
-    help="A value for a variable that the recipe declares. May be repeated.",
+    help="Value of a variable that the recipe declares. May be repeated.",
 )
 grid_option = click.option(
     "--over",
     metavar="NAME=VALUE,VALUE",
     multiple=True,
     callback=_lists,
-    help="Values that a variable of the recipe takes, one after another. May be repeated, for every combination.",
+    help="Values of a variable of the recipe. If repeated, all combinations are run.",
 )
-model_option = click.option("--model", metavar="FILE", help="A .keras file, instead of the recipe's model.")
+model_option = click.option("--model", metavar="FILE", help="A .keras file that replaces the recipe's model.")
 trust_option = click.option(
     "--trust", is_flag=True, help="Allow the recipe to import and run the Python code it names."
 )

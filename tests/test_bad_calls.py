@@ -73,7 +73,7 @@ def test_numbers_of_numpy_are_numbers(number):
     [
         ({"include": 3}, TypeError, "`include` takes a pattern or a list of patterns. Received: 3"),
         ({"exclude": None}, TypeError, "`exclude` takes a pattern or a list of patterns. Received: None"),
-        ({"include": ["re:" + "(" * 5000 + ")" * 5000]}, ValueError, "is no regular expression"),
+        ({"include": ["re:" + "(" * 5000 + ")" * 5000]}, ValueError, "is not a regular expression"),
         ({"keep_zeros": "no"}, TypeError, "`keep_zeros` is True or False. Received: 'no'"),
         ({"origin": "start"}, TypeError, "`origin` is a step of the optimizer"),
         ({"origin": math.nan}, TypeError, "`origin` is a step of the optimizer"),

@@ -77,5 +77,5 @@ def test_fewer_labels_than_inputs_are_refused(perceptron, samples):
         "steps": [{"prune": {"epochs": 1, "schedule": {"type": "one_shot", "sparsity": 0.5}}}],
     }
     for data in (((inputs, labels[:-1]), samples), (samples, (inputs[:3], labels))):
-        with pytest.raises(RecipeError, match="hold as many examples"):
+        with pytest.raises(RecipeError, match="have the same number of examples"):
             pk.compress(recipe, model=perceptron, data=data)

@@ -223,7 +223,7 @@ def test_the_section_on_the_start_says_met_only_where_the_figures_do(start):
     found = {"one_shot": one_shot, "fits": {name: fits for name in start.FITS}}
     found["updates"] = {"prunekit": [0.02, 0.03, 0.04], "tfmot": [0.04, 0.06, 0.08]}
     lines = start.section(found).splitlines()
-    assert "| MobileNetV2: one-shot `pk.prune`, s | at most 0.5 | 1.00 | **not met**, 2.00 times that |" in lines
+    assert "| MobileNetV2: one-shot `pk.prune`, s | at most 0.5 | 1.00 | **not met**, 2.00 times the limit |" in lines
     assert "| NASNetMobile: one-shot `pk.prune`, s | at most 2 | 1.00 | met |" in lines
     assert "| MobileNetV2: the second callback adds, s | at most 1 | 0.50 | met |" in lines
     first = "the first callback adds, ratio to tracing | at most 1.3 | 1.25 | met |"
@@ -255,15 +255,15 @@ def test_the_section_on_scale_says_met_and_linear_only_where_the_figures_do(scal
     lines = scale.section(rows, "x.png").splitlines()
     assert "| 100 M in one layer | 1.10x |  | 2.0 s, 5.50x |  |  |  |" in lines
     assert "| 100 M in one layer, freed memory returned | 1.10x |  | 3.0 s, 3.50x |  |  |  |" in lines
-    assert "| pk.prune to 90 % | 2.40x | met | 5.50x | **not met**, 2.20 times that |" in lines
-    assert "| model.save (.keras) | 2.60x | **not met**, 1.04 times that |  |  |" in lines
+    assert "| pk.prune to 90 % | 2.40x | met | 5.50x | **not met**, 2.20 times the limit |" in lines
+    assert "| model.save (.keras) | 2.60x | **not met**, 1.04 times the limit |  |  |" in lines
     (line,) = (line for line in lines if line.startswith("| pk.prune") and " GB" in line)
     assert (
         line
         == "| pk.prune to 90 % | 1.00 s, 0.96 GB | 1.00 s, 0.96 GB | 1.00 s, 0.96 GB | linear (1.00) | linear (1.00) |"
     )
     (line,) = (line for line in lines if line.startswith("| model.save") and " GB" in line)
-    assert line.endswith("| not linear (30.00): more for each weight of a larger model | linear (1.00) |")
+    assert line.endswith("| not linear (30.00): more per weight in larger models | linear (1.00) |")
     # 1.6 GB times what one layer takes beyond 1.5.
     assert "on the way 6 GB" in lines[-1] and "66 GB in all" in lines[-1] and "186 GB together" in lines[-1]
 

@@ -156,7 +156,7 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
         (["check", "digits", "--set", "final=90"], ["Write 0.9 for 90 %", "The value of $final"]),
         (["check", "digits", "--set", "final=0.1", "--set", "final=0.2"], ["'final' is set twice"]),
         (["check", "digits", "--set", "final=.inf"], ["final: expected a finite number"]),
-        (["check", "digits", "--model", "x.keras"], ["--model and --trust go with --plan"]),
+        (["check", "digits", "--model", "x.keras"], ["--model and --trust need --plan"]),
         (["compress", "one-shot"], ["names no model: give one with --model FILE"]),
         (["compress", "one-shot", "--dry-run"], ["names no model"]),
         (["check", "one-shot", "--plan"], ["names no model"]),

@@ -46,7 +46,7 @@ class TestRecipes:
 
     def test_a_copy_replaces_nothing_unless_forced(self, run):
         Path("mine.yaml").write_text("precious")
-        assert_mistake(run("recipes", "digits", "-o", "mine.yaml"), "exists already; --force replaces it")
+        assert_mistake(run("recipes", "digits", "-o", "mine.yaml"), "exists already. Pass --force to replace it")
         assert Path("mine.yaml").read_text() == "precious"
         assert run("recipes", "digits", "-o", "mine.yaml", "--force")[0] == 0
 

@@ -127,7 +127,7 @@ def test_an_array_of_the_promised_size_is_read(tmp_path):
     packed(tmp_path / "x.npz", {"x.npy": npy_header((25,)) + bytes(100)})
     assert read_npz(tmp_path / "x.npz", {"inputs": "x"})["inputs"].shape == (25,)
     packed(tmp_path / "long.npz", {"x.npy": npy_header((25,)) + bytes(101)})
-    with pytest.raises(RecipeError, match="is followed by something else"):
+    with pytest.raises(RecipeError, match="is followed by other data"):
         read_npz(tmp_path / "long.npz", {"inputs": "x"})
 
 

@@ -93,7 +93,8 @@ def _check(path: str, archive: zipfile.ZipFile, size: int, limits: Limits) -> No
     if unpacked > limits.allowance(size):
         raise FileRefused(
             f"{path}: its members promise {unpacked:,} bytes, more than {limits.expansion} times the file's {size:,}: "
-            "an archive that is meant to fill memory or disk. If you trust it, save it again without compression."
+            "the archive may be intended to fill memory or disk. If you trust the file, save it again without "
+            "compression."
         )
 
 

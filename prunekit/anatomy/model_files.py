@@ -57,12 +57,12 @@ def check_model_file(path: str | os.PathLike[str], limits: Limits = LIMITS) -> N
         raise FileRefused(f"the model file {path} does not exist.")
     try:
         if not zipfile.is_zipfile(path):
-            raise FileRefused(f"{path} is not a .keras file: it is damaged, or of another kind with that extension.")
+            raise FileRefused(f"{path} is not a .keras file: it is damaged, or has another format.")
         with checked_archive(path, limits) as archive:
             for name in (CONFIG, WEIGHTS):
                 if name not in archive.namelist():
                     raise FileRefused(
-                        f"{path} cannot be read: it has no {name}; it is damaged, or no model of Keras 3."
+                        f"{path} cannot be read: it has no {name}; it is damaged, or not a Keras 3 model."
                     )
             _check_config_member(path, archive, limits)
             with weights_member(path, archive) as file:
@@ -154,7 +154,7 @@ def check_config(text: str | bytes, path: str, packages: tuple[str, ...] = PACKA
     except (ValueError, RecursionError) as error:
         raise FileRefused(f"{path} cannot be read: its description of the model is damaged: {error}.") from error
     if not isinstance(pending[0][0], dict):
-        raise FileRefused(f"{path} cannot be read: its description of the model is no mapping.")
+        raise FileRefused(f"{path} cannot be read: its model description is not a mapping.")
     while pending:
         value, level = pending.pop()
         if level > limits.config_levels:
@@ -188,7 +188,7 @@ def _check_object(value: dict[str, Any], path: str, packages: tuple[str, ...]) -
         return
     name, registered = config if kind == "function" else kind, value.get("registered_name")
     if not (isinstance(kind, str) and isinstance(module, str) and isinstance(name, str)):
-        raise FileRefused(f"{path} cannot be read: its description names classes by something that is no text.")
+        raise FileRefused(f"{path} cannot be read: its model description has a class name that is not text.")
     if any(isinstance(item, str) and keras.saving.get_registered_object(item) for item in (name, registered)):
         return
     if module.partition(".")[0] not in packages:
@@ -276,7 +276,7 @@ def check_legacy_h5(
         texts = [root.attrs[name] for name in ("model_config", "training_config") if name in root.attrs]
     for text in texts:
         if not isinstance(text, str | bytes):
-            raise FileRefused(f"{path} cannot be read: its description of the model is no text.")
+            raise FileRefused(f"{path} cannot be read: its model description is not text.")
         check_config(text, path, packages, limits)
 
 
@@ -307,7 +307,7 @@ def _promised_bytes(item: Any, path: str) -> int:
     if not isinstance(item, h5py.Dataset):
         return 0
     if item.external or item.is_virtual:
-        raise FileRefused(f"{path}: {ascii(item.name)[:80]} in its weights keeps its numbers in another file.")
+        raise FileRefused(f"{path}: {ascii(item.name)[:80]} in its weights stores its data in another file.")
     return math.prod(item.shape or ()) * item.dtype.itemsize
 
 

@@ -23,7 +23,7 @@ class NamePattern:
             self._match = re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)).fullmatch
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"The pattern {pattern[:100]!r} in `{option}` is no regular expression. Received: {error}."
+                f"The pattern {pattern[:100]!r} in `{option}` is not a regular expression. Received: {error}."
             ) from error
 
     def __call__(self, text: str) -> bool:

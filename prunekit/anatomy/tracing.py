@@ -302,7 +302,7 @@ def _with_batch(model: Any, structure: Any, batch_size: int) -> Any:
         shape = (batch_size, *tuple(tensor.shape)[1:])
         if None in shape:
             raise ValueError(
-                f"The inputs of the model {model.name!r} have no fixed size, so its cost has none. Received: "
+                f"The inputs of the model {model.name!r} have no fixed size, so the model has no fixed cost. Received: "
                 f"input shape {tuple(tensor.shape)}. Pass an example of the size to count as `inputs`."
             )
         return keras.KerasTensor(shape, keras.backend.standardize_dtype(tensor.dtype))
@@ -344,7 +344,7 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
         # Keras puts a paragraph about overriding methods before the actual error.
         cause = str(error).split("Error encountered:\n\n")[-1].strip()
         raise ValueError(
-            f"The model {model.name!r} could not be followed on tensors without values. Received: "
+            f"The model {model.name!r} could not be traced on symbolic tensors. Received: "
             f"{type(error).__name__}: {cause}. Pass an example of its inputs as `inputs`, or describe the layer that "
             "fails with `compute_output_shape`."
         ) from error

@@ -23,7 +23,7 @@ def require_tensorflow(name: str) -> None:
     """
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
-            f"{name} is made of tf.GradientTape and TensorFlow variables. Received: the {keras.backend.backend()} "
+            f"{name} needs tf.GradientTape and TensorFlow variables. Received: the {keras.backend.backend()} "
             "backend. Run with KERAS_BACKEND=tensorflow."
         )
 

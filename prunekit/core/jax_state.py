@@ -85,8 +85,8 @@ def _built_parts(optimizer) -> list[Any]:
     parts = parts_of(optimizer)
     if len(parts) > 1 and not optimizer.built:
         raise RuntimeError(
-            f"On JAX each mask travels with the optimizer that updates its weight. Received: {optimizer.name}, which "
-            "has not shared out the weights yet. Call optimizer.build(model.trainable_variables) first."
+            f"On JAX each mask is stored in the optimizer that updates its weight. Received: {optimizer.name}, which "
+            "is not built. Call optimizer.build(model.trainable_variables) first."
         )
     return parts
 

@@ -91,19 +91,19 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         head = file.read(_HEADER)
         length = head[-17:].strip()
         if not head.startswith(_MAGIC) or not length.isdigit():
-            raise DamagedSnapshot(f"{os.fspath(path)} is no snapshot of this version of prunekit")
+            raise DamagedSnapshot(f"{os.fspath(path)} is not a snapshot of this version of prunekit")
         total = hashlib.sha256()
         while piece := file.read(_PIECE):
             total.update(piece)
         # The size first: `read(length)` allocates that much memory, even if the file is shorter.
         if int(length) > file.tell() - _HEADER or head != _head(total, int(length)):
-            raise DamagedSnapshot(f"{os.fspath(path)} is cut short or was changed")
+            raise DamagedSnapshot(f"{os.fspath(path)} is truncated or was modified")
         file.seek(_HEADER)
         described = file.read(int(length))
     try:
         return _described(json.loads(described), np.memmap(path, np.uint8, "r"), _HEADER + int(length))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise DamagedSnapshot(f"{os.fspath(path)} describes what it does not hold ({error})") from error
+        raise DamagedSnapshot(f"{os.fspath(path)} has a header that does not match its contents ({error})") from error
 
 
 def _write(file: Any, snapshot: Snapshot) -> None:
@@ -143,7 +143,7 @@ def _described(described: Any, data: np.ndarray, start: int) -> Snapshot:
     values, rows = described["values"], described["arrays"]
     arrays = dict(_arrays(data, rows, start))
     if not isinstance(values, dict) or len(arrays) != len(rows):
-        raise ValueError("values without names, or two arrays of one name")
+        raise ValueError("values without names, or two arrays with the same name")
     return Snapshot(values, arrays)
 
 

@@ -150,7 +150,7 @@ class Collectors:
         for name, collector in self.from_training.items():
             if name not in state.values:
                 raise ValueError(
-                    f"The statistic {name!r} goes on from what updates did before the interruption. Received: the "
+                    f"The statistic {name!r} needs the values collected before the interruption. Received: the "
                     "state of a training without it. Use the criterion of the first run."
                 )
             collector.restore(Snapshot(state.values[name], arrays_under(state.arrays, f"{name}/")))

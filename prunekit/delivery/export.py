@@ -164,7 +164,7 @@ def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> i
         same = same and _same(left, right)
         zeros += left.size - np.count_nonzero(left)
     if not same:
-        raise Unfit("failed", "the weights in the file are not those of the model")
+        raise Unfit("failed", "the weights in the file differ from the model's weights")
     return int(zeros)
 
 
@@ -184,7 +184,7 @@ def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
         try:
             content = convert(traced, weights=chosen.weights, sparse=chosen.sparse)
         except ConversionError as error:
-            raise Unfit("failed", f"the converter gave up: {error}") from error
+            raise Unfit("failed", f"the conversion failed: {error}") from error
     notes = _sparse_notes(content, dense_size if chosen.weights == "float32" else None) if chosen.sparse else []
     if traced.batch is not None:
         notes.append(f"takes batches of {traced.batch}")
@@ -204,7 +204,7 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
     if verdict.wrong is not None:
         raise Unfit(
             "refused",
-            f"{verdict.wrong}. Ship the same zeros in the format without '-sparse' (gzip makes it small), or change "
+            f"{verdict.wrong}. Export the format without '-sparse' instead (gzip compresses the zeros), or change "
             "that part of the model",
         )
     if not verdict.sparse_tensors:
@@ -223,9 +223,7 @@ def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> 
     """Runs a few samples one by one, then all samples in batches; returns the comparison over all samples."""
     whole = subject.count // (traced.batch or 1) * (traced.batch or 1)
     if not whole:
-        raise Unfit(
-            "failed", f"it takes batches of {traced.batch}, there are only {subject.count} samples to try it on"
-        )
+        raise Unfit("failed", f"it takes batches of {traced.batch}, and the check has only {subject.count} samples")
     runs = {traced.batch or _CHUNK: whole}
     if traced.batch is None:
         runs = {1: min(4, whole)} | runs

@@ -129,7 +129,7 @@ class Subject:
             except ConversionError as error:
                 self._converted = error
         if isinstance(self._converted, ConversionError):
-            raise Unfit("failed", f"the converter gave up: {self._converted}")
+            raise Unfit("failed", f"the conversion failed: {self._converted}")
         return self._converted
 
     def compare(self, bounds: Format, answers: list[np.ndarray], what: str) -> Comparison:

@@ -87,14 +87,14 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
         try:
             done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
         except OSError as error:
-            raise Unfit("failed", f"it converts, but Python cannot be started to try it: {error}") from error
+            raise Unfit("failed", f"the model converts, but Python cannot be started to try it: {error}") from error
         except subprocess.TimeoutExpired:
-            raise Unfit("failed", f"it converts, but does not finish within {_SECONDS} s") from None
+            raise Unfit("failed", f"the model converts, but does not finish within {_SECONDS} s") from None
         if done.returncode < 0:
             cause = signal.Signals(-done.returncode).name
-            raise Unfit("failed", f"it converts, but crashes the LiteRT interpreter ({cause})")
+            raise Unfit("failed", f"the model converts, but crashes the LiteRT interpreter ({cause})")
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise Unfit("failed", f"it converts, but does not run: {lines[-1] if lines else 'no message'}")
+            raise Unfit("failed", f"the model converts, but does not run: {lines[-1] if lines else 'no message'}")
         with np.load(target) as stored:
             return {name: stored[name] for name in stored.files}

@@ -118,8 +118,8 @@ def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder
             tf.saved_model.save(module, str(saved), signatures=function)
     except (OSError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
         raise ConversionError(
-            f"what it reads cannot be written to {saved}: {_shorten(str(error))}. Set TMPDIR to a folder with "
-            "more room than the weights take"
+            f"the converter's input cannot be written to {saved}: {_shorten(str(error))}. Set TMPDIR to a folder with "
+            "more free space than the weights need"
         ) from error
     except Exception as error:
         raise ConversionError(f"the model cannot be traced: {_shorten(str(error))}") from error

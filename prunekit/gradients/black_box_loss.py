@@ -72,7 +72,7 @@ class MeasuredLoss(keras.losses.Loss):
         if sample_weight is not None and not self._per_example:
             raise ValueError(
                 "One number for a batch cannot be weighted by example. Received: sample weights, and a MeasuredLoss "
-                "with per_example=False. Hand the weights to `measure` with the labels, or measure each example."
+                "with per_example=False. Pass the weights to `measure` with the labels, or measure each example."
             )
         if isinstance(y_pred, list | tuple | dict):
             raise TypeError(
@@ -179,7 +179,7 @@ class MeasuredLoss(keras.losses.Loss):
         if not np.isfinite(array).all():
             wrong = array[~np.isfinite(array)]
             raise ValueError(
-                f"`measure` returns {what} {whose}, and finite ones. Received: {wrong.flat[0]}, {wrong.size} of "
+                f"`measure` returns {what} {whose}, all finite. Received: {wrong.flat[0]}, {wrong.size} of "
                 f"{array.size} not finite."
             )
         return array

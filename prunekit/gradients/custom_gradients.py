@@ -22,7 +22,9 @@ def straight_through(function: Callable[[Any], Any], *, window: float | None = N
     Source: Bengio et al. 2013, arXiv:1308.3432, section 4; for `window` Hubara et al. 2016, arXiv:1602.02830, eq. 4.
     """
     if window is not None and not window > 0:
-        raise ValueError(f"Gradients pass where |input| <= window, so it is above zero. Received: window={window!r}.")
+        raise ValueError(
+            f"Gradients pass where |input| <= window, so `window` is above zero. Received: window={window!r}."
+        )
 
     def passed(upstream: Any, x: Any) -> Any:
         if window is None:
@@ -38,8 +40,8 @@ def straight_through(function: Callable[[Any], Any], *, window: float | None = N
         if tuple(output.shape) != tuple(x.shape):
             name = getattr(function, "__name__", repr(function))
             raise ValueError(
-                f"straight_through hands each gradient on to the input at its place. Received: {name}, which turns "
-                f"shape {tuple(x.shape)} into {tuple(output.shape)}. Say with_gradient() what its gradient is."
+                f"straight_through passes each gradient to the input at the same position. Received: {name}, which "
+                f"turns shape {tuple(x.shape)} into {tuple(output.shape)}. Define its gradient with with_gradient()."
             )
         return output
 

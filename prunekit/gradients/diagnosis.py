@@ -104,7 +104,8 @@ def diagnose(model: Any, loss: Any, x: Any, y: Any, *, scale: float = 1e4) -> Di
     check_built(model)
     if not scale > 1:
         raise ValueError(
-            f"`scale` says how many times above or below is too far, so it is above 1. Received: scale={scale!r}."
+            f"`scale` is the factor above or below which values are reported, so it is above 1. Received: "
+            f"scale={scale!r}."
         )
     examples_in(x=x, y=y)
     import tensorflow as tf

@@ -128,8 +128,8 @@ def _interceptions(model: Any, functions: Any) -> list["_Interception"]:
             calls = (site.call, other.site.call)
             if other.site.layer is site.layer and (None in calls or calls[0] == calls[1]):
                 raise ValueError(
-                    f"Each call of a layer has one function, and a name alone stands for all calls. Received: two for "
-                    f"{site.label!r}. Compose them into one."
+                    f"Each call of a layer has one function, and a name without a call number means all calls. "
+                    f"Received: two for {site.label!r}. Compose them into one."
                 )
         found.append(_Interception(site, function))
     return found
@@ -212,7 +212,7 @@ class _Interception:
         if graph is not None and "loop_body" in graph.get_name_scope().split("/"):
             raise ValueError(
                 f"The layer {self.site.label!r} is called inside vectorized_map, where gradients cannot be "
-                "intercepted. Name the layer around it, or give that a fixed number of steps."
+                "intercepted. Name the enclosing layer, or give the enclosing layer a fixed number of steps."
             )
         copy = like(self._identity(leaf), leaf)
         logits = getattr(leaf, "_keras_logits", None)

@@ -105,12 +105,12 @@ def _chosen(site: Site, calls: list[Any]) -> Any:
         )
     if site.call is None and len(calls) > 1:
         raise ValueError(
-            f"The layer {site.label!r} is called {len(calls)} times in a pass of the model, so its name alone means no "
-            f"activation. Say which call, counted from 0: ({site.label!r}, 0)."
+            f"The layer {site.label!r} is called {len(calls)} times in a pass of the model, so its name is ambiguous. "
+            f"Say which call, counted from 0: ({site.label!r}, 0)."
         )
     if calls[site.call or 0] is None:
         raise ValueError(
-            f"The layer {site.label!r} is called inside a loop, where its activations cannot be taken out. Name the "
+            f"The layer {site.label!r} is called inside a loop, where its activations cannot be captured. Name the "
             "layer around it."
         )
     return calls[site.call or 0]

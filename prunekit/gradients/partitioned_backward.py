@@ -160,9 +160,9 @@ class _Plan:
         around = dict.fromkeys(node.operation.name for node in makers if id(node) not in behind)
         if around:
             raise ValueError(
-                "The boundary is what all paths to the outputs pass through. Received: "
-                f"boundary={[self._cut[key] for key in self._cut]}, past which {', '.join(map(repr, around))} "
-                "leads on. Add it to the boundary."
+                "All paths to the outputs must pass through the boundary. Received: "
+                f"boundary={[self._cut[key] for key in self._cut]}, bypassed by {', '.join(map(repr, around))}. Add "
+                "these layers to the boundary."
             )
 
     def _check_order(self) -> None:
@@ -175,9 +175,9 @@ class _Plan:
             stateful = getattr(layer, "trainable", False) and layer.non_trainable_variables
             if stateful and nodes != [node for node in self._nodes if node.operation is layer]:
                 raise ValueError(
-                    "A layer that moves averages or draws random numbers is called in the order of a pass in one go. "
-                    f"Received: the layer {layer.name!r}, whose calls in several branches alternate. Give each branch "
-                    "a layer of its own, or leave `training` at False."
+                    "A layer that updates averages or draws random numbers must be called in the order of a single "
+                    f"pass. Received: the layer {layer.name!r}, whose calls in several branches alternate. Give each "
+                    "branch its own layer, or leave `training` at False."
                 )
 
     def _find_ends(self) -> None:
@@ -211,7 +211,7 @@ def _named(model: Any, nodes: list[Any], boundary: list[Any]) -> dict[int, Any]:
             find_site(model, name, "boundary")
             raise ValueError(
                 f"A boundary lies in the model's own graph. Received: boundary={name!r}, which is inside another model "
-                "or layer. Name the one that holds it, or use pk.gradients.recomputing."
+                "or layer. Name the layer that contains it, or use pk.gradients.recomputing."
             )
         if (call is None and len(calls) > 1) or (call is not None and call not in range(len(calls))):
             raise ValueError(

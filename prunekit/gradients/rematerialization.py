@@ -48,7 +48,7 @@ def recomputing(model: Any, layers: Sequence[str] | str) -> Iterator[None]:
     check_built(model)
     blocks = [_block(model, name) for name in as_names(layers, "layers")]
     if not blocks:
-        raise ValueError(f"recomputing() needs the name of a layer at least. Received: layers={layers!r}.")
+        raise ValueError(f"recomputing() needs at least one layer name. Received: layers={layers!r}.")
     with ExitStack() as stack:
         for block in {id(block): block for block in blocks}.values():
             stack.enter_context(patching.wrapped(block, "call", partial(_rerun, block)))

@@ -85,7 +85,9 @@ class GradientStatistics:
         """
         state = dict(zip(_FIELDS, map(float, self._state.numpy()), strict=True))
         if not state["gradients"]:
-            raise RuntimeError("There are no figures: no gradient has passed since this was made or reset.")
+            raise RuntimeError(
+                "No statistics are available: no gradient has passed since the GradientStatistics was created or reset."
+            )
         finite = max(state["finite"], 1.0)
         variance = state["squared_deviations"] / finite
         return GradientFigures(

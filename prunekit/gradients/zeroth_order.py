@@ -96,7 +96,9 @@ class SPSA:
 
 def _check_size(size: Any) -> None:
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < np.inf:
-        raise ValueError(f"`size` says how far outputs are moved, so it is above zero. Received: size={size!r}.")
+        raise ValueError(
+            f"`size` is the distance by which outputs are moved, so it is above zero. Received: size={size!r}."
+        )
 
 
 def _moved(outputs: np.ndarray, by: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,8 +107,8 @@ def _moved(outputs: np.ndarray, by: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     apart = plus.astype("float64") - minus
     if np.any((apart == 0) & (by != 0)):
         raise ValueError(
-            f"`size` is too small for outputs as large as {np.abs(outputs).max():.3g} in {outputs.dtype}: moved by it, "
-            f"they stay the same. Received: size={np.abs(by).max():.3g}."
+            f"`size` is too small for outputs as large as {np.abs(outputs).max():.3g} in {outputs.dtype}: moving them "
+            f"by `size` does not change them. Received: size={np.abs(by).max():.3g}."
         )
     return plus, minus, apart
 
@@ -171,7 +173,7 @@ class _Perturbation:
         guess = np.asarray(self._options.control_variate(labels, outputs), "float64")  # type: ignore[operator]
         if guess.shape != outputs.shape or not np.isfinite(guess).all():
             raise ValueError(
-                f"The control variate guesses a finite gradient of the outputs' shape, {outputs.shape}. Received: "
+                f"The control variate returns a finite gradient of the outputs' shape, {outputs.shape}. Received: "
                 f"shape {guess.shape}{'' if np.isfinite(guess).all() else ', with NaN or infinity'}."
             )
         return guess

@@ -317,7 +317,7 @@ def _checked_masks(model: Any, masks: Mapping[str, Any] | None) -> dict[str, np.
     for name, mask in (masks or {}).items():
         if name not in shapes:
             raise ValueError(
-                f"The mask {name!r} is of no weight of the model {model.name!r}. "
+                f"The mask {name!r} belongs to no weight of the model {model.name!r}. "
                 f"{near_misses(name, list(shapes), [weight.name for weight in weights])}"
             )
         array = mask if isinstance(mask, np.ndarray) else ops.convert_to_numpy(mask)

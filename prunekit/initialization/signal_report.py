@@ -179,7 +179,7 @@ def signal_report(
         scalar = _directed([start for start, _ in starts], seed) if loss is None else _loss(loss, y, outputs)
     if not calls:
         raise ValueError(
-            f"No layer of the model {model.name!r} put out floating-point numbers, so there is no spread to report."
+            f"No layer of the model {model.name!r} has floating-point outputs, so there is no spread to report."
         )
     linked = {id(call): start for start, call in starts if call is not None}
     gradients = tape.gradient(scalar, [linked.get(id(call), call.after) for call in calls])

@@ -127,7 +127,9 @@ class _BatchTally:
 
     def add(self, batch: list[np.ndarray]) -> None:
         if any(array.dtype.hasobject for array in batch):
-            raise ValueError(f"Only numbers are kept. Received: {', '.join(str(array.dtype) for array in batch)}.")
+            raise ValueError(
+                f"Only numeric arrays are cached. Received: {', '.join(str(array.dtype) for array in batch)}."
+            )
         kinds = [(array.dtype, array.shape[1:]) for array in batch]
         if self.sizes and kinds != self.kinds:
             raise ValueError(
@@ -159,7 +161,7 @@ class _BatchTally:
 
     def check_some(self) -> None:
         if not self.sizes:
-            raise ValueError("Activations are kept of at least one batch. Received: an empty data set.")
+            raise ValueError("Activations need at least one batch. Received: an empty data set.")
 
     def joined(self, parts: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
         return self._room or tuple(np.concatenate(column) for column in zip(*parts, strict=True))
@@ -197,7 +199,7 @@ class FileStore:
             if not os.path.isdir(entry):
                 # Another process removed it meanwhile.
                 return None
-            warnings.warn(f"{entry} is damaged ({error}), so its activations are computed anew.", stacklevel=4)
+            warnings.warn(f"{entry} is damaged ({error}), so its activations are computed again.", stacklevel=4)
             return None
         self._open[key] = kept
         try:
@@ -313,11 +315,11 @@ def _read(entry: Path, key: str, *, trusted: bool = False) -> Kept:
     """Returns the arrays of a folder; raises if the files do not match the manifest."""
     manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
     if manifest["key"] != key:
-        raise ValueError("it is of another key")
+        raise ValueError("it belongs to another key")
     arrays = tuple(_mapped(entry / str(number), row, trusted) for number, row in enumerate(manifest["arrays"]))
     sizes = tuple(int(size) for size in manifest["sizes"])
     if not arrays or any(len(array) != sum(sizes) for array in arrays):
-        raise ValueError("its arrays have other lengths")
+        raise ValueError("its arrays have wrong lengths")
     return Kept(arrays, sizes)
 
 

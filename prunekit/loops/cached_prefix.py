@@ -133,7 +133,7 @@ class CachedPrefix:
                 return store.keep(key, runs(), examples)
             except OSError as error:
                 warnings.warn(
-                    f"The activations cannot be kept on disk ({error}), so they are kept in memory.", stacklevel=4
+                    f"The activations cannot be written to disk ({error}), so they are kept in memory.", stacklevel=4
                 )
         return self._stores[-1].keep(key, runs(), examples)
 
@@ -146,8 +146,8 @@ class CachedPrefix:
         except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             if len(self._stores) > 1:
                 raise ValueError(
-                    f"Activations on disk are found by the layers' configurations. Received: {error} Give the layer a "
-                    "`get_config`, or leave `directory` out."
+                    f"Activations on disk are looked up by the layers' configurations. Received: {error} Give the "
+                    "layer a `get_config`, or leave `directory` out."
                 ) from error
             config = self._unnamed
         words = [vocabulary() for vocabulary in _vocabularies(self.lower)]
@@ -192,10 +192,10 @@ class CachedPrefix:
         if scope.losses:
             reasons.append("it adds losses")
         if not all(map(_close, trained, plain)):
-            reasons.append("its outputs are others in training")
+            reasons.append("its outputs differ in training")
         if reasons:
             raise ValueError(
-                "What lies below the boundary must be the same in training and in inference. Received: "
+                "The lower part must compute the same outputs in training and in inference. Received: "
                 f"{reasons[0]}. Name a layer further down with `boundary`; it is now {', '.join(self.boundary)}."
             )
         declared = sum(isinstance(place.layer, MaskedActivations) for place in places(self.upper))
@@ -210,7 +210,7 @@ class CachedPrefix:
         reasons = obstacles(self.lower)
         if reasons:
             raise ValueError(
-                f"The lower part was frozen when it was cut off. Received: {'; '.join(reasons[:3])}. Freeze it again, "
+                f"The lower part must stay frozen. Received: {'; '.join(reasons[:3])}. Freeze it again, "
                 "or build a new CachedPrefix."
             )
 
@@ -230,11 +230,11 @@ class CachedPrefix:
 
         if key is None:
             raise ValueError(
-                "A dataset has no contents until it is gone through, so it needs a name: activations(dataset, "
+                "The contents of a dataset are unknown before iteration, so it needs a key: activations(dataset, "
                 "key='train'). Received: key=None."
             )
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("Activations are kept of data that end. Received: an infinite dataset. Use `take`.")
+            raise ValueError("Only finite datasets are cached. Received: an infinite dataset. Use `take`.")
         spec = dataset.element_spec
         kept = self._kept(["dataset", key, repr(spec)], lambda: self._runs_over(dataset), None)
         return _as_dataset(kept, len(self.lower.outputs), spec[1:] if isinstance(spec, tuple) else None)

@@ -64,7 +64,9 @@ class GradientAccumulator:
             ValueError: `step` is smaller than the current step.
         """
         if step < self.step:
-            raise ValueError(f"An accumulator's step only rises. Received: step={step}, where it is at {self.step}.")
+            raise ValueError(
+                f"An accumulator's step never decreases. Received: step={step}, where it is at {self.step}."
+            )
         self._step.assign(step)
 
     def add(self, gradients: Sequence[Any], local_step: Any = None, *, weight: Any = 1.0) -> Any:

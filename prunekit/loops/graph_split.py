@@ -50,7 +50,7 @@ def cut(model: Any, boundary: Any = None) -> Cut:
         reason = next(filter(None, (_obstacle(node) for node in division.high)), "it has no weights")
         raise ValueError(
             f"Nothing at the bottom of the model {model.name!r} is frozen. Received: {reason}. Set "
-            "layer.trainable = False for the layers from the inputs on up to where training begins."
+            "layer.trainable = False for all layers from the inputs up to the first trained layer."
         )
     if not division.high and not division.nested:
         raise ValueError(
@@ -68,9 +68,9 @@ def require_graph(model: Any) -> None:
     """
     if _graph(model) is None:
         raise ValueError(
-            f"The model {model.name!r} has a `call` of its own, or layers that Keras cannot call symbolically, and so "
-            f"no graph that could be cut. Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs) "
-            "or as a Sequential: what is frozen as one layer, what trains as others."
+            f"The model {model.name!r} has a `call` of its own, or layers that Keras cannot call symbolically, and "
+            f"therefore no graph that can be split. Received: {type(model).__name__}. Build it as keras.Model(inputs, "
+            "outputs) or as a Sequential: the frozen part and the trained part as separate layers."
         )
 
 
@@ -227,13 +227,13 @@ def _check_sites(division: _Division, sites: list[Site]) -> None:
         if id(site) not in division.met:
             raise ValueError(
                 f"The model {division.model.name!r} cannot be cut at the outputs of {site.label!r}: the layer is "
-                "called several times, or inside a layer or a model that is. Received: "
+                "called several times, or inside a layer or model that is called several times. Received: "
                 f"boundary={site.label!r}. Say which call, as in ({site.label!r}, 0), or name the layer around it."
             )
     reasons = list(dict.fromkeys(filter(None, map(_obstacle, division.low_everywhere()))))
     if reasons:
         raise ValueError(
-            f"What lies below the boundary must be frozen, and the same in training and in inference. Received: "
+            f"The lower part must be frozen, and compute the same outputs in training and in inference. Received: "
             f"{'; '.join(reasons[:5])}. Set layer.trainable = False where weights train, name a layer further down, or "
             "leave `boundary` out to have it found."
         )

@@ -305,7 +305,7 @@ def _without_optimizer(pruner: Any, model: Any) -> Pruner | None:
     check_loop_steps_after_updates(pruner, "LevenbergMarquardt")
     if pruner.optimizers:
         raise ValueError(
-            "No Keras optimizer takes part here, so the pruner must not wait for one. Received: a pruner with "
+            "LevenbergMarquardt uses no Keras optimizer, so the pruner must have none. Received: a pruner with "
             f"{', '.join(type(one).__name__ for one in pruner.optimizers)}. Build it on a model that is not compiled, "
             "without `optimizer`."
         )

@@ -229,8 +229,8 @@ def _check_pruner(pruner: Any, model: Any, optimizer: Any) -> None:
     check_loop_steps_after_updates(pruner, "TapeLoop")
     if not any(one is optimizer for one in pruner.optimizers):
         raise ValueError(
-            "The pruner does not know this loop's optimizer, so zeros would not hold. Build it with the same object: "
-            f"pk.Pruner(model, schedule, optimizer). Received: {optimizer!r}."
+            "The pruner was built without this loop's optimizer, so pruned weights would not stay zero. Build it with "
+            f"the same object: pk.Pruner(model, schedule, optimizer). Received: {optimizer!r}."
         )
 
 

@@ -100,7 +100,8 @@ class WeightChanges(UpdateObserver):
         if not self._weights or not self.optimizers:
             missing = "trainable weights" if not self._weights else "an optimizer"
             raise ValueError(
-                f"Changes are those that an optimizer makes in trainable weights. Received: {model.name!r} without "
+                f"WeightChanges measures the changes that an optimizer makes in trainable weights. Received: "
+                f"{model.name!r} without "
                 f"{missing}. " + ("" if not self._weights else "Compile it, or pass the loop's `optimizer`.")
             )
         with backend.variable_scope(model):
@@ -117,7 +118,9 @@ class WeightChanges(UpdateObserver):
 
     def __enter__(self) -> "WeightChanges":
         if self._attached is not None:
-            raise RuntimeError("This WeightChanges measures already. Make a second one for a part of the training.")
+            raise RuntimeError(
+                "This WeightChanges is already active. Use a second WeightChanges for a part of the training."
+            )
         self._begun, self._entered = self._iterations(), True
         with contextlib.ExitStack() as undo:
             undo.enter_context(train_function.fresh_functions(self.model))

@@ -293,7 +293,7 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
     if not path.exists():
         if Snapshots(folder, CHECKPOINT):
             raise RecipeError(
-                f"{path} is missing, so nothing says what the checkpoints there are of. Put it back, or begin anew "
+                f"{path} is missing, and only this file describes the checkpoints. Restore it, or begin anew "
                 "with --force."
             )
         write_bytes(path, json.dumps(start, indent=1).encode())
@@ -305,7 +305,7 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
         raise RecipeError(f"{path} is damaged ({error}): begin anew with --force.") from error
     if differences:
         raise RecipeError(
-            f"the unfinished run in {folder} cannot be resumed: {'; '.join(differences)}. Put that back as it was, or "
+            f"the unfinished run in {folder} cannot be resumed: {'; '.join(differences)}. Undo these changes, or "
             "begin anew with --force, which deletes the unfinished run."
         )
 

@@ -231,7 +231,7 @@ def _checked(name: str, arrays: Arrays) -> Arrays:
         _check(name, labels, arrays[labels])
         if len(arrays[inputs]) != len(arrays[labels]):
             raise RecipeError(
-                f"{name}: {inputs} and {labels} hold as many examples. "
+                f"{name}: {inputs} and {labels} have the same number of examples. "
                 f"Received: {len(arrays[inputs]):,} and {len(arrays[labels]):,}."
             )
     if arrays["train_inputs"].shape[1:] != arrays["test_inputs"].shape[1:]:
@@ -271,7 +271,7 @@ def _split(
     held_out = round(fraction * len(labels))
     if not 0 < held_out < len(labels):
         raise RecipeError(
-            f"validation_split leaves examples on both sides. Received: {fraction:g} of {len(labels):,} examples."
+            f"validation_split must leave examples in both parts. Received: {fraction:g} of {len(labels):,} examples."
         )
     order = random.permutation(len(labels))
     train, validation = np.sort(order[:-held_out]), np.sort(order[-held_out:])

@@ -42,8 +42,8 @@ def output_path(output: str | os.PathLike[str]) -> Path:
     path = Path(os.path.realpath(output))
     if path.name.endswith(_UNFINISHED):
         raise RecipeError(
-            f"{path} has the name of an unfinished run into {path.name.removesuffix(_UNFINISHED)}. Give that name to "
-            "go on with it, or choose another output directory."
+            f"{path} has the name of an unfinished run into {path.name.removesuffix(_UNFINISHED)}. Pass that name to "
+            "resume it, or choose another output directory."
         )
     return path
 
@@ -77,7 +77,7 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
         raise RecipeError(f"{output} is a file, or a link in a circle. Choose another output directory.")
     if waiting and not (resume or force):
         raise RecipeError(
-            f"an unfinished run lies in {work}. Go on with it with --resume, or begin anew with --force, which deletes "
+            f"an unfinished run lies in {work}. Continue it with --resume, or begin anew with --force, which deletes "
             "it."
         )
     parent = next((folder for folder in path.parents if folder.exists()), path)
@@ -270,7 +270,9 @@ def _put_in_place(partial: Path, path: Path, *, force: bool) -> None:
         partial.rename(path)
         return
     if not force:
-        raise RecipeError(f"{path} was made by somebody else during this run. Run again with another output directory.")
+        raise RecipeError(
+            f"{path} was created by another process during this run. Run again with another output directory."
+        )
     _check_replaceable(path)
     older = _beside(path, "older")
     path.rename(older)

@@ -80,12 +80,14 @@ def grid(
         raise RecipeError(f"variable {both[0]!r} is set to one value, and swept over several: leave one of them out.")
     count = math.prod(map(len, values.values()))
     if count > MOST_POINTS:
-        raise RecipeError(f"expected at most {MOST_POINTS:,} points. Received: {count:,}. Make several sweeps of it.")
+        raise RecipeError(
+            f"expected at most {MOST_POINTS:,} points. Received: {count:,}. Split it into several sweeps."
+        )
     points: dict[str, Point] = {}
     for combination in itertools.product(*values.values()):
         point = _point(recipe, dict(zip(values, combination, strict=True)), overrides or {})
         if point.name in points:
-            raise RecipeError(f"two points have the name {point.name}: their values differ in kind alone.")
+            raise RecipeError(f"two points have the name {point.name}: their values differ only in type.")
         points[point.name] = point
     return tuple(points.values())
 
@@ -98,7 +100,7 @@ def _checked(name: str, given: Any) -> Sequence[Variable]:
         raise RecipeError(f"values of {name!r} to sweep over: expected at least one value. Received: none.")
     for index, value in enumerate(values):
         if any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in values[:index]):
-            raise RecipeError(f"values of {name!r} to sweep over: {shown(value)} stands there twice.")
+            raise RecipeError(f"values of {name!r} to sweep over: {shown(value)} is given twice.")
     return values
 
 

@@ -59,7 +59,7 @@ def read_npz(path: str | os.PathLike[str], names: Mapping[str, str]) -> dict[str
                 found[part] = np.lib.format.read_array(stream, allow_pickle=False)
                 # Read to the end of the member: zipfile verifies the checksum only there.
                 if stream.read(1):
-                    raise ValueError(f"the array {name!r} is followed by something else")
+                    raise ValueError(f"the array {name!r} is followed by other data")
     return found
 
 

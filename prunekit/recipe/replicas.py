@@ -26,8 +26,9 @@ _TF_CONFIG = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "work
 _TRAINING = ("chief", "worker")
 _PORT = re.compile(r".*:\d{1,5}", re.ASCII)
 _LOST = (
-    "distribute: multi_worker: another process of TF_CONFIG ended, or cannot be reached, so this one cannot go on. See "
-    "what it said, and start all of them again: with --resume they go on after the last checkpoint of the chief."
+    "distribute: multi_worker: another process of TF_CONFIG ended, or cannot be reached, so this process stops. Read "
+    "the output of the other process, and start all processes again: with --resume they continue after the last "
+    "checkpoint of the chief."
 )
 # Keras implements these options as a merge of replicas inside a condition, which tf.distribute does not support.
 _CONDITIONAL = ("gradient_accumulation_steps", "ema_overwrite_frequency")
@@ -173,7 +174,7 @@ def _check_task() -> None:
     text = os.environ.get("TF_CONFIG")
     if not text:
         raise RecipeError(
-            "distribute: multi_worker reads who its workers are from TF_CONFIG, and the environment has none: set it "
+            "distribute: multi_worker reads its workers from TF_CONFIG, which is not set: set it "
             f"in each process to {_TF_CONFIG}."
         )
     try:

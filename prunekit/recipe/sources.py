@@ -155,7 +155,7 @@ class DataSource(Settings):
         if self.builtin == "digits" and self.path is not None:
             raise refusal("the digits come with scikit-learn, not from a folder: leave out 'path'.", "path")
         if self.scale is not None and (self.builtin or self.factory):
-            raise refusal("built-in data and a factory's data come scaled: leave out 'scale'.", "scale")
+            raise refusal("built-in data and a factory's data are scaled already: leave out 'scale'.", "scale")
         return self
 
     @property
@@ -175,7 +175,9 @@ class Optimizer(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if "learning_rate" in self.arguments:
-            raise refusal("'learning_rate' stands beside 'name', not inside 'arguments'.", "arguments", "learning_rate")
+            raise refusal(
+                "'learning_rate' belongs beside 'name', not inside 'arguments'.", "arguments", "learning_rate"
+            )
         return self
 
 

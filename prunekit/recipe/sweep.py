@@ -88,7 +88,7 @@ def run_points(  # noqa: PLR0913
     jobs = jobs if isinstance(jobs, Jobs) else Jobs(at_once=jobs)
     if model is not None and not isinstance(model, str | os.PathLike):
         raise TypeError(
-            "a sweep runs in processes of its own, so `model` is the path of a .keras file. "
+            "a sweep runs its points in other processes, so `model` must be the path of a .keras file. "
             f"Received: {type(model).__name__}."
         )
     if jobs.by_ray:
@@ -152,9 +152,7 @@ def _size(size: str | None, points: Sequence[Point]) -> str:
     valid = [SMALLEST] if all(formats) else []
     valid += [WEIGHTS, *(f"{name}{end}" for name in common for end in ("", "-gzip"))]
     if size not in valid:
-        raise RecipeError(
-            f"size {shown(size)} is nothing that every point of this recipe writes.{nearest(size, valid)}"
-        )
+        raise RecipeError(f"size {shown(size)} is not written by every point of this recipe.{nearest(size, valid)}")
     return size
 
 
@@ -186,7 +184,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RecipeError(f"another sweep is running on {folder}: wait for it, or choose another one.") from None
+            raise RecipeError(f"another sweep is running on {folder}: wait for it, or choose another folder.") from None
         except OSError:
             # Some network file systems do not support locks.
             pass

@@ -82,7 +82,7 @@ class _Gradual(_ScheduleSettings):
             raise refusal(f"the schedule ends before it begins: begin={self.begin}, end={self.end}.", "end")
         if self.initial_sparsity > self.final_sparsity:
             raise refusal(
-                "a schedule never gives weights back: expected initial_sparsity <= final_sparsity. "
+                "a schedule never restores pruned weights: expected initial_sparsity <= final_sparsity. "
                 f"Received: {self.initial_sparsity:g} and {self.final_sparsity:g}.",
                 "initial_sparsity" if "initial_sparsity" in self.model_fields_set else "final_sparsity",
             )

@@ -42,7 +42,7 @@ class Jobs:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int | float) or not 0 <= self.gpus < 1024:
             raise ValueError(f"Jobs: gpus is a number from 0 on. Received: {self.gpus!r}.")
         if self.gpus and self.ray is False:
-            raise ValueError(f"Jobs: gpus are shared out by Ray: set ray as well. Received: gpus={self.gpus!r}.")
+            raise ValueError(f"Jobs: gpus are assigned by Ray: set ray as well. Received: gpus={self.gpus!r}.")
 
     @property
     def by_ray(self) -> bool:

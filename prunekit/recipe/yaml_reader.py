@@ -246,7 +246,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         # PyYAML passes some escapes ("\Uffffffff") and directives (%YAML 1.<5000 digits>) unchecked to chr() and int().
         mark = composer.get_mark() if composer else None
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise RecipeError("an escape or number that stands for nothing.", source, *place) from None
+        raise RecipeError("an invalid escape sequence or number.", source, *place) from None
     finally:
         if composer is not None:
             composer.dispose()
@@ -273,7 +273,7 @@ class _Values:
         if self.count > MOST_VALUES:
             self._fail(f"expected at most {MOST_VALUES} values in a recipe, with aliases written out.", node)
         if any(node is parent for parent in self.open):
-            self._fail("an alias (*name) inside of what it stands for.", node)
+            self._fail("an alias (*name) inside the value of its own anchor.", node)
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         self.open.append(node)

@@ -98,7 +98,7 @@ class _Decay(Schedule):
         _set(self, "frequency", whole("frequency", self.frequency, minimum=1))
         if self.initial_sparsity > self.final_sparsity:
             raise ValueError(
-                "A schedule never gives weights back, so it needs initial_sparsity <= final_sparsity. "
+                "A schedule never restores pruned weights, so it needs initial_sparsity <= final_sparsity. "
                 f"Received: initial_sparsity={self.initial_sparsity}, final_sparsity={self.final_sparsity}."
             )
         _check_order(self.begin_step, self.end_step)
@@ -382,7 +382,7 @@ def as_schedule(schedule: Any) -> Schedule:
     found = schedule if source is None else source.load()(schedule)
     if not isinstance(found, Schedule):
         raise TypeError(
-            "`schedule` says how sparse the model is at each step, for example "
+            "`schedule` gives the model's sparsity at each step, for example "
             f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
         )
     return found

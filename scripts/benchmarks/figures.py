@@ -30,4 +30,4 @@ def number(value: float | None) -> str:
 
 def verdict(value: float, most: float) -> str:
     """Whether a figure is below the most that was wanted, and its ratio to that where it is not."""
-    return "met" if value < most else f"**not met**, {value / most:.2f} times that"
+    return "met" if value < most else f"**not met**, {value / most:.2f} times the limit"

@@ -52,12 +52,12 @@ def document(raw: dict[str, Any]) -> str:
     notes = [
         "# Benchmarks",
         f"Written by `{raw['command']}` in {raw['minutes']:.1f} minutes on {datetime.date.today():%Y-%m-%d}. "
-        "Do not edit: run it again.",
+        "Do not edit this page: run the command again.",
         f"Machine: {machine()}. Load average {raw['load_before']:.1f} before and {raw['load_after']:.1f} after"
         + (
-            ": **other programs were using the machine**, so that times are longer than on a quiet one, and "
-            "ratios of times uncertain by as much as the second unpruned model differs from the first. Seconds of CPU "
-            "time suffer less."
+            ": **other programs were using the machine**, so times are longer than on an idle machine, and ratios of "
+            "times are uncertain by about the difference between the two unpruned models. CPU seconds are less "
+            "affected."
             if busy
             else "."
         ),
@@ -67,9 +67,11 @@ def document(raw: dict[str, Any]) -> str:
     wanted = [row for name, model in raw["models"].items() for row in training.verdicts(name, model)]
     parts = [
         *notes,
-        "Each figure is a median, with the quartiles behind it. Ratios are to the unpruned model of the same library.",
+        "Each figure is a median, followed by the quartiles in brackets. Ratios are relative to the unpruned model of "
+        "the "
+        "same library.",
         "## Wanted and measured",
-        table(["", "wanted", "measured", "unpruned twice", "met"], wanted),
+        table(["", "wanted", "measured", "second unpruned model", "met"], wanted),
         *(training.section(name, model) for name, model in raw["models"].items()),
         *sections(raw),
         "## How it is measured",
@@ -98,16 +100,17 @@ def updated(page: str, raw: dict[str, Any]) -> str:
 
 
 METHOD = """\
-- Real `fit` calls with callbacks, on batches that are in memory. A step's time runs from the end of the batch before to
-  the end of its own last callback, so that it includes the data, the compiled step, the callbacks and mask updates.
-- All models of a library are trained side by side in one process, one thread each, of which exactly one runs at a time:
-  each gets five steps, then the next one has its turn, and each round another one begins. The two libraries' processes
-  take rounds alternately. A ratio compares steps of the same round, so that a machine that slows down slows all.
-  The second unpruned model shows what the method makes of no difference at all.
-- CPU seconds are those of all cores together, of the process. They show the work that is added, and hardly change where
-  other programs take their share of the machine.
-- Pruned models follow `PolynomialDecay` from 0 to 0.9 over their whole training, with `PruningCallback` and with
-  `prune_low_magnitude` and `UpdatePruningStep`, each with its library's defaults otherwise.
-- "Whole fit" runs from the call of `fit` to the end of the last callback, first trace and the making of masks included;
-  "mean step" leaves the first five steps out.
+- The times are measured in real `fit` calls with callbacks, on batches in memory. The time of a step runs from the end
+  of the previous batch to the end of the last callback of its own batch. It includes the data, the compiled step, the
+  callbacks and mask updates.
+- All models of a library are trained in one process, in one thread per model, of which exactly one runs at a time. In
+  each round, each model trains for five steps; the first model of a round changes from round to round. The processes of
+  the two libraries alternate between rounds. A ratio compares steps of the same round, so a slowdown of the machine
+  affects all models. The second unpruned model shows the ratio that the method measures for equal models.
+- CPU seconds are the sum over all cores of the process. They show the added work, and hardly change if other programs
+  use the machine.
+- Pruned models follow `PolynomialDecay` from 0 to 0.9 over their whole training, with `PruningCallback` in prunekit and
+  with `prune_low_magnitude` and `UpdatePruningStep` in tensorflow-model-optimization; other settings are the defaults.
+- "Whole fit" runs from the call of `fit` to the end of the last callback, including the first trace and the creation of
+  the masks; "mean step" excludes the first five steps.
 - Peak memory is `ru_maxrss` after eight steps with four mask updates."""

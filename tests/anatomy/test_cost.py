@@ -402,7 +402,7 @@ def test_what_fails_inside_the_users_layers_is_named():
     model = sequential(broken, L.Dense(2), shape=(3,))
     broken.failing = True
     call = L.Layer.__call__
-    with pytest.raises(ValueError, match=r"(?s)could not be followed.*RuntimeError: .*no tensors today"):
+    with pytest.raises(ValueError, match=r"(?s)could not be traced.*RuntimeError: .*no tensors today"):
         cost(model)
     assert L.Layer.__call__ is call
 

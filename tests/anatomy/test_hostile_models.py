@@ -274,8 +274,8 @@ def shape_bomb(root):
     [
         (external_link, "'0' in its weights points to another place or file"),
         (soft_link, "'0' in its weights points to another place or file"),
-        (external_storage, "'/layers/dense/vars/0' in its weights keeps its numbers in another file"),
-        (virtual_data_set, "'/layers/dense/vars/0' in its weights keeps its numbers in another file"),
+        (external_storage, "'/layers/dense/vars/0' in its weights stores its data in another file"),
+        (virtual_data_set, "'/layers/dense/vars/0' in its weights stores its data in another file"),
         (shape_bomb, "its weights promise 400,000,000,000,000 bytes, more than 100 times the"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -268,7 +268,7 @@ def test_a_layer_without_weights_can_be_excluded_but_not_included():
             "'conv_1' in `include` matches nothing that is pruned.*excluded by 'conv_1'",
         ),
         (["bn_1/moving_mean"], [], "'bn_1/moving_mean', asked for by .* cannot be pruned: it is state"),
-        (["re:("], [], r"'re:\(' in `include` is no regular expression"),
+        (["re:("], [], r"'re:\(' in `include` is not a regular expression"),
         ([""], [], "non-empty strings"),
         ([7], [], "non-empty strings. Received: 7"),
         ([], ["*"], "has no weights to prune.*excluded by '\\*'"),

@@ -144,7 +144,7 @@ def test_prunekit_report_names_a_damaged_section_in_one_line(tmp_path, capsys, d
     assert cli.run(["report", str(tmp_path)]) == 2
     out, error = capsys.readouterr()
     assert out == ""
-    assert "not a report that this prunekit reads" in error and error.count("\n") == 1
+    assert "not a report that this version of prunekit reads" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

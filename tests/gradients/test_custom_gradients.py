@@ -92,9 +92,11 @@ def test_a_network_of_signs_learns_only_with_straight_through():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"so it is above zero. Received: window=0"):
+    with pytest.raises(ValueError, match=r"so `window` is above zero. Received: window=0"):
         straight_through(ops.sign, window=0)
-    with pytest.raises(ValueError, match=r"which turns shape \(2, 3\) into \(2,\). Say with_gradient"):
+    with pytest.raises(
+        ValueError, match=r"which turns shape \(2, 3\) into \(2,\). Define its gradient with with_gradient"
+    ):
         straight_through(lambda x: ops.sum(x, axis=1))(np.ones((2, 3)))
     wrong = with_gradient(lambda upstream, x: ops.sum(upstream))(lambda x: 2 * x)
     with pytest.raises(ValueError, match=r"one part for each input, of its shape: \[\(3,\)\]. Received: \[\(\)\]"):

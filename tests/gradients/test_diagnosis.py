@@ -152,7 +152,7 @@ def test_an_embedding_and_a_recurrent_layer_are_seen_through():
 def test_what_cannot_be_is_refused(samples):
     with pytest.raises(ValueError, match="one row per example.* Received: x with 70, y with 3"):
         diagnose(network(), cross_entropy, samples[0], samples[1][:3])
-    with pytest.raises(ValueError, match="how many times above or below is too far.* Received: scale=1"):
+    with pytest.raises(ValueError, match="above or below which values are reported.* Received: scale=1"):
         diagnose(network(), cross_entropy, *samples, scale=1)
     with pytest.raises(ValueError, match="is not built"):
         diagnose(keras.Sequential([layers.Dense(3)]), cross_entropy, *samples)

@@ -358,7 +358,7 @@ def test_xla_does_not_merge_the_second_run_with_the_first():
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        ([], ValueError, r"the name of a layer at least. Received: layers=\[\]"),
+        ([], ValueError, r"needs at least one layer name. Received: layers=\[\]"),
         ("firts", ValueError, "No layer of the model .* called 'firts'.*layers='firts'. Did you mean 'first"),
         (["conv"], ValueError, "Several layers are called 'conv'.*'first/conv', 'second/conv'"),
         ([("first", 0)], TypeError, r"names of layers, whose calls are all recomputed. Received: \('first', 0\)"),

@@ -170,7 +170,7 @@ def test_labels_that_are_no_numbers_or_not_finite_do_not_reach_the_guess():
 @pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf"), True, "small", None])
 @pytest.mark.parametrize("kind", [CentralDifferences, SPSA])
 def test_a_size_is_above_zero(kind, size):
-    with pytest.raises(ValueError, match="`size` says how far outputs are moved"):
+    with pytest.raises(ValueError, match="`size` is the distance by which outputs are moved"):
         kind(size)
 
 

@@ -80,7 +80,11 @@ def test_reinitialize_leaves_no_trace_in_a_saved_model(perceptron, tmp_path):
 @pytest.mark.parametrize(
     ("masks", "error", "match"),
     [
-        ({"hiden/kernel": np.ones((8, 16), bool)}, ValueError, "of no weight of the model.*mean 'hidden/kernel'"),
+        (
+            {"hiden/kernel": np.ones((8, 16), bool)},
+            ValueError,
+            "belongs to no weight of the model.*mean 'hidden/kernel'",
+        ),
         ({"hidden/kernel": np.ones((16, 8), bool)}, ValueError, r"\(16, 8\) for 'hidden/kernel' of shape \(8, 16\)"),
         ({"hidden/kernel": np.ones((8, 16))}, TypeError, "boolean, True = kept. Received: float64"),
         ([np.ones((8, 16), bool)], TypeError, "maps weight names to boolean arrays"),

@@ -270,7 +270,7 @@ def test_half_a_loss_an_unbuilt_model_and_a_model_without_floats_are_refused(bat
     with pytest.raises(TypeError, match="works on Keras 3 models"):
         signal_report("model", batch)
     whole = keras.Sequential([keras.Input((3,), dtype="int32"), layers.Flatten(dtype="int32")])
-    with pytest.raises(ValueError, match="No layer .* put out floating-point numbers"):
+    with pytest.raises(ValueError, match="No layer .* has floating-point outputs"):
         signal_report(whole, np.ones((2, 3), int))
 
 

@@ -96,7 +96,7 @@ def test_the_command_replaces_nothing_unless_forced_and_leaves_no_half_of_a_file
     [
         (("gone.h5", "new.keras"), "gone.h5: no such file"),
         (("gone.h5", "new.h5"), "written as .keras files. Received: new.h5"),
-        (("model.pkl", "new.keras"), "of a kind that is not read"),
+        (("model.pkl", "new.keras"), "an unsupported file type"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(run, words, message):
@@ -149,7 +149,7 @@ def test_a_file_is_never_converted_into_itself(halfway, run, monkeypatch, new):
     before = Path("old.keras").read_bytes()
     monkeypatch.setattr("prunekit.interop.tfmot.conversion.read_file", None)
     code, out, err = run("convert", "old.keras", new, "--force")
-    assert (code, out) == (2, "") and f"{new} is the model that is read" in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and f"{new} is the input file" in err and err.count("\n") == 1
     assert Path("old.keras").read_bytes() == before
 
 

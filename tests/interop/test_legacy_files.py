@@ -70,7 +70,7 @@ def test_what_is_not_there_or_of_another_kind_is_refused(tmp_path):
     assert_refused(tmp_path / "gone.keras", "no such file")
     assert_refused(tmp_path, "a folder without saved_model.pb")
     (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weights": [1]}))
-    assert_refused(tmp_path / "model.pkl", "of a kind that is not read. Convert a .h5")
+    assert_refused(tmp_path / "model.pkl", "an unsupported file type. Convert a .h5")
     (tmp_path / "empty.keras").write_bytes(b"")
     assert_refused(tmp_path / "empty.keras", "it is not a .keras file")
     (tmp_path / "text.h5").write_text("not a model")
@@ -156,7 +156,7 @@ def test_a_lambda_is_not_run_not_even_unmarshalled(kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr(marshal, "loads", never)
     assert_refused(
-        path, r"cannot be carried to Keras 3: 'plus' \(Lambda: Python code, which is never run from a file\)"
+        path, r"cannot be converted to Keras 3: 'plus' \(Lambda: Python code, which is never run from a file\)"
     )
 
 
@@ -199,7 +199,7 @@ def test_arrays_outside_the_file_are_not_read(copies, tmp_path):
             group = file["model_weights/hidden/hidden"]
             del group["kernel:0"]
             spoil(group, secret)
-        assert_refused(path, "in its weights (points to another place or file|keeps its numbers in another file)")
+        assert_refused(path, "in its weights (points to another place or file|stores its data in another file)")
 
 
 def _external_link(group, secret):

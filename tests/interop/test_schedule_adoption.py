@@ -90,7 +90,7 @@ def test_what_cannot_be_tabulated_is_refused_with_what_to_write_instead(schedule
 
 
 def test_a_falling_polynomial_is_refused_as_one_of_ours_is():
-    with pytest.raises(ValueError, match="never gives weights back"):
+    with pytest.raises(ValueError, match="never restores pruned weights"):
         adopted(sparsity.PolynomialDecay(0.8, 0.2, 0, 10))
 
 
@@ -124,15 +124,13 @@ def test_a_class_of_the_users_own_is_refused_with_compat_in_one_line(perceptron)
         lambda: pk.PruningCallback(Stairs(), **options),
         lambda: pk.Pruner(perceptron, Stairs(), **options),
     ):
-        with pytest.raises(
-            ValueError, match="does not follow classes of your own either.*Received: MultiStep"
-        ) as error:
+        with pytest.raises(ValueError, match="does not support custom schedule classes.*Received: MultiStep") as error:
             refused()
         assert "\n" not in str(error.value)
 
 
 def test_something_that_is_no_schedule_is_still_refused(perceptron):
-    with pytest.raises(TypeError, match="how sparse the model is"):
+    with pytest.raises(TypeError, match="model's sparsity"):
         pk.PruningCallback(object())
-    with pytest.raises(TypeError, match="how sparse the model is"):
+    with pytest.raises(TypeError, match="model's sparsity"):
         pk.Pruner(perceptron, object())

@@ -112,7 +112,7 @@ def test_clustered_layers_of_several_matrices_are_refused(layer, kind, tmp_path)
         model = clustering.cluster_weights(keras2.Model(inputs, layer(inputs), name="old"), number_of_clusters=3)
     source = model if kind == "live" else saved(model, tmp_path, old.FORMATS[kind])
     with pytest.raises(
-        ValueError, match=r"cannot be carried to Keras 3: .*clustered, and more than one matrix"
+        ValueError, match=r"cannot be converted to Keras 3: .*clustered, and more than one matrix"
     ) as error:
         read_model(source)
     assert "\n" not in str(error.value)

@@ -81,5 +81,5 @@ def test_a_hostile_manifest_is_damage_and_nothing_is_read(tmp_path, text):
     key = "e" * 64
     FileStore(tmp_path, 1000).keep(key, iter([[np.ones((3, 2), "float32")]]))
     (tmp_path / f"{key}.activations" / "manifest.json").write_text(text.replace("%s", key))
-    with pytest.warns(UserWarning, match="is damaged .* computed anew"):
+    with pytest.warns(UserWarning, match="is damaged .* computed again"):
         assert FileStore(tmp_path, 1000).find(key) is None

@@ -201,7 +201,7 @@ def test_datasets_that_cannot_be_kept_are_refused():
     with pytest.raises(ValueError, match="an empty data set"):
         prefix.activations(dataset.take(0), key="none")
     strings = tf.data.Dataset.from_tensor_slices((x, [b"label"] * len(x))).batch(8)
-    with pytest.raises(ValueError, match="Only numbers"):
+    with pytest.raises(ValueError, match="Only numeric arrays"):
         prefix.activations(strings, key="strings")
 
 
@@ -230,7 +230,7 @@ class AddingLoss(layers.Layer):
 
 @pytest.mark.parametrize(
     ("layer", "reason"),
-    [(TwiceInTraining, "outputs are others in training"), (Counting, "changes .*count"), (AddingLoss, "adds losses")],
+    [(TwiceInTraining, "outputs differ in training"), (Counting, "changes .*count"), (AddingLoss, "adds losses")],
 )
 def test_layers_of_the_users_own_that_act_in_training_are_found_before_anything_is_kept(layer, reason):
     dense = frozen(layers.Dense(4))
@@ -314,5 +314,5 @@ def test_infinite_activations_do_not_hide_a_layer_that_acts_in_training():
     model = keras.Sequential([keras.Input((4,)), frozen, Doubles(name="doubles"), keras.layers.Dense(2, name="top")])
     x = np.ones((6, 4), "float32")
     x[0, 0] = np.inf
-    with pytest.raises(ValueError, match="its outputs are others in training"):
+    with pytest.raises(ValueError, match="its outputs differ in training"):
         pk.loops.CachedPrefix(model, "doubles").activations(x)

@@ -83,7 +83,7 @@ def test_unfreezing_a_layer_below_is_refused_until_it_is_frozen_again():
     first = prefix.activations(x)
     for name, reason in (("conv_1", "trainable weights"), ("norm", "trainable weights")):
         model.get_layer(name).trainable = True
-        with pytest.raises(ValueError, match=f"was frozen when it was cut off. Received: '{name}' has {reason}"):
+        with pytest.raises(ValueError, match=f"must stay frozen. Received: '{name}' has {reason}"):
             prefix.activations(x)
         model.get_layer(name).trainable = False
     assert prefix.activations(x) is first
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_computed_anew_and_never_trusted(damage, tmp_path):
     else:
         manifest.write_text('{"key": [], "arrays"')
     prefix = pk.loops.CachedPrefix(model, directory=tmp_path)
-    with pytest.warns(UserWarning, match="is damaged .* computed anew"):
+    with pytest.warns(UserWarning, match="is damaged .* computed again"):
         assert np.array_equal(prefix.activations(x), whole)
     assert prefix.computed == 1
     again = pk.loops.CachedPrefix(model, directory=tmp_path)
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_and_not_the_activations
     (tmp_path / "file").write_text("in the way")
     prefix = pk.loops.CachedPrefix(built("perceptron"), directory=tmp_path / "file")
     x, _, _ = data(prefix.model)
-    with pytest.warns(UserWarning, match="cannot be kept on disk .* kept in memory"):
+    with pytest.warns(UserWarning, match="cannot be written to disk .* kept in memory"):
         first = prefix.activations(x)
     assert prefix.activations(x) is first and prefix.computed == 1
 

@@ -216,6 +216,6 @@ def test_what_cannot_be_is_refused():
     optimizer = keras.optimizers.SGD()
     with (
         Pruner(model, ConstantSparsity(0.5), optimizer) as pruner,
-        pytest.raises(ValueError, match="must not wait for one. Received: a pruner with SGD"),
+        pytest.raises(ValueError, match="must have none. Received: a pruner with SGD"),
     ):
         LevenbergMarquardt(model, pruner=pruner)

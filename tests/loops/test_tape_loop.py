@@ -276,7 +276,7 @@ def test_what_cannot_be_is_refused(samples, perceptron):
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     x, y = samples
     with Pruner(perceptron, ConstantSparsity(0.5), optimizer) as pruner:
-        with pytest.raises(ValueError, match="The pruner does not know this loop's optimizer.*pk.Pruner"):
+        with pytest.raises(ValueError, match="The pruner was built without this loop's optimizer.*pk.Pruner"):
             TapeLoop(perceptron, keras.optimizers.SGD(), cross_entropy, pruner)
         with pytest.raises(ValueError, match="prunes another model"):
             TapeLoop(other, optimizer, cross_entropy, pruner)

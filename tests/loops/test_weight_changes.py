@@ -257,7 +257,7 @@ def test_zeros_hold_while_scopes_come_and_go_in_any_order(entered, left, percept
 def test_entering_it_inside_itself_is_refused(perceptron, samples):
     perceptron.compile("sgd", LOSS)
     with pk.loops.WeightChanges(perceptron) as changes:
-        with pytest.raises(RuntimeError, match="measures already. Make a second one"):
+        with pytest.raises(RuntimeError, match="is already active. Use a second WeightChanges"):
             changes.__enter__()
         perceptron.fit(*samples, batch_size=16, verbose=0)
     with changes:

@@ -138,7 +138,7 @@ def test_difference_a_decay_that_falls():
     weight = np.arange(1, 41, dtype="float32").reshape(10, 4)
     masker = original.Masker(weight, original.sparsity.PolynomialDecay(0.8, 0.5, 1, 11, frequency=10))
     assert [masker.at(step).sum() for step in (1, 11)] == [8, 20]
-    with pytest.raises(ValueError, match="never gives weights back"):
+    with pytest.raises(ValueError, match="never restores pruned weights"):
         PolynomialDecay(0.8, 0.5, 0, 10)
 
 

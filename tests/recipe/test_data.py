@@ -268,7 +268,7 @@ GOOD = (np.ones((4, 2)), np.zeros(4, int))
     [
         (
             (GOOD, (np.ones((3, 2)), np.zeros(4))),
-            "test_inputs and test_labels hold as many examples. Received: 3 and 4",
+            "test_inputs and test_labels have the same number of examples. Received: 3 and 4",
         ),
         ((GOOD, (np.ones((4, 3)), np.zeros(4))), r"one shape. Received: \(2,\) and \(3,\)"),
         ((GOOD, (np.ones((0, 2)), np.zeros(0))), "at least one example"),
@@ -314,7 +314,7 @@ def test_the_validation_split_holds_out_other_examples_than_it_trains_on(tmp_pat
 
 
 def test_a_split_that_leaves_nothing_on_one_side_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="leaves examples on both sides. Received: 0.001 of 50"):
+    with pytest.raises(RecipeError, match="must leave examples in both parts. Received: 0.001 of 50"):
         numbered(tmp_path, validation_split=0.001)
 
 

@@ -90,7 +90,7 @@ def test_what_appears_in_an_older_run_meanwhile_is_not_destroyed(tmp_path):
 
 def test_a_directory_that_somebody_else_makes_meanwhile_stays_theirs(tmp_path):
     path = tmp_path / "one"
-    with pytest.raises(RecipeError, match="made by somebody else"), run_directory(path, force=False):
+    with pytest.raises(RecipeError, match="created by another process"), run_directory(path, force=False):
         made(path, "theirs")
     assert (path / MODEL).read_text() == "theirs" and names(tmp_path) == ["one"]
 
@@ -149,7 +149,7 @@ def interrupted(path, force=False):
 def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_gone_on_with_unasked(tmp_path):
     path = tmp_path / "one"
     interrupted(path)
-    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished. Go on with it with --resume"):
+    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished. Continue it with --resume"):
         check_output(path, force=False)
     assert what_is_kept(path).endswith("go on with --resume.\n")
     with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
@@ -219,7 +219,9 @@ def test_a_file_where_an_unfinished_run_would_be_is_told_before_anything_runs(tm
 def test_an_unfinished_run_is_named_by_what_it_becomes(tmp_path):
     interrupted(tmp_path / "one")
     for options in ({"force": True}, {"force": False, "resume": True}):
-        with pytest.raises(RecipeError, match="has the name of an unfinished run into one. Give that name to go on"):
+        with pytest.raises(
+            RecipeError, match="has the name of an unfinished run into one. Pass that name to resume it"
+        ):
             check_output(tmp_path / "one.unfinished", **options)
 
 

@@ -80,8 +80,8 @@ def test_names_are_folders_of_their_own_on_any_file_system():
         ({"final": []}, {}, r"values of 'final' to sweep over: expected at least one value. Received: none"),
         ({"final": "0.5,0.8"}, {}, r"values of 'final' to sweep over: expected a list of values. Received: '0.5,0.8'"),
         ({"final": 0.5}, {}, "expected a list of values. Received: 0.5"),
-        ({"final": [0.5, 0.8, 0.5]}, {}, "0.5 stands there twice"),
-        ({"width": [1, 1.0]}, {}, "1 stands there twice"),
+        ({"final": [0.5, 0.8, 0.5]}, {}, "0.5 is given twice"),
+        ({"width": [1, 1.0]}, {}, "1 is given twice"),
         ({"final": [0.5]}, {"final": 0.8}, "variable 'final' is set to one value, and swept over several"),
         ({"fnal": [0.5]}, {}, "variable 'fnal' is set, but not declared under 'variables'. Did you mean 'final'"),
         ({"final": [0.5, 0.8, 1.5]}, {}, r"small.yaml:7:\d+: .*Received: 1.5.* \(At the point final=1.5.\)"),
@@ -89,7 +89,7 @@ def test_names_are_folders_of_their_own_on_any_file_system():
         ({"final": [0.5, float("nan")]}, {}, "At the point final=nan"),
         ({"kind": ["1", 1]}, {}, "expected text. Received: 1"),
         ({"width": range(1, 1002)}, {}, f"expected at most {MOST_POINTS:,} points. Received: 1,001"),
-        ({"width": range(1, 2000), "final": [0.5, 0.8]}, {}, "Received: 3,998. Make several sweeps of it"),
+        ({"width": range(1, 2000), "final": [0.5, 0.8]}, {}, "Received: 3,998. Split it into several sweeps"),
     ],
 )
 def test_a_mistake_at_any_point_is_one_located_line(recipe, over, overrides, message):
@@ -105,7 +105,7 @@ def test_values_that_differ_in_kind_alone_would_share_a_folder():
         "model": {"factory": "m:f", "arguments": {"a": "$a"}},
         "steps": [{"prune": {"sparsity": 0.5}}],
     }
-    with pytest.raises(RecipeError, match="two points have the name a=1: their values differ in kind alone"):
+    with pytest.raises(RecipeError, match="two points have the name a=1: their values differ only in type"):
         grid(source, {"a": [1, "1"]})
     assert [found.name for found in grid(source, {"a": [1, True, None]})] == ["a=1", "a=true", "a=null"]
 

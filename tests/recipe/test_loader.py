@@ -53,7 +53,7 @@ def test_overrides_replace_variables(load):
         ("seed: 7", "seed: *seven", 3, 7, "found undefined alias 'seven'"),
         ("seed: 7", 'name2: "\\ud800"', 3, 8, r"character U\+D800 is not allowed"),
         ("seed: 7", 'name2: "\\0"', 3, 8, r"character U\+0000 is not allowed"),
-        ("seed: 7", 'name2: "\\UFFFFFFFF"', 3, 11, "an escape or number that stands for nothing"),
+        ("seed: 7", 'name2: "\\UFFFFFFFF"', 3, 11, "an invalid escape sequence or number"),
         ("seed: 7", "seed: \x07", 3, 7, r"character U\+0007 is not allowed"),
         ("seed: 7", "---\nseed: 7", 3, 1, "found another document"),
         ("epochs: 10", "epoch: 10", 9, 13, r"steps\[0\]\.train: unknown key 'epoch'. Did you mean 'epochs'"),
@@ -196,7 +196,7 @@ def test_other_values_are_refused(text):
         (b"version\n", 1, 1, "Received: 'version'"),
         (b"#" * (LARGEST_FILE + 1), 1, 1, "at most 64 KiB"),
         (b"%YAML 2.0\n---\na: 1\n", 1, 1, "incompatible YAML document"),
-        (b"%YAML 1." + b"1" * 5000 + b"\n---\na: 1\n", 1, 9, "stands for nothing"),
+        (b"%YAML 1." + b"1" * 5000 + b"\n---\na: 1\n", 1, 9, "invalid escape sequence"),
     ],
 )
 def test_files_that_are_no_recipe_are_refused(load, raw, line, column, message):

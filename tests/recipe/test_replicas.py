@@ -125,7 +125,7 @@ class TestRuns:
         first, second = run_workers(2, *command)
         assert (first.code, second.code) == (0, 0), first.output[-2000:] + second.output[-2000:]
         assert f"Written to {tmp_path / 'run'}" in first.output
-        assert "Written by the chief, which this is not" in second.output
+        assert "this process is not the chief" in second.output
         for each in (first, second):
             assert "waiting for 1 other worker of TF_CONFIG" in each.output
         assert_as_one(tmp_path / "run", one)
@@ -165,7 +165,7 @@ class TestInterruptions:
         facts = json.loads(printed.splitlines()[-1])
         assert facts["begun"] == ["checkpoint-000001", "checkpoint-000002"]
         assert facts["same"] == [True, True], "weights, report"
-        assert "cannot be resumed: replicas was 3 and is 2. Put that back" in facts["said"]
+        assert "cannot be resumed: replicas was 3 and is 2. Undo these changes" in facts["said"]
 
     @pytest.mark.thorough
     @pytest.mark.slow
@@ -282,7 +282,7 @@ class TestRefusals:
 
     def test_workers_that_nothing_names(self, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
-        with pytest.raises(RecipeError, match="the environment has none: set it in each process to {"):
+        with pytest.raises(RecipeError, match="which is not set: set it in each process to {"):
             check_distribution(load_recipe(recipe(distribute="multi_worker"), data_given=True), None)
 
     @pytest.mark.parametrize(

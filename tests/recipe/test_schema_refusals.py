@@ -32,7 +32,7 @@ REFUSED = {
     ),
     "initial above final": (
         recipe(prune(SCHEDULES["linear"] | {"initial_sparsity": 0.6})),
-        r"initial_sparsity: a schedule never gives weights back",
+        r"initial_sparsity: a schedule never restores pruned weights",
     ),
     "stages that fall": (
         recipe(
@@ -128,7 +128,7 @@ REFUSED = {
     "optimizer of the wrong kind": (recipe(compile={"optimizer": 3}), r"such as \{name: adam"),
     "learning rate twice": (
         recipe(compile={"optimizer": {"name": "sgd", "arguments": {"learning_rate": 1.0}}}),
-        "stands beside 'name'",
+        "belongs beside 'name'",
     ),
     "learning rate 0": (recipe({"train": {"epochs": 1, "learning_rate": 0}}), "greater than 0"),
     "unknown loss": (

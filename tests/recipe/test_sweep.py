@@ -152,12 +152,12 @@ class TestRunning:
     @pytest.mark.parametrize(
         ("options", "kind", "message"),
         [
-            ({"model": 3}, TypeError, "`model` is the path of a .keras file. Received: int"),
+            ({"model": 3}, TypeError, "`model` must be the path of a .keras file. Received: int"),
             ({"model": "no.keras"}, RecipeError, "the model file no.keras does not exist"),
             (
                 {"size": "litert-sparse"},
                 RecipeError,
-                "size 'litert-sparse' is nothing that every point of this recipe w",
+                "size 'litert-sparse' is not written by every point of this recipe",
             ),
             ({"jobs": 0}, ValueError, "at_once must be at least 1. Received: at_once=0"),
             ({"jobs": Jobs}, ValueError, "at_once must be an int"),
@@ -313,7 +313,7 @@ class TestCommandLine:
             (["--over", "final=0.5,"], "final: expected values with commas between them, and one is empty"),
             (["--over", "final=0.5", "--over", "final=0.8"], "'final' is set twice"),
             (["--over", "final=0.5,1.5"], "(At the point final=1.5.)"),
-            (["--over", "final=0.5", "--gpus", "1"], "gpus are shared out by Ray"),
+            (["--over", "final=0.5", "--gpus", "1"], "gpus are assigned by Ray"),
             (["--over", "final=0.5", "--jobs", "0"], "--jobs"),
             (["--over", "final=0.5", "--size", "litrt"], "Did you mean 'litert'?"),
         ],

@@ -176,7 +176,7 @@ class TestRay:
         ("arguments", "kind", "message"),
         [
             ({"ray": 3}, TypeError, "ray is True, False or an address. Received: 3"),
-            ({"gpus": 1}, ValueError, "gpus are shared out by Ray: set ray as well. Received: gpus=1"),
+            ({"gpus": 1}, ValueError, "gpus are assigned by Ray: set ray as well. Received: gpus=1"),
             ({"ray": True, "gpus": -1}, ValueError, "gpus is a number from 0 on. Received: -1"),
             ({"ray": True, "gpus": float("nan")}, ValueError, "gpus is a number from 0 on. Received: nan"),
             ({"threads": 0}, ValueError, "threads must be at least 1. Received: threads=0"),

@@ -212,7 +212,7 @@ def test_a_frequency_of_zero_and_an_end_before_the_beginning_are_refused(build):
 def test_a_decay_without_end_or_with_falling_sparsity_is_refused(build):
     with pytest.raises(ValueError, match="end_step must be at least 0"):
         build(end_step=-1)
-    with pytest.raises(ValueError, match="never gives weights back.*initial_sparsity=0.8, final_sparsity=0.5"):
+    with pytest.raises(ValueError, match="never restores pruned weights.*initial_sparsity=0.8, final_sparsity=0.5"):
         build(initial_sparsity=0.8, final_sparsity=0.5)
 
 

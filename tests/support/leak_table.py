@@ -1,4 +1,4 @@
-"""Runs the whole leak matrix and writes it as a table for the documentation: what scripts/leak-matrix starts."""
+"""Implements scripts/leak-matrix: runs the leak matrix and writes its table into the documentation."""
 
 import argparse
 import importlib.metadata
@@ -23,16 +23,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cells, prints progress, writes the table; returns 1 where a cell failed."""
     parser = argparse.ArgumentParser(prog="scripts/leak-matrix", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="processes to run the cells in (default 1)")
-    parser.add_argument("--only", nargs="*", default=[], metavar="VALUE", help="cells with these values, no table")
-    parser.add_argument("--cover", action="store_true", help="the subset that the tests run, no table")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="VALUE", help="run only the cells with these values, write no table"
+    )
+    parser.add_argument("--cover", action="store_true", help="run the subset that the tests run, write no table")
     document_here = DOCUMENT if BACKEND == "tensorflow" else None
-    parser.add_argument("--output", type=Path, default=document_here, help="where the table goes")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the table says so")
+    parser.add_argument("--output", type=Path, default=document_here, help="path of the page with the table")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="time limit; the table marks the cells that did not run"
+    )
     options = parser.parse_args(arguments)
 
     if options.output is None and not (options.only or options.cover):
-        parser.error(f"the table in docs is TensorFlow's: say with --output where that of {BACKEND} goes")
-    # The covering subset first, so that a run that is cut short has seen every pair of values.
+        parser.error(f"docs/leak-matrix.md has TensorFlow's table: give the path of the {BACKEND} table with --output")
+    # The covering subset runs first, so a run that ends early has covered every pair of values.
     cells = leak_matrix.cover()
     if not options.cover:
         cells = [*cells, *(cell for cell in leak_matrix.product() if cell not in set(cells))]
@@ -64,35 +68,36 @@ def _run(cells: Sequence[Cell], jobs: int, limit: float) -> tuple[list[Outcome],
 
 
 INTRODUCTION = """
-Every optimizer in `keras.optimizers`, with everything it can be asked for, in every kind of training loop.
-Each cell trains a tiny model (convolution, embedding with sparse gradients, two dense layers) while its
-masks change four times. After every execution of the compiled step, before and after prunekit has had its
-turn, the raw variables are read with NumPy: every pruned weight is exactly zero, every slot of the
-optimizer at pruned positions is zero, nothing is NaN or infinite. At the end the sparsity is exact, the
-optimizer (class, config, attributes, variables), the constraints and the compiled functions are what they
-were, and the saved file, loaded again, has the same zeros. `tests/support/leak_checks.py` says precisely how a
-cell is checked.
+The leak matrix trains a tiny model with every optimizer in `keras.optimizers`, every variant of its options, and
+every kind of training loop. Each cell of the table is one training. The model has a convolution, an embedding with
+sparse gradients and two dense layers, and its masks change four times. After every execution of the compiled step,
+both before and after prunekit processes that step, the test reads the raw variables with NumPy: every pruned weight
+is exactly zero, every optimizer slot at pruned positions is zero, and no value is NaN or infinite. At the end the
+sparsity is exact; the optimizer (class, config, attributes, variables), the constraints and the compiled functions
+are restored to their state before the training; and the saved file, loaded again, has the same zeros.
+`tests/support/leak_checks.py` defines these checks.
 """
 FTRL = """
-Ftrl is an exception among the slots: it divides by its accumulator, and 0 / 0 is NaN. At pruned positions
-that slot holds the value Keras starts it with, and no signal.
+Ftrl's accumulator slot is an exception: Ftrl divides by it, and 0 / 0 is NaN. At pruned positions this slot has the
+initial value that Keras gives it, which does not depend on the training data.
 """
 BACKENDS = """
-On JAX and PyTorch the tests run a subset: there every optimizer and every variant meets every loop, on
-PyTorch also every optimizer every variant. Loops are `fit`, a second `fit`, `train_on_batch`, a
-`train_step` of one's own, and a loop of one's own with `stateless_apply` or `backward()`.
+On JAX and PyTorch the tests run a subset of the matrix: every optimizer in every loop and every variant in every
+loop, and on PyTorch also every optimizer with every variant. The loops there are `fit`, a second `fit`,
+`train_on_batch`, a custom `train_step`, and a custom loop with `stateless_apply` or `backward()`.
 """
 LEGEND = """
-`LossScaleOptimizer` and `MultiOptimizer` hold Adam and SGD here, and the variant is that of the inner
-optimizers. In a tape loop, "3 steps per execution" is three updates in one compiled function, and
-`run_eagerly` is one that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A
-dash: the class takes no `momentum`. "Keras": plain Keras fails in the same way, see the notes. A dot: not
-run in the time that the command was given; every pair of values is in the cells that run first.
+`LossScaleOptimizer` and `MultiOptimizer` wrap Adam and SGD here, and the variant applies to these inner optimizers.
+In a tape loop, "3 steps per execution" means three updates in one compiled function, and `run_eagerly` means a
+function that is not compiled. `mixed_float16` wraps the optimizer in a LossScaleOptimizer. A dash means that the
+class has no `momentum` argument. "Keras" means that plain Keras fails in the same way; the notes give the reason. A
+dot means that the cell did not run within the command's time limit; the cells that run first contain every pair of
+values.
 """
 
 
 def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
-    """The page: figures, the table, and the reasons behind its footnotes."""
+    """Returns the page: figures, the table, and its footnotes."""
     counts = Counter(outcome.status for outcome in outcomes)
     versions = " ".join(f"{name} {importlib.metadata.version(name)}," for name in ("keras", BACKEND, "numpy"))
     notes: dict[str, int] = {}
@@ -103,8 +108,8 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         *_paragraph(INTRODUCTION),
         "",
         f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, "
-        f"{counts['keras']} that plain Keras refuses in the same way, "
-        f"{counts['refused']} that prunekit refuses, {counts['failed']} failed.",
+        f"{counts['keras']} refused by plain Keras in the same way, "
+        f"{counts['refused']} refused by prunekit, {counts['failed']} failed.",
         f"- Executions of the compiled step checked: {sum(o.batches for o in outcomes):,}.",
         f"- Values checked at pruned positions, in weights and slots: {sum(o.positions for o in outcomes):,}.",
         f"- Leaks found: {counts['failed']}.",

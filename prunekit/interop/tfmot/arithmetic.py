@@ -41,7 +41,7 @@ class ForwardPassSchedule(Schedule):
         if type(self.inner) not in (PolynomialDecay, ConstantSparsity, OneShot):
             raise ValueError(
                 "tensorflow-model-optimization has two schedules: pass a PolynomialDecay or a ConstantSparsity, or "
-                'leave compat="tfmot" out, which does not follow classes of your own either. '
+                'leave compat="tfmot" out, which does not support custom schedule classes. '
                 f"Received: {self.inner!r}."
             )
         if isinstance(self.inner, PolynomialDecay) and self.inner.begin_step == self.inner.end_step:

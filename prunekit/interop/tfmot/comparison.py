@@ -53,7 +53,7 @@ def compared(old: Any, new: keras.Model, where: str, tolerance: float | None = N
         )
         raise ValueError(
             f"{where} computes something else in Keras 3: on random inputs outputs differ by {worst:.3g} of the "
-            f"largest. Expected at most {tolerance:g}.{masks} Pass a higher tolerance if that is good enough."
+            f"largest. Expected at most {tolerance:g}.{masks} Pass a higher tolerance to accept this difference."
         )
     return worst
 

@@ -25,8 +25,8 @@ def cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
         obstacles = [f"{kind!r} (a subclassed model, whose code is in no file)"]
     if obstacles:
         raise ValueError(
-            f"it holds what cannot be carried to Keras 3: {', '.join(dict.fromkeys(obstacles))}. Build that part in "
-            "Keras 3, and load the rest without it."
+            f"it has parts that cannot be converted to Keras 3: {', '.join(dict.fromkeys(obstacles))}. Build that "
+            "part in Keras 3, and load the rest without it."
         )
     return result
 

@@ -198,7 +198,7 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
         raise ValueError(f"{new} exists already{'' if path.is_dir() else '; --force or force=True replaces it'}.")
     if os.path.exists(path) and os.path.exists(old) and os.path.samefile(old, path):
         raise ValueError(
-            f"{new} is the model that is read, and masks, schedules and step are in it alone. Give another name."
+            f"{new} is the input file, and only this file has the masks, schedules and step. Choose another name."
         )
     # Check before reading the old file, which may take long.
     if not os.access(path.parent, os.W_OK | os.X_OK) or not path.parent.is_dir():
@@ -229,7 +229,7 @@ def _translation(model: Any, where: str) -> Translation:
     try:
         return Translation(model)
     except NotCarried as error:
-        raise ValueError(f"{where} holds what cannot be carried to Keras 3: {error}.") from error
+        raise ValueError(f"{where} has parts that cannot be converted to Keras 3: {error}.") from error
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"{where} cannot be rebuilt in Keras 3: {first_line(error)}") from error
 
@@ -289,7 +289,8 @@ def _compiled(file: LegacyFile, translation: Translation) -> tuple[keras.optimiz
 def _lost_wrappers(model: Any, translation: Translation) -> list[str]:
     wrappings = translation.wrappings
     lost = [
-        f"the clustering of {one.layer.name!r}: its weights are in {one.clusters} clusters, and a training parts them"
+        f"the clustering of {one.layer.name!r}: its weights are in {one.clusters} clusters, and further training does "
+        "not preserve the clusters"
         for one in wrappings
         if one.clusters
     ]

@@ -68,7 +68,7 @@ def _reader(path: Path) -> Any:
         raise ValueError(f"{path}: no such file.")
     readers = {".h5": _hdf5, ".hdf5": _hdf5, ".keras": _archive}
     if path.suffix not in readers:
-        raise ValueError(f"{path} is of a kind that is not read. {_CONVERT}")
+        raise ValueError(f"{path} has an unsupported file type. {_CONVERT}")
     return readers[path.suffix]
 
 
@@ -124,7 +124,7 @@ def _archive(path: Path) -> LegacyFile:
     import h5py
 
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is not a .keras file: it is damaged, or of another kind with that extension.")
+        raise ValueError("it is not a .keras file: it is damaged, or has another format.")
     with checked_archive(path) as archive:
         _refuse_keras_3(str(_member(archive, "metadata.json").get("keras_version", "")))
         config = _member(archive, "config.json")

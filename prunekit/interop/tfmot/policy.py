@@ -128,8 +128,8 @@ def _check_targets(model: Any, targets: Sequence[Target]) -> None:
     ]
     if others:
         raise ValueError(
-            f'With compat="tfmot" those weights are pruned that {_NAME} prunes. Received: '
-            f"{', '.join(others)}, which it leaves alone or refuses. Leave them out with `exclude`."
+            f'With compat="tfmot" prunekit prunes only the weights that {_NAME} prunes. Received: '
+            f"{', '.join(others)}, which it does not prune. Leave them out with `exclude`."
         )
 
 

@@ -42,7 +42,7 @@ def _tabulated(schedule: Any) -> Schedule:
     found = [getattr(schedule, name, None) for name in ("begin_step", "end_step", "frequency")]
     begin, end, frequency = (int(number) if isinstance(number, Integral) else -1 for number in found)
     if not all(isinstance(number, Integral) for number in found):
-        raise _refused(schedule, "no begin_step, end_step and frequency to ask it at")
+        raise _refused(schedule, "no begin_step, end_step and frequency")
     if frequency < 1 or not 0 <= begin <= end:
         raise _refused(schedule, f"begin_step={begin}, end_step={end}, frequency={frequency}, which never ends")
     if (end - begin) // frequency >= _MOST_CALLS:
@@ -64,6 +64,6 @@ def _tabulated(schedule: Any) -> Schedule:
 
 def _refused(schedule: Any, received: str) -> ValueError:
     return ValueError(
-        "A schedule of your own from tensorflow-model-optimization is taken over by asking it at begin_step, "
+        "A custom schedule of tensorflow-model-optimization is evaluated at begin_step, "
         f"begin_step + frequency, ... end_step. Received: {type(schedule).__name__} with {received}. {_REMEDY}"
     )

@@ -182,10 +182,11 @@ def section(raw: dict[str, Any]) -> str:
     """The section of the page."""
     parts = [
         "## Backward in parts",
-        "A compiled training step with `in_parts` and under `recomputing` (`pk.gradients`), beside a plain tape. "
-        "The peak is of resident memory, above that after a step on two examples, each time in a process of its own; "
-        "a chain is cut after every fourth block. Times are of steps in turns; "
-        "the price is a second forward pass, and in parts that branches do not share the cores.",
+        "A compiled training step with `in_parts` and under `recomputing` (`pk.gradients`), compared "
+        "with a plain tape. The peak is the peak of resident memory minus the resident memory after a step on two "
+        "examples, each measured in a new process. A chain is cut after every fourth block. Times are of steps in "
+        "turns; they increase because of a second forward pass, and with `in_parts` also because the branches do not "
+        "run at the same time.",
     ]
     for network, found in raw.items():
         memory, seconds = ({way: found[what][way] for way in WAYS} for what in ("memory", "seconds"))

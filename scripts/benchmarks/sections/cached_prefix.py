@@ -16,7 +16,7 @@ from benchmarks.workers import Workers
 WHOLE, MEMORY, FILES = "whole model", "kept in memory", "kept on disk"
 TITLES = {
     "fill": "computing the activations",
-    "first": "that and an epoch",
+    "first": "computing the activations, and an epoch",
     "epoch": "an epoch",
     "evaluation": "an evaluation",
 }
@@ -161,22 +161,23 @@ def section(raw: dict[str, Any]) -> str:
     far = max(raw["distance"].values())
     same = not far and len(set(map(tuple, raw["results"].values()))) == 1
     ends = (
-        "All three end in the same weights, loss and accuracy, bit for bit"
+        "The final weights, loss and accuracy of all three ways are identical, bit for bit"
         if same
-        else f"The weights they end in differ by {far:.1g} at most"
+        else f"The final weights differ by at most {far:.1g}"
     )
     return "\n\n".join(
         [
             "## Cached prefixes",
             f"fashion-cnn with its two convolutions frozen, {raw['data']}, {raw['examples']:,} examples in batches of "
-            f"{raw['batch']}, evaluated on {raw['tested']:,}; the activations take {raw['bytes'] / 2**20:.0f} MiB. In "
-            f"turns; an epoch is one of {EPOCHS} in a `fit`. Epochs and evaluations include looking activations up, "
-            "with a hash over the data.",
-            table(["", "s", "CPU s", "times faster than whole", "times less CPU"], rows_of(seconds)),
-            "The whole model takes no gradients of its frozen layers either, so that computing the activations costs "
-            "most of one of its epochs: they pay from the second one on. What remains of an epoch trains the dense "
-            "layers.",
-            f"Ten epochs, with computing the activations once: {ten:.1f} times less CPU. {ends}; test accuracy "
+            f"{raw['batch']}, evaluated on {raw['tested']:,}; the activations take {raw['bytes'] / 2**20:.0f} MiB. "
+            f"Measured in turns, with `fit` calls of {EPOCHS} epochs. The times of epochs and evaluations include the "
+            "lookup of the activations, with a hash of the data.",
+            table(["", "s", "CPU s", "times faster than the whole model", "times fewer CPU seconds"], rows_of(seconds)),
+            "Training the whole model also computes no gradients of frozen layers, so computing the activations takes "
+            "most of the time of one whole epoch: cached activations save time from the second epoch on. The remaining "
+            "time of an epoch is spent in the dense layers.",
+            f"Ten epochs, including one computation of the activations, take {ten:.1f} times fewer CPU seconds. "
+            f"{ends}; test accuracy "
             f"{', '.join(f'{accuracy:.4f}' for _, accuracy in raw['results'].values())}.",
         ]
     )

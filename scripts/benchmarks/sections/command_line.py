@@ -33,4 +33,6 @@ def collect(workers: Workers, smoke: bool) -> dict[str, list[float]]:
 def section(found: dict[str, list[float]]) -> str:
     """The section of the page."""
     rows = [[f"`{name}`", spread(values, digits=2)] for name, values in found.items()]
-    return "\n\n".join([HEADING, "Wanted: `--help` in 0.4 s, `check` well under a second.", table(["", "s"], rows)])
+    return "\n\n".join(
+        [HEADING, "Wanted: `--help` within 0.4 s, `check` in well under a second.", table(["", "s"], rows)]
+    )

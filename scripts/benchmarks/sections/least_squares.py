@@ -91,10 +91,11 @@ def section(found: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             "## Second-order steps",
-            f"`LevenbergMarquardt` on a perceptron 4-48-48-1 with {found['residuals']:,} residuals; a step, in turns.",
-            table(["", "weights that take part", "ms", "to dense"], rows),
-            f"On a perceptron 4-12-12-1 ({race['weights']} weights, {race['residuals']} residuals) {race['steps']} "
+            f"`LevenbergMarquardt` on a perceptron 4-48-48-1 with {found['residuals']:,} residuals: time of a step, "
+            "measured in turns.",
+            table(["", "trained weights", "ms", "ratio to dense"], rows),
+            f"On a perceptron 4-12-12-1 ({race['weights']} weights, {race['residuals']} residuals), {race['steps']} "
             f"steps reach half a sum of squares of {race['loss']:.2g} in {race['second_order']:.1f} s. Adam on all "
-            f"examples, at the best of three learning rates, from the same start to the same loss: {adam}.",
+            f"examples, with the best of three learning rates, from the same initial weights to the same loss: {adam}.",
         ]
     )

@@ -78,7 +78,8 @@ def section(found: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             "## Ways to train the perceptron",
-            "A step between updates of the masks, as part of an epoch of 20; pruned at sparsity 0.9. In turns.",
-            table(["", "ms", "to model.fit"], rows_beside(found["seconds"], "model.fit", digits=3)),
+            "Mean time of a step in an epoch of 20 steps without mask updates; pruned models have sparsity 0.9. The "
+            "loops run in turns.",
+            table(["", "ms", "ratio to model.fit"], rows_beside(found["seconds"], "model.fit", digits=3)),
         ]
     )

@@ -33,7 +33,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
         return [tf.stack(column) for column in zip(*rows, strict=True)]
 
     found = {}
-    for title, wrapped in (("called at once", lambda function: function), ("in a tf.function", tf.function)):
+    for title, wrapped in (("called eagerly", lambda function: function), ("in a tf.function", tf.function)):
         single = wrapped(one_by_one)
         ways = {"a loop over batches of one": lambda single=single: loop(single)}
         for name in ("per_example", "per_example_norms", "sum_of_squares"):
@@ -53,7 +53,8 @@ def section(found: dict[str, Any]) -> str:
     """The section of the page: gradients of single examples beside a loop, eagerly and compiled."""
     parts = [
         "## Gradients of single examples",
-        f"fashion-cnn, batch {found['batch']}; in turns. Wanted: 5 times faster than a loop over batches of one.",
+        f"fashion-cnn, batch {found['batch']}; measured in turns. Wanted: 5 times faster than a loop over batches of "
+        "one example.",
     ]
     for title, seconds in found["seconds"].items():
         loop = seconds["a loop over batches of one"]

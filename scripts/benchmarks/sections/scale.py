@@ -158,15 +158,17 @@ def section(rows: list[dict[str, Any]], picture: str) -> str:
     return "\n\n".join(
         [
             "## Scale",
-            f"Perceptrons of {LAYERS} equal square layers, float32, one operation in a process of its own: seconds, "
-            "and the most memory it held beyond what TensorFlow itself needs, in multiples of the weights; "
-            "the model itself is 1 of them. Small models show what is allocated once, not what grows.",
+            f"Perceptrons of {LAYERS} equal square layers, float32; each operation runs in its own process. The table "
+            "has seconds, and the peak memory without the memory of TensorFlow itself, in multiples of the weights' "
+            "bytes; the model itself takes 1x. In small models, memory that does not depend on the model's size "
+            "dominates.",
             table(["weights", "the model alone", *TITLES.values()], body),
             f"![Peak memory and time against the number of weights]({picture})",
-            f"Wanted: a peak below {WANTED} times the weights, from 10 M weights on, and in one layer of 100 M.",
-            table(["operation", f"most in {LAYERS} layers", "verdict", "in one layer", "verdict"], _peaks(named)),
-            f"Wanted: linear, which is to say that what 100 M weights take differs by less than {LINEAR} times between "
-            "the sizes below.",
+            f"Wanted: a peak below {WANTED} times the weights' bytes, for models of at least 10 M weights, and for "
+            "one layer of 100 M weights.",
+            table(["operation", f"peak in {LAYERS} layers", "verdict", "peak in one layer", "verdict"], _peaks(named)),
+            f"Wanted: linear time and memory. The table has time and memory per 100 M weights; a row is called linear "
+            f"if they differ by less than {LINEAR} times between the sizes.",
             table(["operation", *(f"at {size / 1e6:,.0f} M" for size in COMPARED), "time", "memory"], _slopes(named)),
             *REMARKS,
             *_on_paper(named),
@@ -208,24 +210,25 @@ def _linear(values: list[float]) -> str:
     if factor < LINEAR:
         return f"linear ({factor:.2f})"
     rising = values[-1] > values[0]
-    return f"not linear ({factor:.2f}): {'more' if rising else 'less'} for each weight of a larger model"
+    return f"not linear ({factor:.2f}): {'more' if rising else 'less'} per weight in larger models"
 
 
 REMARKS = (
-    "Masks are chosen for about four million weights at a time, and an array that is longer is counted in pieces; so "
-    "what is needed on the way does not grow with the model, but it does with its largest layer: a model that is one "
-    "layer holds its weights, importances, masks and the weights that result all at once. TensorFlow with oneDNN, as "
-    "it comes for x86, keeps what it frees for later, and cannot always use it again: that is why a model of one layer "
-    "holds twice its weights before anything is done with it. With `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1` in the "
-    "environment, as in the last lines, large arrays go back to the system at once, which helps large layers alone. "
-    "About a second of pruning is there at any size, so that small models take more for each weight. To check a "
-    "`.keras` file it is loaded beside the model, and Keras reads a file whole before it fills the weights: model, "
-    "file and loaded model are three times the weights, and no public option reads from the disk instead. Without "
-    "psutil Keras does all this in memory below 512 MB of weights (with it, below half of the memory that is free); "
-    "above that it writes the weights to a file first and copies that into the archive, and unpacks the archive to "
-    "read it. So from 100 M to 300 M weights a save needs less memory and more time for each weight: every byte is "
-    "written twice and read once. The converter of LiteRT holds the weights as read and as constants, and the most at "
-    "its end, when it takes its file apart in Python and writes it anew, so that equal buffers are there once.",
+    "prunekit chooses masks for about four million weights at a time, and counts a longer array in pieces. The "
+    "temporary memory therefore depends on the largest layer, but not on the size of the model: pruning a model with "
+    "a single layer holds its weights, importances, masks and new weights at the same time. TensorFlow with oneDNN, "
+    "the default on x86, does not return freed memory to the system, and cannot always reuse it; therefore a model "
+    "with a single layer holds twice its weights before any operation. With `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1` in the "
+    "environment, as in the last rows, large arrays are returned to the system at once, which reduces the peak only "
+    "for large layers. Pruning takes about a second at any size, so small models take more time per weight. The check "
+    "of a `.keras` file loads the file beside the model, and Keras reads a file whole before it assigns the weights. "
+    "Model, file and loaded model take three times the weights, and Keras has no public option that reads the weights "
+    "from disk in pieces. Without psutil, Keras saves and loads in memory below 512 MB of weights (with psutil, below "
+    "half of the free memory). Above this limit, Keras writes the weights to a file first, copies this file into the "
+    "archive, and unpacks the archive to read it. From 100 M to 300 M weights, a save therefore needs less memory and "
+    "more time per weight: every byte is written twice and read once. The LiteRT converter holds the weights as read "
+    "and as constants. Its memory peaks at the end, when it parses its file in Python and writes it again with equal "
+    "buffers stored once.",
 )
 
 
@@ -237,13 +240,14 @@ def _on_paper(rows: list[dict[str, Any]]) -> list[str]:
     # Of 400 M weights, 1.6 GB; beyond the weights, the masks and those that they change to, which are counted apart.
     way = 1.6 * (one[0] - 1.5)
     return [
-        "Ten thousand million weights, on paper: float32 weights are 40 GB, masks 10 GB, a second set of masks while "
-        f"they change another 10 GB, and a layer of 400 M weights on the way {way:.0f} GB (what one layer took above, "
-        f"{one[0]:.2f} times its weights, less 1.5 for these three): {60 + way:.0f} GB in all to prune once. Masks "
-        "of one bit would be 1.25 GB; they would have to be unpacked in every update, which is why they are bytes. "
-        f"Training adds gradients (40 GB) and two slots of Adam (80 GB), {180 + way:.0f} GB together: the model would "
-        "have to be shared out over several devices, mask beside weight, which is not tested here. A joint allocation "
-        "holds the importances of all weights at once, another 40 GB."
+        "Calculated memory for 10,000 M weights: float32 weights take 40 GB, masks 10 GB, a second set of masks during "
+        f"an update another 10 GB, and the temporary arrays of a layer of 400 M weights on the way {way:.0f} GB (one "
+        f"layer took {one[0]:.2f} times its weights above, minus 1.5 for weights and both sets of masks): "
+        f"{60 + way:.0f} GB in all for one-shot pruning. Masks of one bit per weight would take 1.25 GB, but every "
+        "update would have to unpack them; therefore masks have one byte per weight. "
+        f"Training adds gradients (40 GB) and two slots of Adam (80 GB), {180 + way:.0f} GB together. Such a model "
+        "must be distributed over several devices, with each mask on the device of its weight; this is not tested "
+        "here. A joint allocation holds the importances of all weights at the same time, another 40 GB."
     ]
 
 

@@ -193,19 +193,22 @@ def section(found: dict[str, Any]) -> str:
         [
             "## Start: time before the first step",
             table(["", "wanted", "measured", "verdict"], verdicts(found)),
-            f"One-shot `pk.prune` to sparsity {FINAL_SPARSITY / 2:g}, first in its process, then of the same model to "
-            f"{FINAL_SPARSITY:g}, then of another model of the same kind to {FINAL_SPARSITY / 2:g}; seconds, without "
-            "imports. MobileNetV2 has alpha 0.35 and inputs 96x96x3, NASNetMobile inputs 224x224x3.",
+            f"Seconds of one-shot `pk.prune` without imports: the first call in a process, to sparsity "
+            f"{FINAL_SPARSITY / 2:g}; a second call on the same model, to {FINAL_SPARSITY:g}; and a call on another "
+            f"model of the same kind, to {FINAL_SPARSITY / 2:g}. MobileNetV2 has alpha 0.35 and inputs 96x96x3, "
+            "NASNetMobile inputs 224x224x3.",
             table(["", "first", "the same model again", "another model"], one_shot),
-            f"A `fit` of one step, batch {BATCH}, Adam, compiled as Keras does by default, in a process in which "
-            "another model was trained before; seconds. The pruned `fit` has a `PruningCallback` that chooses masks "
-            f"of sparsity {FINAL_SPARSITY:g} before the step; the second one has a new callback, on the same model.",
+            f"Seconds of a `fit` of one step, batch {BATCH}, Adam, compiled with Keras's defaults, in a process that "
+            "has already trained another model. The pruned `fit` has a `PruningCallback` that chooses masks "
+            f"of sparsity {FINAL_SPARSITY:g} before the step; the second pruned `fit` has a new callback on the "
+            "same model.",
             table(["", "first, not pruned", "second, not pruned", "first, pruned", "second, pruned"], fits),
-            "Tracing is what the first unpruned `fit` takes longer than the second one. A callback adds what a pruned "
-            "`fit` takes longer than the unpruned one of the same number and turn.",
+            "Tracing time is the time of the first unpruned `fit` minus the time of the second unpruned `fit`. The "
+            "time that a callback adds is the time of a pruned `fit` minus the time of the unpruned `fit` with the "
+            "same number in the same turn.",
             table(["", "tracing, s", "first callback adds, s", "ratio to tracing", "second adds, s"], added),
-            "One mask update of ResNet-20: what it adds to the step that it is part of, as in the section on that "
-            "model, in a training of its own.",
+            "Time that one mask update of ResNet-20 adds to its step, measured as in the section on ResNet-20, in a "
+            "separate training.",
             table(["", "ms"], updates),
         ]
     )

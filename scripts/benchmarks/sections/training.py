@@ -27,7 +27,7 @@ TITLES = {
 }
 NAMES = {
     ("prunekit", "plain"): "Keras 3, not pruned",
-    ("prunekit", "control"): "Keras 3, not pruned, once more",
+    ("prunekit", "control"): "Keras 3, not pruned, second model",
     ("tfmot", "plain"): "tf_keras, not pruned",
 }
 WANTED = {
@@ -38,20 +38,21 @@ WANTED = {
 # Why a bound may not be met, by what was wanted and model.
 REASONS = {
     "update": {
-        "perceptron": "The update passes over weights, importances, masks and slots many times, if without a sort.",
-        "resnet20": "22 small weights: the time goes into starting some forty operations for each, which does not "
-        "shrink with the weights, while the sort of tensorflow-model-optimization does.",
+        "perceptron": "The update does not sort, but reads weights, importances, masks and slots several times.",
+        "resnet20": "The model has 22 small weights. Most of the time is the overhead of about forty operations per "
+        "weight, which does not depend on the weight's size; the sort of tensorflow-model-optimization is faster on "
+        "small weights.",
     },
     "step": {
-        "perceptron": "Gradients and weights are read and written once more in each step, 18 bytes for each weight, "
-        "and a step of this model is bound by memory. With Adam the second half could be left out, since its "
-        "update moves no weight whose gradient and slots are zero; it stays, so that weights which other code has "
-        "written are zero again after the next update.",
+        "perceptron": "Each step reads and writes gradients and weights once more, 18 bytes per weight, and memory "
+        "bandwidth limits the steps of this model. Adam does not change a weight whose gradient and slots are zero, so "
+        "masking the weights after the update could be left out; prunekit keeps this masking, so weights written by "
+        "other code are zero again after the next update.",
         "resnet20": "Masking adds two small operations per weight to each step.",
     },
     "whole": {
-        name: "Includes what happens once, whatever the length: the functions that choose masks are traced, and those "
-        "that set weights and slots to zero."
+        name: "Includes work that is done once per training, regardless of its length: tracing the functions that "
+        "choose masks and that set weights and slots to zero."
         for name in TITLES
     },
     "steady": {name: "Steps between updates and mask updates together." for name in TITLES},
@@ -182,7 +183,7 @@ def verdicts(name: str, model: dict[str, Any]) -> list[list[str]]:
         if value is None or control is None:
             met = "not measured in so few steps"
         elif abs(control - 1) > (bound - 1) / 2:
-            met = "undecided: two models that are not pruned differ by as much"
+            met = "undecided: the two unpruned models differ by a similar ratio"
         else:
             met = "yes" if value <= bound else f"no. {REASONS[key][name]}"
         rows.append([f"{title}: {what}", f"{bound:g}", number(value), number(control), met])
@@ -213,10 +214,10 @@ def section(name: str, model: dict[str, Any]) -> str:
     parts = [
         f"## {TITLES[name]}",
         table(head, training_rows(model)),
-        "One mask update: what it adds to the step that it is part of.",
+        "Time that one mask update adds to its step:",
         table(["", "ms", "CPU ms"], updates),
     ]
     if "memories" in model:
         head = ["", "before training, MiB", "peak, MiB", "added by pruning, MiB"]
-        parts += ["Peak resident memory, each in a process of its own:", table(head, memory_rows(model["memories"]))]
+        parts += ["Peak resident memory, measured in one process per row:", table(head, memory_rows(model["memories"]))]
     return "\n\n".join(parts)

@@ -51,7 +51,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, wh
 def test_a_torn_checkpoint_is_told_and_the_one_before_it_used(pairs, tmp_path, whole, unfinished):
     before, newest = sorted(unfinished.glob("checkpoint-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=f"{newest.name} is cut short or was changed: {before.name} is used"):
+    with pytest.warns(UserWarning, match=f"{newest.name} is truncated or was modified: {before.name} is used"):
         result = compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(result.model) == model_digest(whole.model)
 
@@ -60,7 +60,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_made_up(pairs, tmp_path, unfini
     for file in unfinished.glob("checkpoint-*"):
         file.write_bytes(b"")
     with (
-        pytest.warns(UserWarning, match="no snapshot of this version of prunekit: no other is left"),
+        pytest.warns(UserWarning, match="not a snapshot of this version of prunekit: no other is left"),
         pytest.raises(RecipeError, match="are damaged: nothing can be resumed. Begin anew with --force"),
     ):
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)

@@ -32,7 +32,7 @@ def edited():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("recipe", r"the recipe was edited \(steps\[2\].prune.epochs: 3 before, 4 now\). Put that back"),
+        ("recipe", r"the recipe was edited \(steps\[2\].prune.epochs: 3 before, 4 now\). Undo these changes"),
         ("step", r"the recipe was edited \(steps: \[.*\.\.\. before, \[.*\.\.\. now\)"),
         ("data", "the data are not what it started from"),
         ("weights", "the model is not what it started from"),
@@ -42,7 +42,7 @@ def edited():
         ("export", "dense.keras is not as the unfinished run wrote it"),
         ("start", "start.json is damaged"),
         ("start nested", "start.json is damaged"),
-        ("start gone", "start.json is missing, so nothing says what the checkpoints there are of"),
+        ("start gone", "start.json is missing, and only this file describes the checkpoints"),
         ("run gone", "dense.keras is not as the unfinished run wrote it"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_run_that_is_no_longer_the_same_is_not_gone_on_with(
         assert names(tmp_path) == ["run"]
 
 
-@pytest.mark.filterwarnings("default:.* is cut short or was changed")
+@pytest.mark.filterwarnings("default:.* is truncated or was modified")
 def test_a_changed_data_file_is_noticed(samples, tmp_path, capsys):
     network().save(tmp_path / "in.keras")
     x, y = samples
@@ -103,7 +103,7 @@ def test_a_changed_data_file_is_noticed(samples, tmp_path, capsys):
     assert model_digest(load_model(tmp_path / "run" / "model.keras")) == model_digest(whole.model)
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if str(torn) in line)
     assert re.fullmatch(
-        rf"warning: {re.escape(str(torn))} is cut short or was changed: checkpoint-\d+ is used\.", warning
+        rf"warning: {re.escape(str(torn))} is truncated or was modified: checkpoint-\d+ is used\.", warning
     )
 
 

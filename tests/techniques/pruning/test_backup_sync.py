@@ -127,7 +127,7 @@ def test_a_torn_backup_is_made_whole_again(samples, tmp_path, whole, kind):
     train(samples, tmp_path, Crash(2))
     torn(tmp_path, kind)
     if kind == "state half written":
-        with pytest.warns(UserWarning, match="prunekit-000003 is cut short or was changed"):
+        with pytest.warns(UserWarning, match="prunekit-000003 is truncated or was modified"):
             resumed, _ = train(samples, tmp_path)
     else:
         resumed, _ = train(samples, tmp_path)

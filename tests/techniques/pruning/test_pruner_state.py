@@ -107,7 +107,7 @@ def test_a_state_that_lacks_something_is_refused_in_one_line(samples):
 @tensorflow_only
 def test_movements_are_not_made_up(samples):
     pruner, model = trained(samples)
-    with pytest.raises(ValueError, match="goes on from what updates did before the interruption"):
+    with pytest.raises(ValueError, match="needs the values collected before the interruption"):
         restore_pruner(other(model, "movement"), pruner_state(pruner))
 
 
