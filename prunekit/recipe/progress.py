@@ -18,7 +18,7 @@ class Progress:
     Attributes:
         step: Number of the step, from 1.
         steps: Number of steps.
-        kind: train, prune, finetune, export or expect.
+        kind: Name of the step's kind, such as "train".
         fraction: Completed fraction of the step, in [0, 1]; 1.0 only at the end of the last epoch and of the step.
         text: Status in one line, such as "epoch 3/12, accuracy 0.971, sparsity 0.62".
         epoch: Number of the epoch that just ended, from 1; None inside an epoch.
