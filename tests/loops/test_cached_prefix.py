@@ -194,7 +194,7 @@ def test_datasets_that_cannot_be_kept_are_refused():
     prefix = pk.loops.CachedPrefix(built("perceptron"))
     x, _, _ = data(prefix.model)
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(8)
-    with pytest.raises(ValueError, match="needs a name.*key='train'"):
+    with pytest.raises(ValueError, match="needs a key.*key='train'"):
         prefix.activations(dataset)
     with pytest.raises(ValueError, match="infinite"):
         prefix.activations(dataset.repeat(), key="train")
