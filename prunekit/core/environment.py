@@ -1,6 +1,6 @@
 """Reports the training environment: backend, devices, processor, precision, XLA, distribution, versions.
 
-Keras is imported inside the functions: that it does not start is something to tell, not to fail at.
+Keras is imported inside the functions, so that a failed import can be reported.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ class Device:
     """A device that the backend may use.
 
     Attributes:
-        name: As `keras.device` takes it, such as "GPU:0".
+        name: Name for `keras.device`, such as "GPU:0".
         kind: "CPU", "GPU", "TPU".
-        model: What its maker calls it, None where the backend does not say.
-        memory: Its own memory in bytes, None where unknown and for processors.
-        compute_capability: Of CUDA, such as "9.0"; None for other devices.
+        model: Product name; None if the backend does not report it.
+        memory: Device memory in bytes; None if unknown, and for CPUs.
+        compute_capability: CUDA compute capability, such as "9.0"; None for other devices.
     """
 
     name: str
@@ -40,22 +40,22 @@ class Device:
 
 @dataclass(frozen=True)
 class Environment:
-    """This process as a place to train in; what is not known is None.
+    """The environment of this process; unknown values are None.
 
     Attributes:
-        backend: Of Keras; None where Keras or its backend does not start.
-        problem: Why it does not start, in one line; None where it does.
-        devices: Those the backend may use.
-        cores: Processor cores this process may use.
+        backend: Backend of Keras; None if Keras or its backend does not start.
+        problem: Reason why it does not start, in one line; None if it starts.
+        devices: Devices that the backend may use.
+        cores: Number of processor cores that this process may use.
         memory: Main memory in bytes.
-        memory_available: How much of it programs can still have.
-        floatx: The default float type of Keras.
-        dtype_policy: The default policy of its layers.
-        xla: Whether XLA compiled a small function just now; None where the backend does not use XLA.
-        xla_problem: Why it did not, in one line.
-        strategy: The tf.distribute strategy in scope.
-        replicas: How many replicas it updates; 1 where none is in scope.
-        versions: Of Python and of packages; None for one that is not installed.
+        memory_available: Main memory in bytes that is available to programs.
+        floatx: Default float type of Keras.
+        dtype_policy: Default dtype policy of Keras layers.
+        xla: True if XLA compiled a small function; None if the backend does not use XLA.
+        xla_problem: Reason why XLA failed, in one line.
+        strategy: Name of the tf.distribute strategy in scope.
+        replicas: Number of replicas of the strategy; 1 without a strategy.
+        versions: Versions of Python and of packages; None for a package that is not installed.
     """
 
     backend: str | None
@@ -74,17 +74,17 @@ class Environment:
 
     @property
     def main_device(self) -> str | None:
-        """Where operations run that nobody placed: the first accelerator, else the processor."""
+        """Default device of operations: the first accelerator, or the CPU."""
         accelerators = [device.name for device in self.devices if device.kind != "CPU"]
         return next(iter([*accelerators, *(device.name for device in self.devices)]), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Returns all fields as JSON-compatible values."""
         return {**asdict(self), "devices": [asdict(device) for device in self.devices]}
 
 
 def describe() -> Environment:
-    """The environment of this process; starts the backend and its devices, and compiles a small function."""
+    """Returns the environment of this process; starts the backend and its devices, and compiles a small function."""
     memory, available = main_memory()
     found: dict[str, Any] = {
         "cores": _cores(),
@@ -96,10 +96,10 @@ def describe() -> Environment:
     try:
         keras = importlib.import_module("keras")
         if int(keras.__version__.split(".")[0]) < 3:
-            raise RuntimeError(f"prunekit works on Keras 3. Received: Keras {keras.__version__}.")
+            raise RuntimeError(f"prunekit needs Keras 3. Received: Keras {keras.__version__}.")
         backend = keras.backend.backend()
         found_devices = devices()
-    except Exception as error:  # noqa: BLE001 (each backend fails to start in a way of its own)
+    except Exception as error:  # noqa: BLE001 (each backend raises its own exceptions)
         return Environment(**found | {"devices": (), "problem": _line(error)})
     found["xla"], found["xla_problem"] = _try_xla(backend)
     found["strategy"], found["replicas"] = _distribution(backend)
@@ -108,7 +108,7 @@ def describe() -> Environment:
 
 
 def devices() -> tuple[Device, ...]:
-    """Those that Keras's backend may use; none where prunekit does not know the backend."""
+    """Returns the devices that Keras's backend may use; an empty tuple for an unknown backend."""
     backend = importlib.import_module("keras").backend.backend()
     return _DEVICES[backend]() if backend in _DEVICES else ()
 
@@ -117,13 +117,13 @@ def devices() -> tuple[Device, ...]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, prunekit and the packages that training, export and the backends come from."""
+    """Returns the versions of Python, prunekit and the packages for training, export and the backends."""
     own = {"python": platform.python_version(), "prunekit": __version__}
     return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
 def version_of(package: str) -> str | None:
-    """A package's version, None where it is not installed."""
+    """Returns a package's version; None if the package is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -218,7 +218,7 @@ _DEVICES: dict[str, Callable[[], tuple[Device, ...]]] = {
 
 
 def _try_xla(backend: str) -> tuple[bool | None, str | None]:
-    """Whether XLA compiles a function here and it answers rightly, and else why not."""
+    """Returns (whether XLA compiles a function that computes correct results, reason of a failure)."""
     if backend not in ("tensorflow", "jax"):
         return None, None
     import numpy as np
@@ -233,13 +233,13 @@ def _try_xla(backend: str) -> tuple[bool | None, str | None]:
             compilation.OpenFunction(double, xla=True) if backend == "tensorflow" else compilation.compiled(double)
         )
         answer = np.asarray(function(np.array([1.0, 3.0], "float32"))).tolist()
-    except Exception as error:  # noqa: BLE001 (a missing tool, library or driver: XLA fails in many ways)
+    except Exception as error:  # noqa: BLE001 (a missing tool, library or driver raises various exceptions)
         return False, _line(error)
     return (True, None) if answer == [2.0, 6.0] else (False, f"it compiled 2 * [1, 3] to {answer}")
 
 
 def _distribution(backend: str) -> tuple[str | None, int | None]:
-    """The strategy of tf.distribute in scope, and its replicas."""
+    """Returns the name of the tf.distribute strategy in scope, and its number of replicas."""
     if backend != "tensorflow":
         return None, None
     import tensorflow as tf
@@ -249,6 +249,6 @@ def _distribution(backend: str) -> tuple[str | None, int | None]:
 
 
 def _line(error: BaseException) -> str:
-    """An error in one line: the first that says anything."""
+    """Returns the first non-empty line of an error message."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return next(filter(None, lines), type(error).__name__).rstrip(".")

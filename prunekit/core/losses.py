@@ -1,4 +1,4 @@
-"""Losses as loops and gradients take them: Keras's own, their names, or functions; of a batch, or of each example."""
+"""Computes losses per batch or per example, from Keras losses, their names, or functions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from keras import ops
 
 
 class FunctionLoss(keras.losses.Loss):
-    """A function (y_true, y_pred) -> one loss per example, averaged over the batch."""
+    """Keras loss made of a function (y_true, y_pred) -> one loss per example; averages over the batch."""
 
     def __init__(self, function: Callable[..., Any]):
-        # Keras makes a scope of the name, and refuses "<lambda>" and "_private".
+        # Keras uses the name as a scope name, and refuses "<lambda>" and "_private".
         name = getattr(function, "__name__", "")
         super().__init__(name=name if name.isidentifier() and not name.startswith("_") else "loss")
         self._function = function
@@ -21,19 +21,19 @@ class FunctionLoss(keras.losses.Loss):
 
 
 def as_loss(loss: Any) -> keras.losses.Loss:
-    """A Keras loss, from itself, its name, or a function (y_true, y_pred) -> one loss per example.
+    """Returns a Keras loss, given a Keras loss, its name, or a function (y_true, y_pred) -> one loss per example.
 
     Raises:
-        ValueError: `loss` is None, or no Keras loss has that name.
+        ValueError: `loss` is None or an unknown name.
     """
     found = keras.losses.get(loss)
     if found is None:
-        raise ValueError("A training needs a loss: a Keras loss, its name, or a function. Received: None.")
+        raise ValueError("Training needs a loss: a Keras loss, its name, or a function. Received: None.")
     return found if isinstance(found, keras.losses.Loss) else FunctionLoss(found)
 
 
 def leaves_up_to(structure: Any, values: Any) -> list[Any]:
-    """The parts of `values` that stand where `structure` has its leaves."""
+    """Returns the parts of `values` at the positions of the leaves of `structure`."""
     if isinstance(structure, Mapping):
         return [leaf for key in structure for leaf in leaves_up_to(structure[key], values[key])]
     if isinstance(structure, list | tuple):
@@ -42,19 +42,19 @@ def leaves_up_to(structure: Any, values: Any) -> list[Any]:
 
 
 def loss_of(losses: Any, y: Any, prediction: Any, *, per_example: bool = False) -> Any:
-    """The loss of a batch, a scalar; or of each example as if it were a batch of its own, of shape (batch,).
+    """Returns the loss of a batch, a scalar, or the loss of each example as a batch of one, shape (batch,).
 
-    Computed in the prediction's precision, at least float32: Keras's own call would cast float64 down. What layers add
-    (regularizers) is not in it.
+    Computed in the prediction's precision, at least float32; a call of the Keras loss would cast float64 down. Losses
+    that layers add (regularizers) are not included.
 
     Args:
-        losses: A loss, its name or a function; a list or dictionary of these, shaped like the outputs.
-        y: What the outputs are compared with, of shape (batch, ...), or a structure of these.
-        prediction: What the model returned.
-        per_example: Whether examples are kept apart.
+        losses: A loss, its name or a function; or a list or dictionary of these with the structure of the outputs.
+        y: Targets of shape (batch, ...), or a structure of targets.
+        prediction: Outputs of the model.
+        per_example: True returns one loss per example.
 
     Raises:
-        ValueError: A loss is no array with one row per example; the structures differ.
+        ValueError: A loss does not return one row per example; the structures differ.
     """
     losses = keras.tree.map_structure(as_loss, losses)
     try:
@@ -62,8 +62,9 @@ def loss_of(losses: Any, y: Any, prediction: Any, *, per_example: bool = False) 
         parts = list(zip(*(leaves_up_to(losses, each) for each in (losses, y, prediction)), strict=True))
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ValueError(
-            "Losses, y and the model's outputs have one structure: one loss for one output, or a list or dictionary of "
-            f"losses like the outputs. Received: loss={losses!r}, outputs {_shapes(prediction)}, y {_shapes(y)}."
+            "Losses, y and the model's outputs must have the same structure: one loss for one output, or a list or "
+            f"dictionary of losses like that of the outputs. Received: loss={losses!r}, outputs {_shapes(prediction)}, "
+            f"y {_shapes(y)}."
         ) from error
     values = [_reduced(*part, per_example=per_example) for part in parts]
     return sum(values[1:], values[0])
@@ -78,8 +79,9 @@ def _reduced(loss: keras.losses.Loss, y: Any, output: Any, *, per_example: bool)
     values = loss.call(ops.cast(ops.convert_to_tensor(y), dtype), ops.cast(output, dtype))
     if not len(values.shape) or values.shape[0] != output.shape[0]:
         raise ValueError(
-            f"A loss gives one value per example, and is averaged afterwards. Received: {loss.name!r}, which gives "
-            f"shape {tuple(values.shape)} for outputs of shape {tuple(output.shape)}. Let it reduce other axes only."
+            f"A loss must return one value per example; the mean is taken afterwards. Received: {loss.name!r}, which "
+            f"returns shape {tuple(values.shape)} for outputs of shape {tuple(output.shape)}. Do not "
+            "reduce the batch axis."
         )
     mask = getattr(output, "_keras_mask", None)
     weights = ops.ones_like(values)

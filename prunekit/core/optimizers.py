@@ -1,4 +1,4 @@
-"""Where optimizers are found: in models, and inside one another."""
+"""Finds the optimizers of a model, and the optimizers inside other optimizers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from prunekit.anatomy.layers import leaves_of
 
 
 def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
-    """The optimizer the model was compiled with, and others that it holds (as a GAN does), also in lists and dicts."""
+    """Returns the model's compiled optimizer and all optimizers in its attributes (as in a GAN), lists and dicts."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     found: dict[int, keras.optimizers.Optimizer] = {}
     for value in held:
@@ -20,7 +20,7 @@ def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
 
 
 def optimizers_for(model, optimizer: Any, remedy: str = "") -> list[keras.optimizers.Optimizer]:
-    """The optimizer given, or several, as a list; those of the model where it is None.
+    """Returns the given optimizer or optimizers as a list; the optimizers of the model if None is given.
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer or a list of them; the message includes `remedy`.
@@ -30,12 +30,14 @@ def optimizers_for(model, optimizer: Any, remedy: str = "") -> list[keras.optimi
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for one in optimizers or [optimizer]:
         if not isinstance(one, keras.optimizers.Optimizer):
-            raise TypeError(f"`optimizer` is a Keras optimizer, or a list of them{remedy}. Received: {one!r}.")
+            raise TypeError(
+                f"`optimizer` must be a Keras optimizer or a list of Keras optimizers{remedy}. Received: {one!r}."
+            )
     return optimizers
 
 
 def parts_of(optimizer) -> list[keras.optimizers.Optimizer]:
-    """The optimizers that do the updates: those inside a LossScaleOptimizer or a MultiOptimizer, or itself."""
+    """Returns the optimizers that update weights: those inside a LossScaleOptimizer or MultiOptimizer, or itself."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return parts_of(optimizer.inner_optimizer)
     inner = getattr(optimizer, "optimizers", None)
@@ -45,6 +47,6 @@ def parts_of(optimizer) -> list[keras.optimizers.Optimizer]:
 
 
 def updates_in(batches: int, optimizers: Sequence[keras.optimizers.Optimizer]) -> int:
-    """How many updates the optimizers make in so many batches: fewer where they accumulate gradients."""
+    """Returns the number of updates in `batches` batches; gradient accumulation makes it smaller."""
     parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
     return batches // max((part.gradient_accumulation_steps or 1 for part in parts), default=1)

@@ -11,9 +11,10 @@ from prunekit.core import jax_state
 
 
 def random_state(model: Any) -> dict[str, Any]:
-    """Where the generators of Python, NumPy, Keras, the model's layers and, where Keras runs on it, PyTorch stand.
+    """Returns the states of the generators of Python, NumPy, Keras, the model's layers and, as a backend, PyTorch.
 
-    Not those of TensorFlow: the counters of its stateful operations (`tf.random.normal`) cannot be read.
+    TensorFlow's generators are not included, because the counters of stateful operations such as `tf.random.normal`
+    cannot be read.
     """
     jax_state.sync_model_state(model)
     version, numbers, gauss = random.getstate()
@@ -36,7 +37,7 @@ def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
         global_seed_generator().state.assign(state["keras"])
     for variable, value in zip(_layer_seeds(model), state["layers"], strict=True):
         variable.assign(value)
-    # Last: to make Keras's generator takes a number of Python's.
+    # Restore last: creating Keras's generator draws a number from Python's generator.
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = state["numpy"]
@@ -48,7 +49,7 @@ def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
 
 
 def _torch_state() -> list[int] | None:
-    # Keras on PyTorch shuffles the examples of `fit` by this generator.
+    # On PyTorch, Keras shuffles the examples of `fit` with this generator.
     if keras.backend.backend() != "torch":
         return None
     import torch
@@ -57,7 +58,7 @@ def _torch_state() -> list[int] | None:
 
 
 def _layer_seeds(model: Any) -> list[Any]:
-    """Of dropout and noise: `weights` leaves them out, and so do the files that `save_weights` writes."""
+    """Returns the seed variables of dropout and noise layers, which `weights` and `save_weights` do not include."""
     weights = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weights]
 
@@ -67,7 +68,7 @@ def _listed(variable: Any) -> list[int]:
 
 
 def _global_seeds() -> Any:
-    # The generator of `keras.random` without a seed has no public name.
+    # The default generator of `keras.random` has no public name.
     from keras.src.backend.common import global_state
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 

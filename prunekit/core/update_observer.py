@@ -12,10 +12,10 @@ from prunekit.core import backend, patching
 
 
 class UpdateObserver(ABC):
-    """Sees weights just before and just after each update of an optimizer.
+    """Receives the values of weights immediately before and after each optimizer update.
 
     Args:
-        variables: The weights, Keras variables.
+        variables: The observed weights, as Keras variables.
     """
 
     def __init__(self, variables: Sequence[Any]):
@@ -25,20 +25,20 @@ class UpdateObserver(ABC):
 
     @contextlib.contextmanager
     def observing(self, optimizers: Sequence[Any]) -> Iterator[None]:
-        """Inside, every update of the optimizers is seen, also when traced.
+        """Context manager that observes every update of the optimizers, including updates that are traced inside it.
 
-        Scopes nest: what is entered later sees more, such as the masks that a `Pruner` imposes at an update's end.
+        Scopes nest: a scope entered later also observes the changes of earlier scopes, such as a `Pruner`'s masks.
         """
         with patching.around_updates(optimizers, self._observed):
             yield
 
     @abstractmethod
     def add(self, updates: Any, seen: dict[int, tuple[Any, Any]]) -> None:
-        """Takes one update into account; runs inside the compiled step.
+        """Processes one update; runs inside the compiled step.
 
         Args:
-            updates: int64 scalar tensor: 0 where the optimizer only accumulated gradients, else 1.
-            seen: index of a variable -> its value before, and after.
+            updates: int64 scalar tensor: 0 if the optimizer only accumulated gradients, else 1.
+            seen: Index of a variable -> (value before the update, value after it).
         """
 
     def _observed(self, optimizer, update, gradients: Sequence[Any], variables: Sequence[Any]):
@@ -58,11 +58,11 @@ class UpdateObserver(ABC):
 
 
 def _updates(optimizer) -> Any:
-    # With accumulation Keras computes it anew from the variable; without, it is the variable.
+    # With gradient accumulation, `iterations` is a computed tensor; without, it is the variable.
     iterations = optimizer.iterations
     return ops.cast(backend.value_now(iterations) if hasattr(iterations, "assign") else iterations, "int64")
 
 
 def state_variable(value: Any, dtype: str, name: str) -> keras.Variable:
-    """A variable in which an observer sums up updates; of several replicas the first one writes it."""
+    """Returns a variable for an observer's running sums; with several replicas, only the first replica writes it."""
     return keras.Variable(value, dtype=dtype, trainable=False, name=name, aggregation="only_first_replica")

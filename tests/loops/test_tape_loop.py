@@ -299,7 +299,7 @@ def test_what_cannot_be_is_refused(samples, perceptron):
         TapeLoop(other, "sgd", [cross_entropy, cross_entropy]).step(x, y)
     with pytest.raises(ValueError, match="A dataset holds its own labels"):
         loop.fit(tf.data.Dataset.from_tensor_slices(samples).batch(4), y)
-    with pytest.raises(ValueError, match="A training needs a loss.* Received: None"):
+    with pytest.raises(ValueError, match="Training needs a loss.* Received: None"):
         TapeLoop(other, "sgd", None)
     with pytest.raises(ValueError, match="is not built"):
         TapeLoop(keras.Sequential([keras.layers.Dense(3)]), "sgd", cross_entropy)

@@ -250,7 +250,7 @@ def test_the_first_argument_names_a_schedule(perceptron):
         Pruner(perceptron, 0.8)
     with pytest.raises(TypeError, match="`optimizer` is a Keras optimizer.*Received: 'adam'"):
         Pruner(perceptron, OneShot(0.5), "adam")
-    with pytest.raises(TypeError, match=r"`optimizer` is a Keras optimizer, or a list of them.*Received: \[\]"):
+    with pytest.raises(TypeError, match=r"`optimizer` must be a Keras optimizer or a list of.*Received: \[\]"):
         Pruner(perceptron, OneShot(0.5), [])
     with pytest.raises(TypeError, match="criterium"):
         Pruner(perceptron, OneShot(0.5), criterium="l1")
