@@ -168,8 +168,8 @@ def has_own_handle(variable) -> bool:
     """Returns True if a Keras variable is a TensorFlow variable that lies on one device, outside a StatelessScope."""
     if keras.backend.backend() != "tensorflow":
         return False
-    # Variables of a distribution strategy consist of several.
-    one = hasattr(native(variable), "handle") and not hasattr(native(variable), "values")
+    # Variables of a distribution strategy consist of several, and raise an error where they are asked for a handle.
+    one = not hasattr(native(variable), "values") and hasattr(native(variable), "handle")
     return one and not in_stateless_scope()
 
 

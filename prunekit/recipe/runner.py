@@ -208,7 +208,7 @@ def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, forc
         return None
     if differences:
         raise RecipeError(
-            f"{path} holds a finished run of something else: {'; '.join(differences)}. Choose another output "
+            f"{path} holds a finished run with other settings: {'; '.join(differences)}. Choose another output "
             "directory, or replace it with --force."
         )
     if any(step.row.returns_new_model for step in prepared.recipe.steps):
@@ -314,7 +314,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     for name, default in (("recipe", {}), ("hashes", {}), ("versions", {}), ("given", [])):
         found[name] = values.get(name, default) if isinstance(values, dict) else None
         if type(found[name]) is not type(default):
-            raise RecipeError(f"{path / REPORT} is damaged: it does not say the run's {name}.")
+            raise RecipeError(f"{path / REPORT} is damaged: the run's {name} is missing.")
     return found
 
 

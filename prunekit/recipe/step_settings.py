@@ -131,7 +131,7 @@ class Prune(Settings):
     def _check_pattern(self) -> None:
         parsed = parse_pattern(self.pattern)
         if self.pooling is not None and parsed.kind != "block":
-            raise refusal(f"'pooling' goes with a block pattern. Received: pattern {self.pattern!r}.", "pooling")
+            raise refusal(f"'pooling' needs a block pattern. Received: pattern {self.pattern!r}.", "pooling")
         if self.pooling is not None and parsed.pooling not in (None, self.pooling):
             raise refusal(
                 f"'pooling' says again what the pattern says. Received: pattern {self.pattern!r} and pooling "
@@ -211,7 +211,7 @@ class Export(Settings):
     def _check(self) -> Self:
         for i, name in enumerate(self.formats):
             if name in self.formats[:i]:
-                raise refusal(f"format {name!r} stands here twice.", "formats", i)
+                raise refusal(f"format {name!r} is listed twice.", "formats", i)
         return self
 
 

@@ -136,7 +136,7 @@ class Custom(Criterion):
     def __post_init__(self) -> None:
         if isinstance(self.function, type) or not callable(self.function):
             raise TypeError(
-                f"A criterion function takes a weight and returns its importance. Received: {self.function!r}."
+                f"A criterion function must take a weight and return its importance. Received: {self.function!r}."
             )
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
@@ -145,13 +145,13 @@ class Custom(Criterion):
         name = getattr(self.function, "__name__", repr(self.function))
         if tuple(importance.shape) != tuple(weight.shape):
             raise ValueError(
-                f"A criterion function returns one importance per weight, so shape {tuple(weight.shape)}. "
+                f"A criterion function must return one importance per entry, so shape {tuple(weight.shape)}. "
                 f"Received: shape {tuple(importance.shape)} from {name}."
             )
         dtype = keras.backend.standardize_dtype(importance.dtype)
         if "float" not in dtype:
             raise TypeError(
-                f"A criterion function returns floating-point importances. Received: {dtype} from {name}. "
+                f"A criterion function must return floating-point importances. Received: {dtype} from {name}. "
                 'Convert them with keras.ops.cast(importance, "float32").'
             )
         if dtype in ("float16", "bfloat16"):

@@ -68,7 +68,7 @@ def test_overrides_replace_variables(load):
         ("{epochs: 9}", "{epochs: 13}", 15, 14, "trains for 12 epochs, and this comes after 13 epochs"),
         ('"*logits*"', '"re:["', 16, 17, "is not a regular expression"),
         ("- litert", "- litret", 20, 11, "Did you mean 'litert'"),
-        ("- litert", "- keras", 20, 11, "format 'keras' stands here twice"),
+        ("- litert", "- keras", 20, 11, "format 'keras' is listed twice"),
         ("accuracy: {min: 0.96}", "bytes: {litert-float16: {max: 9}}", 21, 38, "'litert-float16' has no size to check"),
         ("accuracy: {min: 0.96}", "bytes: {litre: {max: 9}}", 21, 22, "unknown value 'litre'. Did you mean 'litert'"),
         ("{final: 0.9,", "{final: [0.9],", 4, 20, "variables.final: expected text, a number, true or false"),

@@ -68,7 +68,7 @@ REFUSED = {
         "'pooling' says again what the pattern says",
     ),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
-    "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' goes with a block pattern"),
+    "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' needs a block pattern"),
     "compat with a schedule of ours": (
         recipe(prune(SCHEDULES["linear"], compat="tfmot")),
         r"prune\.schedule\.type: compat: tfmot goes with the schedules poly.*Received: 'linear'",
@@ -85,7 +85,7 @@ REFUSED = {
         r"steps\[1\]\.prune\.sparsity: pruned weights do not come back: .* to 0\.8\. Received: 0\.5",
     ),
     "unknown format": (recipe(export("tflite")), r"formats\[0\]: unknown value 'tflite'. Did you mean 'litert'"),
-    "format twice": (recipe(export("keras", "keras")), r"formats\[1\]: format 'keras' stands here twice"),
+    "format twice": (recipe(export("keras", "keras")), r"formats\[1\]: format 'keras' is listed twice"),
     "no format": (recipe({"export": {"formats": []}}), r"formats: .*at least 1 item"),
     "same export name": (recipe(export("keras"), export("keras")), r"steps\[1\]\.export: an earlier export step"),
     "export outside": (recipe(export("keras", name="../x")), "expected a name that can be a file name"),

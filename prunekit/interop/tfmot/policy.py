@@ -59,8 +59,8 @@ class TfmotPolicy(MaskPolicy):
             value = getattr(options, name)
             if value != known:
                 raise ValueError(
-                    f'{_NAME} knows the {name} {known} only. Received: {name}={value} with compat="tfmot". Leave one '
-                    "of them out."
+                    f'{_NAME} supports only the {name} {known}. Received: {name}={value} with compat="tfmot". Leave '
+                    "one of them out."
                 )
         if not options.keep_one:
             raise ValueError(
@@ -147,8 +147,8 @@ def _pattern(options: PruningOptions) -> Pattern:
     if isinstance(pattern, NM):
         return TailedNM(pattern.n, pattern.m)
     raise ValueError(
-        f'{_NAME} prunes single weights, blocks and m by n. Received: pattern={pattern} with compat="tfmot". Leave one '
-        "of them out."
+        f"{_NAME} supports the patterns unstructured, blocks and m by n. Received: pattern={pattern} with "
+        'compat="tfmot". Leave one of them out.'
     )
 
 

@@ -74,7 +74,7 @@ class EnforcementCheck:
             self.store.enforce(self._counter.optimizers)
             raise LeakError(
                 f"Pruned weights became non-zero since the last update: {self.store.named(leaks)}. "
-                "Something in the loop writes weights without passing through the optimizer: assign weights "
+                "Code in the loop writes weights without the optimizer: assign weights "
                 "before the optimizer update, or call pruner.enforce() after writing them. The masks were re-imposed."
             )
 

@@ -262,8 +262,8 @@ class MaskCalculator:
         importance = ops.convert_to_tensor(self._importance_of[index](weight, statistics=statistics))
         if tuple(importance.shape) != self.targets[index].shape:
             raise ValueError(
-                f"The criterion gives one importance per weight. Received: shape {tuple(importance.shape)} for "
-                f"{self.targets[index].name} of shape {self.targets[index].shape}."
+                f"The criterion must return one importance per entry of a weight. Received: shape "
+                f"{tuple(importance.shape)} for {self.targets[index].name} of shape {self.targets[index].shape}."
             )
         return importance
 

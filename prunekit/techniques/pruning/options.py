@@ -86,7 +86,7 @@ class PruningOptions:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
-            raise TypeError(f"`origin` is a step of the optimizer, an int, or None. Received: {self.origin!r}.")
+            raise TypeError(f"`origin` must be an int, a step of the optimizer, or None. Received: {self.origin!r}.")
         self._check_overrides(pattern, allocation)
         if isinstance(pattern, NM) and allocation.joint:
             raise ValueError(
@@ -108,7 +108,7 @@ class PruningOptions:
 
     def _policy(self) -> MaskPolicy:
         if self.compat not in (None, "tfmot"):
-            raise ValueError(f'`compat` is "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
+            raise ValueError(f'`compat` must be "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
         policy = get_policy(self.compat or self.policy)
         # `dataclasses.replace` passes the policy that `compat` selected before.
         if self.compat is not None and get_policy(self.policy) not in (policy, get_policy("gradual")):

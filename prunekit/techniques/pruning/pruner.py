@@ -155,7 +155,7 @@ class Pruner:
         """
         if backend.inside_graph():
             raise RuntimeError(
-                "Pruner.step() was called while a tf.function is traced, so it would run once and never again. "
+                "Pruner.step() was called while a tf.function is traced, so it would run only during tracing. "
                 "Call it in Python, after the compiled training step returns."
             )
         if self._finished:

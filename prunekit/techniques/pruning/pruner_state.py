@@ -99,6 +99,6 @@ def _check_targets(targets: Sequence[Target], before: Mapping[str, Any]) -> None
     was = f"of shape {tuple(before[name])}" if name in before else "not among them"
     here = f"of shape {tuple(now[name])}" if name in now else "not among them"
     raise ValueError(
-        f"A training that is resumed prunes the weights that it pruned before. Received: {name}, which was {was} and "
+        f"A resumed training must prune the same weights as before. Received: {name}, which was {was} and "
         f"is {here} now. Use the model, `include` and `exclude` of the first run, or begin in another folder."
     )

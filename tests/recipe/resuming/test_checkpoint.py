@@ -94,7 +94,9 @@ def test_resume_begins_where_nothing_was_begun_and_returns_what_is_finished(pair
     assert told(again.report) == told(first.report) and contents(tmp_path / "run") == before
     assert model_digest(again.model) == model_digest(first.model)
     other = WHOLE | {"seed": 5}
-    with pytest.raises(RecipeError, match=r"finished run of something else: the recipe was edited \(seed: 4 before, 5"):
+    with pytest.raises(
+        RecipeError, match=r"finished run with other settings: the recipe was edited \(seed: 4 before, 5"
+    ):
         compress(other, network(), pairs, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
     with pytest.raises(RecipeError, match="`resume` goes on with the run into an output directory"):
