@@ -274,10 +274,7 @@ def show_examination(found: Examination, console: "Console") -> None:
     _show_rows(console, list(_facts(found.environment)))
     console.print()
     rows = [(check.status, check.name, _told(check)) for check in found.checks]
-    styles = [
-        "green" if check.status == "ok" else "bold red" if check.essential else "yellow" for check in found.checks
-    ]
-    _show_rows(console, rows, styles)
+    _show_rows(console, rows, [_style(check) for check in found.checks])
     console.print()
     console.print(Text(_verdict(found), style="bold" if found.ok else "bold red"), soft_wrap=not console.is_terminal)
 
