@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from prunekit.recipe.loader import load_recipe
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -13,6 +14,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses resuming sweeps".split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """Removes the rows that a page registers."""
+    known = [(registry, set(registry)) for registry in (ALLOCATIONS, CRITERIA, POLICIES, STATISTICS)]
+    yield
+    for registry, names in known:
+        for name in set(registry) - names:
+            registry.remove(name)
 
 
 # What tensorflow-model-optimization does when a page imports it.

@@ -297,7 +297,7 @@ def test_what_does_not_fit_the_weights_is_refused_before_the_first_update(option
 def test_frozen_weights_that_fit_builds_are_refused_by_name():
     model = Subclassed(trainable=False)
     model.compile("sgd", KINDS["subclassed"].compile()["loss"])
-    with pytest.raises(ValueError, match="whose weights are all frozen"):
+    with pytest.raises(ValueError, match="All weights of 'subclassed' are frozen"):
         fit(model, "subclassed", pk.PruningCallback(schedule()))
 
 

@@ -66,7 +66,7 @@ def own():
             around,
             "left",
             ValueError,
-            r"all paths .* Received: boundary=\['left'\], bypassed by 'right'. Add these layers",
+            r"All paths .* Received: boundary=\['left'\], bypassed by 'right'. Add these layers",
         ),
         (alternating, ["drop"], ValueError, r"'drop' is called 4 times.*Say which call.*\('drop', 0\)"),
         (alternating, [("drop", 4)], ValueError, r"'drop' is called 4 times.*boundary=\('drop', 4\)"),

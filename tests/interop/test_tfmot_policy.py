@@ -100,7 +100,7 @@ def test_prune_applies_the_rule_once_and_to_the_weights(perceptron):
 def test_a_bad_layer_of_a_model_is_named():
     model = keras.Sequential([keras.Input((6, 4)), keras.layers.Bidirectional(keras.layers.GRU(2), name="both")])
     with pytest.raises(
-        ValueError, match=r"Received: both/forward_gru\w*/kernel \(GRUCell\), .*refuses\. Leave them out with"
+        ValueError, match=r"Received: both/forward_gru\w*/kernel \(GRUCell\), .*does not prune\. Leave them out with"
     ):
         pk.prune(model, 0.5, compat="tfmot")
 

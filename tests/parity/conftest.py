@@ -16,7 +16,7 @@ def pruned_once():
         layer = holding(weight)
         schedule = OneShot(asked) if isinstance(asked, float) else asked
         pruner = Pruner.detached(layer, schedule, as_options({"origin": -step, **options}))
-        pruner.follow_schedule()
+        pruner.updater.follow_schedule()
         return pruner.masks[pruner.targets[0].name]
 
     return prune

@@ -56,8 +56,10 @@ def model(request):
 
 
 def test_every_allocation_of_the_module_is_in_the_family_and_the_table():
-    assert {type(allocation) for allocation in FAMILY} == set(Allocation.__subclasses__())
-    assert {row.load() for row in ALLOCATIONS.values()} == set(Allocation.__subclasses__())
+    # Other tests define allocations of their own.
+    known = {kind for kind in Allocation.__subclasses__() if kind.__module__.startswith("prunekit.")}
+    assert {type(allocation) for allocation in FAMILY} == known
+    assert {row.load() for row in ALLOCATIONS.values()} == known
 
 
 @pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)

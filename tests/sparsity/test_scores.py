@@ -53,8 +53,10 @@ def scores(criterion, weight, **arguments) -> np.ndarray:
 
 @pytest.mark.one_backend
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
-    assert {type(criterion) for criterion in FAMILY} == set(Criterion.__subclasses__())
-    assert {row.load() for row in CRITERIA.values()} == set(Criterion.__subclasses__()) - {Custom}
+    # Other tests define criteria of their own.
+    known = {kind for kind in Criterion.__subclasses__() if kind.__module__.startswith("prunekit.")}
+    assert {type(criterion) for criterion in FAMILY} == known
+    assert {row.load() for row in CRITERIA.values()} == known - {Custom}
 
 
 def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(criterion, weight):

@@ -70,7 +70,7 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
 
 @pytest.mark.one_backend
 def test_the_report_before_fit_says_so():
-    with pytest.raises(RuntimeError, match="no report before `fit` has run"):
+    with pytest.raises(RuntimeError, match="`report` exist once `fit` has run"):
         _ = PruningCallback(ConstantSparsity(0.5)).report
 
 
