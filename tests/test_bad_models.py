@@ -128,7 +128,7 @@ REFUSED = {
         lambda: keras.Sequential([keras.Input((0,)), layers.Dense(4)]),
         r"kernel: it has no entries: its shape is \(0, 4\)",
     ),
-    "all NaN": (lambda: filled(np.nan), r"Importances that are NaN .* \S+/kernel \(\d+\), \S+/kernel \(\d+\)"),
+    "all NaN": (lambda: filled(np.nan), r"importances that are NaN.* \S+/kernel \(\d+\), \S+/kernel \(\d+\)"),
     "one NaN": (lambda: filled(np.nan, everywhere=False), r"Received NaN for: \w+/kernel \(1\)"),
     "quantized": (quantized, "the layer is quantized"),
     "not built": (lambda: keras.Sequential([layers.Dense(3)]), "is not built, so it has no weights yet"),

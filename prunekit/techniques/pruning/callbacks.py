@@ -156,7 +156,7 @@ class PruningCallback(keras.callbacks.Callback):
         return self.pruner.policy.counts_forward_passes
 
     def _refuse_several_batches_at_once(self) -> None:
-        together = getattr(self.model, "steps_per_execution", 1)
+        together = getattr(self.pruner.model, "steps_per_execution", 1)
         if together != 1:
             raise ValueError(
                 f"The policy {self.pruner.policy} prunes before each batch, so it needs one batch at a time. Received: "
@@ -185,7 +185,8 @@ class PruningCallback(keras.callbacks.Callback):
             )
         self._function.disarm()
         if not self._counts_passes:
-            self.pruner.note_updates(self.model.steps_per_execution or 1)
+            # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
+            self.pruner.note_updates(self.pruner.model.steps_per_execution or 1)
 
     def on_test_begin(self, logs=None) -> None:
         if self._pruner is not None and self._counts_passes:
