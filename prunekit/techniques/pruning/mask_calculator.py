@@ -200,7 +200,7 @@ class MaskCalculator:
         """Returns the importance of each entry of each target, tensors of the targets' shapes."""
         rows = [None] * len(self.targets) if statistics is None else statistics
         weights = [backend.value_now(target.variable) for target in self.targets]
-        return [self._importance(i, weight, rows[i]) for i, weight in enumerate(weights)]
+        return [ops.stop_gradient(self._importance(i, weight, rows[i])) for i, weight in enumerate(weights)]
 
     def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
