@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.run_inputs import RunInputs
@@ -143,17 +143,14 @@ def _options(prune: Prune, seed: int) -> Options:
     if prune.pooling is not None:
         inputs, outputs = parse_pattern(prune.pattern).numbers
         pattern = Block(inputs, outputs, pooling=prune.pooling)
-    return {
-        "criterion": make(CRITERIA, prune.criterion, seed),
+    named = {item.name for item in dataclasses.fields(PruningOptions)} & set(Prune.model_fields)
+    made = {
         "pattern": pattern,
+        "criterion": make(CRITERIA, prune.criterion, seed),
         "allocation": make(ALLOCATIONS, prune.allocation, seed),
         "policy": make(POLICIES, prune.policy, seed),
-        "include": prune.include,
-        "exclude": prune.exclude,
-        "keep_one": prune.keep_one,
-        "overrides": prune.overrides,
-        "compat": prune.compat,
     }
+    return cast(Options, {name: getattr(prune, name) for name in named} | made)
 
 
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:
