@@ -289,7 +289,7 @@ def test_dropout_inside_an_rnn_is_refused_in_training_mode(option):
         ({"chunk_size": 0}, "chunk_size must be at least 1. Received: chunk_size=0"),
         ({"loss": lambda y, p: tf.reduce_mean(p)}, r"one value per example.*shape \(\)"),
         ({"loss": None}, "needs a loss"),
-        ({"loss": ["mse", "mse"]}, "have one structure"),
+        ({"loss": ["mse", "mse"]}, "have the same structure"),
         ({"loss": "msse"}, "msse"),
     ],
 )

@@ -180,7 +180,7 @@ def test_half_precision_weights_are_measured_in_float32(samples):
     ("make", "error", "message"),
     [
         (lambda model: pk.loops.WeightChanges(model), ValueError, "without an optimizer. Compile it, or pass"),
-        (lambda model: pk.loops.WeightChanges(model, "adam"), TypeError, "is a Keras optimizer.*Received: 'adam'"),
+        (lambda model: pk.loops.WeightChanges(model, "adam"), TypeError, "must be a Keras optimizer.*Received: 'adam'"),
         (lambda model: pk.loops.WeightChanges(7), TypeError, "works on Keras 3 models"),
     ],
     ids=["no optimizer", "a name", "no model"],

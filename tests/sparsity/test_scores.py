@@ -196,7 +196,7 @@ def test_a_custom_function_that_returns_no_floats_is_refused_with_the_remedy(dty
 @pytest.mark.parametrize("function", [None, 3, "magnitude", Magnitude], ids=repr)
 @pytest.mark.one_backend
 def test_a_custom_criterion_of_something_else_than_a_function_is_refused(function):
-    with pytest.raises(TypeError, match="criterion function takes a weight .* Received: "):
+    with pytest.raises(TypeError, match="criterion function must take a weight .* Received: "):
         Custom(function)
 
 

@@ -248,7 +248,7 @@ def test_a_schedule_one_step_short_of_its_end_lands(perceptron):
 def test_the_first_argument_names_a_schedule(perceptron):
     with pytest.raises(TypeError, match="pk.PolynomialDecay.*Received: 0.8"):
         Pruner(perceptron, 0.8)
-    with pytest.raises(TypeError, match="`optimizer` is a Keras optimizer.*Received: 'adam'"):
+    with pytest.raises(TypeError, match="`optimizer` must be a Keras optimizer.*Received: 'adam'"):
         Pruner(perceptron, OneShot(0.5), "adam")
     with pytest.raises(TypeError, match=r"`optimizer` must be a Keras optimizer or a list of.*Received: \[\]"):
         Pruner(perceptron, OneShot(0.5), [])
@@ -381,7 +381,7 @@ def test_weights_that_a_function_ranks_at_minus_infinity_go_first_and_the_count_
 
 
 def test_a_criterion_of_the_wrong_shape_is_refused(perceptron):
-    with pytest.raises(ValueError, match="one importance per weight"):
+    with pytest.raises(ValueError, match="one importance per entry"):
         prune(perceptron, 0.5, criterion=lambda weight: weight[0])
 
 
