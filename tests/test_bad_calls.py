@@ -75,9 +75,9 @@ def test_numbers_of_numpy_are_numbers(number):
         ({"exclude": None}, TypeError, "`exclude` takes a pattern or a list of patterns. Received: None"),
         ({"include": ["re:" + "(" * 5000 + ")" * 5000]}, ValueError, "is not a regular expression"),
         ({"keep_zeros": "no"}, TypeError, "`keep_zeros` is True or False. Received: 'no'"),
-        ({"origin": "start"}, TypeError, "`origin` is a step of the optimizer"),
-        ({"origin": math.nan}, TypeError, "`origin` is a step of the optimizer"),
-        ({"origin": True}, TypeError, "`origin` is a step of the optimizer"),
+        ({"origin": "start"}, TypeError, "`origin` must be an int, a step of the optimizer"),
+        ({"origin": math.nan}, TypeError, "`origin` must be an int, a step of the optimizer"),
+        ({"origin": True}, TypeError, "`origin` must be an int, a step of the optimizer"),
     ],
     ids=lambda value: str(value)[:20],
 )
