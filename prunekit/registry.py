@@ -30,6 +30,7 @@ class Row:
 
 
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 
 class Registry(Mapping[str, R], Generic[R]):
@@ -71,6 +72,24 @@ class Registry(Mapping[str, R], Generic[R]):
         raise ValueError(
             f"Unknown {self.kind}. Received: {name!r}. Valid are: {', '.join(self._rows)}{alternative}.{hint}"
         )
+
+    def resolve(self, value: Any, kind: type[T], expected: str) -> T:
+        """Returns the object that the row named `value` makes; returns an instance of `kind` unchanged.
+
+        Args:
+            value: Name or instance, as the user passed it.
+            kind: Base class of the objects.
+            expected: Beginning of the error for other values, such as "A policy is one of NAMES, or a MaskPolicy".
+
+        Raises:
+            ValueError: `value` is an unknown name.
+            TypeError: `value` is neither a name nor an instance of `kind` (a class is not an instance).
+        """
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, str):
+            raise TypeError(f"{expected}. Received: {value!r} of type {type(value).__name__}.")
+        return self.named(value).load()()
 
     def add(self, row: R) -> R:
         """Registers a row and returns it.

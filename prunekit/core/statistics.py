@@ -100,9 +100,6 @@ class Collectors:
                 )
         self._collectors: dict[str, Collector] = {row.name: row.load()(model, targets) for row in rows}
 
-    def __bool__(self) -> bool:
-        return bool(self._collectors)
-
     @property
     def from_training(self) -> dict[str, TrainingCollector]:
         """The collectors that observe optimizer updates, by name."""

@@ -173,14 +173,8 @@ def get_allocation(allocation: str | Allocation) -> Allocation:
         ValueError: `allocation` is an unknown name.
         TypeError: `allocation` is neither a name nor an `Allocation` instance (a class is not an instance).
     """
-    if isinstance(allocation, Allocation):
-        return allocation
-    if not isinstance(allocation, str):
-        raise TypeError(
-            f"An allocation is one of {', '.join(ALLOCATIONS)}, or an Allocation such as ERK(). Received: "
-            f"{allocation!r} of type {type(allocation).__name__}."
-        )
-    return ALLOCATIONS.named(allocation).load()()
+    expected = f"An allocation is one of {', '.join(ALLOCATIONS)}, or an Allocation such as ERK()"
+    return ALLOCATIONS.resolve(allocation, Allocation, expected)  # type: ignore[type-abstract]
 
 
 def _check(sparsity: float, targets: Sequence[Weight]) -> None:

@@ -19,7 +19,7 @@ from prunekit.techniques.pruning.step_counter import StepCounter
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PruningPlan:
     """What a training follows: schedule, policy, calculator, and the names of the statistics that these need."""
 
     schedule: Schedule
@@ -46,7 +46,7 @@ class MaskUpdater:
     """
 
     def __init__(
-        self, plan: Plan, store: MaskStore, counter: StepCounter, check: EnforcementCheck, collectors: Collectors
+        self, plan: PruningPlan, store: MaskStore, counter: StepCounter, check: EnforcementCheck, collectors: Collectors
     ):
         self._plan, self.store, self._counter, self._check = plan, store, counter, check
         self._collectors = collectors

@@ -154,11 +154,5 @@ def get_policy(policy: str | MaskPolicy) -> MaskPolicy:
         ValueError: `policy` is an unknown name.
         TypeError: `policy` is neither a name nor a `MaskPolicy` instance.
     """
-    if isinstance(policy, MaskPolicy):
-        return policy
-    if not isinstance(policy, str):
-        raise TypeError(
-            f"A policy is one of {', '.join(POLICIES)}, or a MaskPolicy. Received: {policy!r} of type "
-            f"{type(policy).__name__}."
-        )
-    return POLICIES.named(policy).load()()
+    expected = f"A policy is one of {', '.join(POLICIES)}, or a MaskPolicy"
+    return POLICIES.resolve(policy, MaskPolicy, expected)  # type: ignore[type-abstract]

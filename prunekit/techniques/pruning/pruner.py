@@ -17,7 +17,7 @@ from prunekit.techniques.pruning import pruning_notes
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
 from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
-from prunekit.techniques.pruning.mask_updater import MaskUpdater, Plan
+from prunekit.techniques.pruning.mask_updater import MaskUpdater, PruningPlan
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.policy import MaskPolicy
 from prunekit.techniques.pruning.pruner_state import PrunerState
@@ -101,7 +101,7 @@ class Pruner:
         self.store = MaskStore(self.targets, model)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
         self._check = EnforcementCheck(model, self.store, self._counter)
-        plan = Plan(self.schedule, self.policy, self._calculator, options.criterion)
+        plan = PruningPlan(self.schedule, self.policy, self._calculator, options.criterion)
         self.updater = MaskUpdater(plan, self.store, self._counter, self._check, self._collectors)
         self._late = pruning_notes.LateWeights(model)
         self._notes: list[str] = []
