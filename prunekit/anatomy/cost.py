@@ -7,6 +7,7 @@ as data.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -139,9 +140,18 @@ class Cost:
 # ---------------------------------------------------------------- counting
 
 
+# Weights of up to this size are compared in NumPy: copying them takes less time than one operation of a backend.
+_SMALL = 1 << 18
+
+
 def nonzero_mask(variable: Any) -> np.ndarray:
-    """Boolean array, True where the variable is not zero, computed on its device; -0.0 is zero, NaN is not zero."""
+    """Boolean array, True where the variable is not zero; -0.0 is zero, NaN is not zero.
+
+    Large variables are compared on their device, so that only the boolean array is copied.
+    """
     value = keras.ops.convert_to_tensor(variable)
+    if math.prod(value.shape) <= _SMALL:
+        return np.asarray(keras.ops.convert_to_numpy(value) != 0)
     floating = "float" in keras.backend.standardize_dtype(value.dtype)
     # `ops.not_equal` would convert and cast both sides: most of the time for a small weight.
     return np.asarray(keras.ops.convert_to_numpy(value != 0 if floating else keras.ops.not_equal(value, 0)))

@@ -35,9 +35,10 @@ def inspect(model: Any) -> Report:
     except ValueError as error:
         batch, found = 1, Trace()
         notes.append(f"MACs are not known. {error}")
-    rows = tuple(_row(weight, found, batch) for weight in weights_in(model))
+    weights = weights_in(model)
+    rows = tuple(_row(weight, found, batch) for weight in weights)
     if not notes:
-        notes += _what_is_not_counted(model, found)
+        notes += _what_is_not_counted(model, weights, found)
     return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
 
 
@@ -59,10 +60,10 @@ def _renewed(row: WeightRow, target: Target) -> WeightRow:
     )
 
 
-def _what_is_not_counted(model: Any, found: Trace) -> list[str]:
+def _what_is_not_counted(model: Any, weights: Sequence[Weight], found: Trace) -> list[str]:
     silent = [
         weight
-        for weight in weights_in(model)
+        for weight in weights
         if id(weight.layer) in found.unknown or (weight.spec.prunable and id(weight.variable) not in found.uses)
     ]
     layers = ", ".join(dict.fromkeys(weight.layer_path or model.name for weight in silent))

@@ -191,12 +191,16 @@ def own_variables(layer: Any) -> list[tuple[Any, str, str]]:
     if not owned:
         return []
     names: dict[int, tuple[str, str]] = {}
+    unnamed = {id(variable) for variable in owned}
     # Plain attributes first: Keras and TensorFlow also store the same variables in internal lists and dicts.
     for attribute, value in sorted(vars(layer).items(), key=lambda item: not isinstance(item[1], keras.Variable)):
+        if not unnamed:
+            break
         if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
             continue
         for variable, suffix in leaves_of(value, keras.Variable):
             names.setdefault(id(variable), (attribute.lstrip("_"), attribute.lstrip("_") + suffix))
+            unnamed.discard(id(variable))
     return [(variable, *names.get(id(variable), (variable.name, variable.name))) for variable in owned]
 
 

@@ -152,13 +152,14 @@ class MaskCalculator:
             return self._by_groups(self._sparing if spare else self._groups, weights, masks, pruned, statistics)
         for maker in self._makers:
             maker.once = self.once
-        rows = [
+        # One after another, so that only a joint allocation holds the importances of all weights.
+        rows = (
             self._arrays(*row) if small else (self._makers[row[0]], row[1], self._importance(row[0], *row[1:3]), row[3])
             for small, *row in zip(self._small(weights), range(len(weights)), weights, statistics, masks, strict=True)
-        ]
+        )
         with np.errstate(all="ignore"):
             if self.allocation.joint:
-                chosen = self._joint_rows(rows, pruned, spare=spare)
+                chosen = self._joint_rows(list(rows), pruned, spare=spare)
             else:
                 chosen = [maker.choose(*row, pruned[i]) for i, (maker, *row) in enumerate(rows)]
         counts = np.array([backend.array_of(counts) for _, counts in chosen]).T

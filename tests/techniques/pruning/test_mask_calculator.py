@@ -1,5 +1,7 @@
 """Masks are equal to the bit whether they are calculated by compiled functions, by single operations or by NumPy."""
 
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -142,6 +144,23 @@ def test_zeros_are_adopted_and_nan_is_not(dtype):
     np.testing.assert_array_equal(ops.convert_to_numpy(mask), [[False, False, True], [True, True, False]])
     whole, kept = nonzero_within(ops.ones((2, 3), "bool"), ops.ones((2, 3), dtype))
     assert kept == 6 and np.all(ops.convert_to_numpy(whole))
+
+
+def test_importances_of_one_weight_are_held_at_a_time():
+    alive, most = [], []
+
+    class Watching(Operations):
+        def _importance(self, *arguments):
+            importance = super()._importance(*arguments)
+            alive.append(weakref.ref(importance))
+            most.append(sum(reference() is not None for reference in alive))
+            return importance
+
+    targets, _ = find_targets(model_of(["wide", "ties"], "float32"), (), (), training=False)
+    calculator = Watching(targets, PruningOptions(), 0.8)
+    calculator.choose(0.8, [ops.ones(target.shape, "bool") for target in targets])
+    # The former importance is released after the next one exists.
+    assert len(most) == len(targets) and max(most) <= 2
 
 
 @tensorflow_only
