@@ -11,6 +11,7 @@ from benchmarks.sections import (
     backward_parts,
     cached_prefix,
     command_line,
+    enforcement,
     least_squares,
     loops,
     per_example,
@@ -26,6 +27,7 @@ from benchmarks.tables import table
 SECTIONS: dict[str, ModuleType] = {
     "selection": selection,
     "loops": loops,
+    "enforcement": enforcement,
     "least_squares": least_squares,
     "gradients": per_example,
     "changes": weight_changes,
