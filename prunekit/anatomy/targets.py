@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,12 +40,12 @@ class _OneVariable:
 
     variable: Any
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the variable."""
         return tuple(self.variable.shape)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of weights in the variable."""
         return math.prod(self.shape)

@@ -75,7 +75,13 @@ def value_now(variable) -> Any:
     """
     if keras.backend.backend() != "tensorflow":
         return keras.ops.convert_to_tensor(variable)
-    return native(variable).read_value()
+    import tensorflow as tf
+
+    own = native(variable)
+    if tf.executing_eagerly() and _lies_on_one_device(own):
+        # The raw operation takes a tenth of the time of `read_value`, which small weights consist of.
+        return tf.raw_ops.ReadVariableOp(resource=own.handle, dtype=own.dtype)
+    return own.read_value()
 
 
 def array_of(value) -> np.ndarray:
@@ -120,10 +126,16 @@ def select(mask, value, rest: float = 0.0) -> Any:
 
 def assign_same(variable, value) -> None:
     """Assigns a value of the variable's own shape and dtype, eagerly; faster than `variable.assign`, which converts."""
-    if keras.backend.backend() == "tensorflow":
-        native(variable).assign(value, read_value=False)
-    else:
+    if keras.backend.backend() != "tensorflow":
         variable.assign(value)
+        return
+    import tensorflow as tf
+
+    own = native(variable)
+    if tf.executing_eagerly() and _lies_on_one_device(own):
+        tf.raw_ops.AssignVariableOp(resource=own.handle, value=value)
+    else:
+        own.assign(value, read_value=False)
 
 
 def fill_outside(mask, variable, rest: float = 0.0) -> None:
@@ -168,9 +180,13 @@ def has_own_handle(variable) -> bool:
     """Returns True if a Keras variable is a TensorFlow variable that lies on one device, outside a StatelessScope."""
     if keras.backend.backend() != "tensorflow":
         return False
+    return _lies_on_one_device(native(variable)) and not in_stateless_scope()
+
+
+def _lies_on_one_device(variable) -> bool:
+    """Returns True if a variable of TensorFlow has one value, which its `handle` refers to."""
     # Variables of a distribution strategy consist of several, and raise an error where they are asked for a handle.
-    one = not hasattr(native(variable), "values") and hasattr(native(variable), "handle")
-    return one and not in_stateless_scope()
+    return not hasattr(variable, "values") and hasattr(variable, "handle")
 
 
 def number(scalar) -> float | int:

@@ -99,7 +99,7 @@ class TestRuns:
         written, one = on_disk
         program = (
             "from distributed_training import split_cpu\n"
-            "split_cpu(4)\n"
+            "split_cpu(3)\n"
             "from prunekit.cli import run\n"
             f"code = run(['compress', {str(written('mirrored'))!r}, '-o', {str(tmp_path / 'run')!r}])\n"
             f"raise SystemExit(code or run(['verify', {str(tmp_path / 'run')!r}]))"
@@ -107,9 +107,10 @@ class TestRuns:
         assert "reproduced, bit for bit" in run("-c", program)
         assert_as_one(tmp_path / "run", one)
         report = json.loads((tmp_path / "run" / "report.json").read_text())
-        assert "distribute: mirrored trained on 4 replicas; another number gives other rounding." in report["notes"]
+        assert "distribute: mirrored trained on 3 replicas; another number gives other rounding." in report["notes"]
         assert load_recipe(tmp_path / "run" / "recipe.lock.yaml", data_given=True).distribute == "mirrored"
 
+    @pytest.mark.thorough
     @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
     def test_jax_devices_end_like_one(self, on_disk, tmp_path):
         written, _ = on_disk
@@ -156,7 +157,8 @@ def undisturbed(tmp_path_factory):
 
 
 class TestInterruptions:
-    @pytest.mark.parametrize("kind", ["mirrored", pytest.param("data_parallel", marks=pytest.mark.thorough)])
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("kind", ["mirrored", "data_parallel"])
     def test_a_run_on_several_devices_goes_on_to_the_same_bytes(self, kind, tmp_path):
         if kind == "data_parallel":
             pytest.importorskip("jax")

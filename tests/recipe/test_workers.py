@@ -159,6 +159,7 @@ class TestRay:
             sweep(recipe, {"final": [0.5]}, tmp_path / "out", jobs=Jobs(ray=True))
         assert not (tmp_path / "out").exists()
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_the_real_ray_runs_the_same_points(self, tmp_path):
         if importlib.util.find_spec("ray") is None:

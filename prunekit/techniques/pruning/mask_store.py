@@ -246,7 +246,7 @@ class MaskStore:
         ours = [(i, places[key]) for key, i in self._index.items() if key in places]
         found = []
         for name, held in vars(part).items():
-            if name in ("_variables", "_trainable_variables") or not isinstance(held, list | tuple | dict):
+            if name in ("_variables", "_trainable_variables") or not _holds_variables(held):
                 continue
             for index, place in ours:
                 variable = self.targets[index].variable
@@ -348,6 +348,12 @@ def _public_class(part) -> type:
     """Returns the optimizer's public Keras class; on PyTorch, Keras instantiates private subclasses of it."""
     own = (kind for kind in type(part).__mro__ if not kind.__module__.startswith("keras.src.backend."))
     return next(own)
+
+
+def _holds_variables(held) -> bool:
+    """Returns True if an attribute is a list or a dictionary with a Keras variable."""
+    entries = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+    return any(isinstance(entry, keras.Variable) for entry in entries)
 
 
 def _entry(held, place: int, count: int, part, variable):
