@@ -186,6 +186,7 @@ def test_every_form_of_data_builds_the_model(form):
     assert (round(pruning.pruner.sparsity, 3), watch.leaks, watch.batches) == (0.75, 0, 12)
 
 
+@pytest.mark.short(cases=2)
 @on_tensorflow
 @pytest.mark.parametrize("name", ["subclassed", "two optimizers"])
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 3}, {"jit_compile": True}], ids=str)
@@ -266,6 +267,7 @@ def test_a_step_that_fails_before_the_weights_are_there_names_the_remedy():
         fit(model, "subclassed", pk.PruningCallback(schedule()))
 
 
+@pytest.mark.short(cases=1)
 @on_tensorflow
 @pytest.mark.parametrize(
     ("options", "message"),

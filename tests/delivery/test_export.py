@@ -62,6 +62,7 @@ def digits_network():
 # --- what ships
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     "sparsity, block",
     [
@@ -140,6 +141,7 @@ def nested_network():
     return keras.Model(inputs, layers.Add()([inner(inputs), inner(layers.Dense(6)(inputs))]))
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     "build, shapes",
     [
@@ -176,6 +178,7 @@ def test_a_batch_size_can_be_fixed(perceptron, samples, tmp_path):
     assert row.status == "failed" and "the check has only 3 samples" in row.note
 
 
+@pytest.mark.thorough
 def test_nothing_is_printed(perceptron, samples, tmp_path, capfd):
     export(perceptron, tmp_path, ["keras", "litert", "litert-sparse", "litert-dynamic-int8"], samples[0])
     assert capfd.readouterr() == ("", "")
@@ -245,7 +248,7 @@ MEASURED = {
 
 
 @tensorflow_only
-@pytest.mark.short(cases=8)
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize("middle, options, switched, wrong", MEASURED.values(), ids=list(MEASURED))
 def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(tmp_path, middle, options, switched, wrong):
     model = mobile_network(middle, **options)
@@ -255,6 +258,7 @@ def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(tmp_pat
     assert (verdict.switched, verdict.wrong is not None) == (switched, wrong)
 
 
+@pytest.mark.thorough
 @tensorflow_only
 def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path, monkeypatch):
     keras.utils.set_random_seed(4)

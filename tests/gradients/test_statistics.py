@@ -140,6 +140,7 @@ print(statistics.read().gradients, statistics.read().numbers)
 """
 
 
+@pytest.mark.thorough
 def test_two_replicas_are_intercepted_and_summed_up_in_one_state():
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(

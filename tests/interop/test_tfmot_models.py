@@ -25,6 +25,7 @@ def halfway(tmp_path_factory):
 # ---------------------------------------------------------------- pruned
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("kind", old.FORMATS)
 def test_masks_step_and_thresholds_are_those_of_the_wrappers(halfway, kind):
     model, files = halfway

@@ -36,6 +36,7 @@ AWKWARD = {
 # ---- compat="tfmot" is the original
 
 
+@pytest.mark.short(cases=5)
 @pytest.mark.parametrize("size", SIZES)
 def test_compat_keeps_as_many_as_the_original(size):
     weight = np.random.default_rng(size).permutation(np.arange(1, size + 1, dtype="float32")).reshape(size, 1)

@@ -31,7 +31,6 @@ CONFIG = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type"
 # 70 examples in batches of 24: the last has 22.
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 24, "from_logits": True}
 STEPS = [
-    {"train": {"epochs": 1}},
     {"prune": {"epochs": 2, "schedule": {"type": "linear", "final_sparsity": 0.8, "end": {"epochs": 1.5}}}},
     {"finetune": {"epochs": 1}},
     {"export": {"formats": ["keras"]}},
@@ -120,6 +119,7 @@ class TestRuns:
             run(*command, KERAS_BACKEND="jax", XLA_FLAGS=flags)
         assert_as_one(tmp_path / "jax_data_parallel", load_model(tmp_path / "jax_one" / "model.keras"))
 
+    @pytest.mark.thorough
     def test_of_workers_one_writes_and_all_end_well(self, on_disk, tmp_path):
         written, one = on_disk
         command = ("-m", "prunekit.cli", "compress", written("multi_worker"), "-o", tmp_path / "run")
@@ -325,6 +325,7 @@ class TestRefusals:
         assert f"this process cannot listen at {here}, its address in TF_CONFIG" in lines(printed)[-1]
         assert not (tmp_path / "run").exists()
 
+    @pytest.mark.thorough
     def test_ctrl_c_ends_a_process_that_waits_for_another(self, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

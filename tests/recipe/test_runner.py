@@ -132,6 +132,7 @@ def test_without_an_output_nothing_is_written(tmp_path, perceptron, monkeypatch)
     assert result.report.exports[0].status == "ok" and result.report.exports[0].bytes > 1000
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("optimizer", [{"name": "sgd", "arguments": {"momentum": 0.9, "use_ema": True}}, "muon"])
 def test_zeros_hold_after_every_batch_of_later_steps(perceptron, pairs, every_batch, optimizer):
     counts = {"finetune": set(), "train": set()}
@@ -297,6 +298,7 @@ def file_run(tmp_path, perceptron, pairs):
     return compress(found, output=tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_verify_finds_an_untouched_run_identical(tmp_path, perceptron, pairs):
     result = file_run(tmp_path, perceptron, pairs)
     outcome = verify(tmp_path / "run")
@@ -316,6 +318,7 @@ def test_verify_names_the_weights_that_differ_and_what_changed(tmp_path, percept
     assert "data are not what the run started from" in verify(tmp_path / "run").differences
 
 
+@pytest.mark.thorough
 def test_verify_needs_what_only_python_can_give(tmp_path, perceptron, pairs):
     start = keras.models.clone_model(perceptron)
     start.set_weights(perceptron.get_weights())

@@ -230,6 +230,7 @@ def whole(data, tmp_path_factory):
     return compress(STEPS, network(), data, folder)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("ends", [5, 6, 7], ids=["before its checkpoint", "in the step behind it", "an epoch later"])
 def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whole, ends):
     with pytest.raises(KeyboardInterrupt):

@@ -38,7 +38,12 @@ def told(report):
 
 # After so many ends of epochs and steps.
 @pytest.mark.parametrize(
-    "ends", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(6, marks=pytest.mark.thorough), 9]
+    "ends",
+    [
+        pytest.param(1, marks=pytest.mark.thorough),
+        4,
+        *(pytest.param(ends, marks=pytest.mark.thorough) for ends in (6, 9)),
+    ],
 )
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, whole, ends):
     work = interrupted(pairs, tmp_path / "run", ends)
@@ -113,6 +118,7 @@ def test_a_finished_run_that_failed_its_expectations_fails_them_again(pairs, tmp
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_was_noted_goes_through_json_and_back(pairs, tmp_path):
     record = None
 

@@ -111,6 +111,7 @@ def torn(folder, kind):
         (folder / (WEIGHTS if kind == "weights gone" else POSITION)).unlink()
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -160,6 +161,7 @@ def test_a_process_that_is_not_the_chief_adds_nothing_to_a_backup(samples, tmp_p
     assert names(tmp_path) == [WEIGHTS], "what is torn is the chief's to set aside"
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("kind", ["weights gone", "epoch gone", "epoch half written"])
 def test_a_torn_backup_without_a_state_is_set_aside_and_training_begins(samples, tmp_path, whole, kind):
     train(samples, tmp_path, Crash(2))

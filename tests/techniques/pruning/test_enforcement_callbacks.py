@@ -49,6 +49,7 @@ def test_a_callback_list_of_the_users_without_history_ends_exact_after_an_earlie
     assert_pristine(compiled)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
 def test_every_checkpoint_is_sparse_and_loads_where_prunekit_cannot_be_imported(compiled, batches, tmp_path, first):
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch:02d}-{batch:02d}.keras"), save_freq=1)
