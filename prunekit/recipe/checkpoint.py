@@ -212,7 +212,7 @@ def _variables(model: keras.Model, optimizer: bool) -> list[Any]:
         model: The model.
         optimizer: Whether the variables of the model's optimizer are among them.
     """
-    found = [*model.variables, *(model.optimizer.variables if optimizer else ())]
+    found = [*model.variables, *(jax_state.own_variables(model.optimizer) if optimizer else ())]
     return list({id(variable): variable for variable in found}.values())
 
 

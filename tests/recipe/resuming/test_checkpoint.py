@@ -53,6 +53,16 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, wh
     assert model_digest(result.model) == model_digest(whole.model)
 
 
+def test_a_run_that_was_interrupted_while_it_trained_with_masks_ends_as_one_that_was_not(pairs, tmp_path):
+    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 2}}]
+    recipe = WHOLE | {"steps": steps}
+    work = interrupted(pairs, tmp_path / "run", 4, recipe)
+    # On JAX, the optimizer's variables include the masks during the training.
+    assert read_snapshot(max(work.glob("checkpoint-*"))).values["epoch"] == 1
+    result = compress(recipe, network(), pairs, tmp_path / "run", resume=True)
+    assert model_digest(result.model) == model_digest(compress(recipe, network(), pairs).model)
+
+
 def test_a_torn_checkpoint_is_told_and_the_one_before_it_used(pairs, tmp_path, whole, unfinished):
     before, newest = sorted(unfinished.glob("checkpoint-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
