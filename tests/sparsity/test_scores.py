@@ -6,7 +6,7 @@ import pickle
 import keras
 import numpy as np
 import pytest
-from backends import tensorflow_only
+from backends import BACKEND, tensorflow_only
 from keras import ops
 
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
@@ -19,13 +19,15 @@ def smallest_first(weight):
     return -ops.abs(weight)
 
 
+# JAX takes float64 for float32.
+DOUBLE = "float32" if BACKEND == "jax" else "float64"
 FAMILY = [Magnitude(), L2(), Movement(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)]
 WEIGHTS = {
     "rank 1": np.array([0.5, -0.25, 0.0, -0.0, 3.0, -3.0, 1e-30], "float32"),
     "single": np.array([[-2.0]], "float32"),
     "ragged": np.random.default_rng(0).normal(size=(5, 7)).astype("float32"),
     "convolution": np.random.default_rng(1).normal(size=(3, 1, 2, 5)).astype("float32"),
-    "rank 5": np.random.default_rng(2).normal(size=(2, 1, 3, 2, 2)).astype("float64"),
+    "rank 5": np.random.default_rng(2).normal(size=(2, 1, 3, 2, 2)).astype(DOUBLE),
     "half": np.array([[300.0, -1e-4, 6e-8], [1e-3, -65504.0, 0.0]], "float16"),
     "empty": np.zeros((0, 4), "float32"),
 }
