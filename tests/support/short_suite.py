@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 # Cases of one test that the short suite runs on a backend other than TensorFlow.
-ON_OTHER_BACKENDS = 2
+ON_OTHER_BACKENDS = 1
 
 
 def cover(cases: Sequence[Sequence[str]], at_most: float = math.inf) -> list[int]:
