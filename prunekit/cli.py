@@ -441,7 +441,7 @@ def _copy(text: str, target: Path, force: bool) -> None:
 
 def _check_model(recipe: "Recipe", model: str | None) -> None:
     if recipe.model is None and model is None:
-        raise click.UsageError(f"recipe {recipe.name!r} names no model: give one with --model FILE.")
+        raise click.UsageError(f"recipe {recipe.name!r} names no model. Pass --model FILE.")
 
 
 def _print_plan(recipe: str, as_json: bool, overrides: dict[str, Any], model: str | None, trust: bool) -> int:

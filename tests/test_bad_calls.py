@@ -105,7 +105,7 @@ def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks)
     pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5))
     before = pruner.masks
     with pytest.raises(
-        ValueError, match=r"One mask for each target, of its shape: \[\(8, 16\), \(16, 4\)\]. Received: "
+        ValueError, match=r"Expected one mask of the shape of each target: \[\(8, 16\), \(16, 4\)\]. Received: "
     ):
         pruner.store.replace(masks)
     assert all(np.array_equal(before[name], mask) for name, mask in pruner.masks.items())

@@ -157,7 +157,7 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
         (["check", "digits", "--set", "final=0.1", "--set", "final=0.2"], ["'final' is set twice"]),
         (["check", "digits", "--set", "final=.inf"], ["final: expected a finite number"]),
         (["check", "digits", "--model", "x.keras"], ["--model and --trust need --plan"]),
-        (["compress", "one-shot"], ["names no model: give one with --model FILE"]),
+        (["compress", "one-shot"], ["names no model. Pass --model FILE"]),
         (["compress", "one-shot", "--dry-run"], ["names no model"]),
         (["check", "one-shot", "--plan"], ["names no model"]),
         (["inspect", "no.keras"], ["no.keras: no such file"]),
@@ -179,7 +179,7 @@ def test_what_was_interrupted_is_told_where_a_run_is_expected(run, tmp_path):
     (tmp_path / "mine.unfinished").mkdir()
     (tmp_path / "mine.unfinished" / "checkpoint-000001").touch()
     for command in ("verify", "report"):
-        assert_mistake(run(command, "mine"), "mine: no", "mine.unfinished: go on with --resume")
+        assert_mistake(run(command, "mine"), "mine: no", "mine.unfinished: continue with --resume")
 
 
 def test_the_package_is_the_command_line_too():

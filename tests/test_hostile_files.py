@@ -96,10 +96,10 @@ def npy_header(shape, kind="<f4"):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (npy_header((10**6, 10**6)) + bytes(100), "promises 4,000,000,000,000 bytes"),
-        (npy_header((26,)) + bytes(100), "promises 104 bytes for shape .26,., and 100 follow"),
-        (npy_header((2**63, 2**63)), "promises"),
-        (npy_header((-1,)), "promises"),
+        (npy_header((10**6, 10**6)) + bytes(100), "declares 4,000,000,000,000 bytes"),
+        (npy_header((26,)) + bytes(100), "declares 104 bytes for shape .26,., and 100 follow"),
+        (npy_header((2**63, 2**63)), "declares"),
+        (npy_header((-1,)), "declares"),
         (npy_header((1,), "|O") + b"cos\nsystem\n(S'touch code-was-run'\ntR.", "Python objects"),
         (b"\x93NUMPY\x03\x00" + bytes(100), "version 3.0"),
         (b"\x93NUMPY\x01\x00\xff\xff{" + b"[" * 60_000, "not a whole"),

@@ -47,7 +47,7 @@ ROWS = {
     "bytes of the model's description, `config.json`": ["anatomy.archives:config_bytes"],
     "levels in it": ["anatomy.archives:config_levels"],
     "groups and arrays of weights": ["anatomy.archives:objects"],
-    "bytes that all arrays of weights promise": ALLOWANCE,
+    "bytes that all arrays of weights declare": ALLOWANCE,
     "bytes of weights that the described layers make": ALLOWANCE,
     "bytes of a gzip idx file, unpacked": ALLOWANCE,
     "axes of an idx file": ["recipe.idx:_MOST_AXES"],

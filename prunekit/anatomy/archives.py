@@ -92,7 +92,7 @@ def _check(path: str, archive: zipfile.ZipFile, size: int, limits: Limits) -> No
     unpacked = sum(member.file_size for member in members)
     if unpacked > limits.allowance(size):
         raise FileRefused(
-            f"{path}: its members promise {unpacked:,} bytes, more than {limits.expansion} times the file's {size:,}: "
+            f"{path}: its members declare {unpacked:,} bytes, more than {limits.expansion} times the file's {size:,}: "
             "the archive may be intended to fill memory or disk. If you trust the file, save it again without "
             "compression."
         )

@@ -242,15 +242,15 @@ def check_h5(file: str | os.PathLike[str] | IO[bytes], path: str | None = None, 
     try:
         with h5py.File(file, "r") as root:
             stored = root.id.get_filesize()
-            promised = sum(_promised_bytes(item, path) for item in _objects(root, path, limits))
+            declared = sum(_declared_bytes(item, path) for item in _objects(root, path, limits))
     except FileRefused:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         line = (str(error).strip("\"' \n") or type(error).__name__).splitlines()[0].rstrip(".")
         raise FileRefused(f"{path} cannot be read: its weights are damaged: {line}.") from error
-    if promised > limits.allowance(stored):
+    if declared > limits.allowance(stored):
         raise FileRefused(
-            f"{path}: its weights promise {promised:,} bytes, more than {limits.expansion} times the {stored:,} that "
+            f"{path}: its weights declare {declared:,} bytes, more than {limits.expansion} times the {stored:,} that "
             "are stored."
         )
 
@@ -303,7 +303,7 @@ def _address(item: Any) -> int:
     return h5py.h5o.get_info(item.id).addr
 
 
-def _promised_bytes(item: Any, path: str) -> int:
+def _declared_bytes(item: Any, path: str) -> int:
     if not isinstance(item, h5py.Dataset):
         return 0
     if item.external or item.is_virtual:

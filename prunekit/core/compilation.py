@@ -61,10 +61,10 @@ _SCOPES = [_TracingScope()]
 
 @contextlib.contextmanager
 def fresh_traces() -> Iterator[None]:
-    """Makes every `OpenFunction` trace anew inside the scope; afterwards, its former traces are used again.
+    """Makes every `OpenFunction` trace again inside the scope; afterwards, its former traces are used again.
 
     For scopes that change how a step is traced. Scopes may close in any order: when a scope closes, all scopes that
-    were entered later trace anew, because their traces contain the changes of the closed scope.
+    were entered later trace again, because their traces contain the changes of the closed scope.
     """
     mine = _TracingScope()
     _SCOPES.append(mine)

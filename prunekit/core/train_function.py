@@ -156,7 +156,7 @@ def fresh_train_function(model) -> Iterator[None]:
     """Makes the model trace a new train function inside the scope, and restores the former one at the end.
 
     For loops of `train_on_batch`: a function traced earlier would not contain what is attached now. Scopes may close
-    in any order: scopes entered later then trace anew, without the changes of the closed scope.
+    in any order: scopes entered later then trace again, without the changes of the closed scope.
     """
     if not hasattr(model, "train_function"):
         yield
@@ -196,7 +196,7 @@ class _FormerFunction:
 
 @contextlib.contextmanager
 def fresh_functions(model) -> Iterator[None]:
-    """Makes the model's and the core loops' compiled functions trace anew in the scope; restores the old ones after it.
+    """Makes the compiled functions of the model and of core loops trace again in the scope; then restores the old ones.
 
     For scopes whose changes must be part of the traced steps and must not remain afterwards.
     """

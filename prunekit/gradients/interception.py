@@ -120,7 +120,7 @@ def _interceptions(model: Any, functions: Any) -> list["_Interception"]:
     found: list[_Interception] = []
     for name, function in functions.items():
         if isinstance(function, type) or not callable(function):
-            raise TypeError(f"For each layer a function gradient -> gradient. Received: {function!r} for {name!r}.")
+            raise TypeError(f"Each layer needs a function gradient -> gradient. Received: {function!r} for {name!r}.")
         site = find_site(model, name, "functions")
         if site.call is not None and site.call < 0:
             raise ValueError(f"Calls of a layer are counted from 0. Received: functions={name!r}.")

@@ -210,8 +210,8 @@ def _named(model: Any, nodes: list[Any], boundary: list[Any]) -> dict[int, Any]:
         if not calls:
             find_site(model, name, "boundary")
             raise ValueError(
-                f"A boundary lies in the model's own graph. Received: boundary={name!r}, which is inside another model "
-                "or layer. Name the layer that contains it, or use pk.gradients.recomputing."
+                f"A boundary must be a layer of the model's own graph. Received: boundary={name!r}, which is inside "
+                "another model or layer. Name the layer that contains it, or use pk.gradients.recomputing."
             )
         if (call is None and len(calls) > 1) or (call is not None and call not in range(len(calls))):
             raise ValueError(
@@ -220,7 +220,9 @@ def _named(model: Any, nodes: list[Any], boundary: list[Any]) -> dict[int, Any]:
             )
         found[id(calls[call or 0])] = name
     if not found:
-        raise ValueError("A boundary is one layer at least. Received: boundary=[]. Name the layers where branches end.")
+        raise ValueError(
+            "A boundary needs at least one layer. Received: boundary=[]. Name the layers where branches end."
+        )
     return found
 
 

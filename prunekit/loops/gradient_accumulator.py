@@ -65,7 +65,7 @@ class GradientAccumulator:
         """
         if step < self.step:
             raise ValueError(
-                f"An accumulator's step never decreases. Received: step={step}, where it is at {self.step}."
+                f"An accumulator's step never decreases. Received: step={step}, and the current step is {self.step}."
             )
         self._step.assign(step)
 

@@ -130,7 +130,7 @@ def _in_training(layer: Any) -> str:
     if isinstance(layer, keras.layers.BatchNormalization):
         return "normalises by the batch in training (freeze it)" if layer.trainable else ""
     if isinstance(layer, keras.layers.SpectralNormalization):
-        return "scales its kernel anew in each training step"
+        return "rescales its kernel in each training step"
     return "draws random numbers in training" if draws_random_numbers(layer) else ""
 
 

@@ -165,7 +165,7 @@ class WeightChanges(UpdateObserver):
             raise RuntimeError(
                 f"The optimizer made {made} updates, and none of them was measured: the compiled step was traced "
                 "before WeightChanges was entered, or the model was compiled with another optimizer since. Enter it "
-                "first, or make the tf.function anew; make it after compiling."
+                "first, or create the tf.function again, after compiling."
             )
         rows = [
             WeightChange(

@@ -77,7 +77,7 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
         raise RecipeError(f"{output} is a file, or a link in a circle. Choose another output directory.")
     if waiting and not (resume or force):
         raise RecipeError(
-            f"an unfinished run lies in {work}. Continue it with --resume, or begin anew with --force, which deletes "
+            f"{work} contains an unfinished run. Continue it with --resume, or begin again with --force, which deletes "
             "it."
         )
     parent = next((folder for folder in path.parents if folder.exists()), path)
@@ -115,7 +115,7 @@ def unfinished(path: Path) -> Path:
 def what_is_kept(output: str | os.PathLike[str]) -> str:
     """Returns a line on the progress that an interrupted run into `output` leaves; "" if it leaves nothing."""
     work = unfinished(output_path(output))
-    return f"What was saved is kept in {work}: go on with --resume.\n" if _can_be_resumed(work) else ""
+    return f"The checkpoints are kept in {work}: continue with --resume.\n" if _can_be_resumed(work) else ""
 
 
 def standing_at(path: Path) -> str:

@@ -68,7 +68,7 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     def sample(tensor: Any) -> np.ndarray:
         if any(length is None for length in tensor.shape[1:]):
             raise RecipeError(
-                f"without data, samples are drawn from the shape of the model's inputs, which leaves lengths open: "
+                f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
                 f"{tuple(tensor.shape)}. Name data in the recipe."
             )
         shape = (8, *tensor.shape[1:])
@@ -77,8 +77,8 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
 
     if not getattr(model, "inputs", None):
         raise RecipeError(
-            f"without data, samples are drawn from the shape of the model's inputs, and {model.name!r} does not say "
-            "it. Name data in the recipe."
+            f"without data, samples are generated in the shape of the model's inputs, which {model.name!r} does not "
+            "declare. Name data in the recipe."
         )
     # A Sequential model has no `input` before its first call, and a loaded model has not been called.
     return keras.tree.map_structure(

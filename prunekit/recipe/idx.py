@@ -64,17 +64,19 @@ def _parse(stream: BinaryIO, path: Path) -> np.ndarray:
     stored = os.path.getsize(path)
     if isinstance(stream, gzip.GzipFile) and expected > LIMITS.allowance(stored):
         raise RecipeError(
-            f"{path} promises {expected:,} bytes, more than {LIMITS.expansion} times the file's {stored:,}: unpack it "
+            f"{path} declares {expected:,} bytes, more than {LIMITS.expansion} times the file's {stored:,}: unpack it "
             "first if you trust it."
         )
     body = _read(stream, expected)
     if len(body) < expected:
         raise RecipeError(
-            f"{path} is cut off: its header promises {expected:,} bytes for shape {shape}. "
+            f"{path} is cut off: its header declares {expected:,} bytes for shape {shape}. "
             f"Received: {len(body):,}. Fetch it again."
         )
     if stream.read(1):
-        raise RecipeError(f"{path} goes on after the {expected:,} bytes that its header promises for shape {shape}.")
+        raise RecipeError(
+            f"{path} has more data after the {expected:,} bytes that its header declares for shape {shape}."
+        )
     return np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("="))
 
 

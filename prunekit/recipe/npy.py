@@ -83,6 +83,6 @@ def _check_header(stream: BinaryIO, size: int) -> None:
     shape, _, kind = _HEADERS[version](stream)
     if kind.hasobject:
         raise ValueError("it holds Python objects, which are never loaded")
-    promised, held = math.prod(shape) * kind.itemsize, size - stream.tell()
-    if min(shape, default=0) < 0 or promised > held:
-        raise ValueError(f"its header promises {promised:,} bytes for shape {shape}, and {held:,} follow")
+    declared, held = math.prod(shape) * kind.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or declared > held:
+        raise ValueError(f"its header declares {declared:,} bytes for shape {shape}, and {held:,} follow")

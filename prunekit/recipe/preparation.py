@@ -56,7 +56,7 @@ def settled_recipe(
         raise TypeError(f"`model` is a Keras 3 model or the path of a .keras file. Received: {type(model)!r}.")
     check_distribution(found, model)
     if model is None and found.model is None:
-        raise RecipeError("this recipe names no model: give one with --model (or model=...).")
+        raise RecipeError("this recipe names no model. Pass --model FILE (or model=...).")
     index = found.needs_data()
     if index is not None and data is None and found.data is None:
         raise RecipeError(
@@ -114,7 +114,7 @@ def _model(recipe: Recipe, given: Any) -> keras.Model:
     if isinstance(given, keras.Model):
         return given
     if recipe.model is None:
-        raise RecipeError("this recipe names no model: give one with --model (or model=...).")
+        raise RecipeError("this recipe names no model. Pass --model FILE (or model=...).")
     return build_model(recipe.model, recipe.seed)
 
 
@@ -169,7 +169,9 @@ def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made:
         )
     for part, (_, labels) in {"training": data.train, "validation": data.validation, "test": data.test}.items():
         if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
-            raise RecipeError(f"class numbers are whole. Received: fractions among the {part} labels of {data.name}.")
+            raise RecipeError(
+                f"class numbers must be whole numbers. Received: fractions among the {part} labels of {data.name}."
+            )
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= made[-1]:
             raise RecipeError(

@@ -58,7 +58,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         first = schedule.latest_update(0)
         if "training" in sources_of(settings.needs) and first is not None and schedule(first) > 0:
             raise ValueError(
-                f"{name_of(settings.criterion)} looks at how updates moved the weights, and the schedule asks for "
+                f"{name_of(settings.criterion)} measures how updates change the weights, but the schedule needs "
                 f"sparsity {schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
             )
         options = _options(settings, run.recipe.seed)

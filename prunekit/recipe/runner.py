@@ -145,7 +145,7 @@ def compress(  # noqa: PLR0913
     """
     found = settled_recipe(recipe, model, data, overrides)
     if output is None and resume:
-        raise RecipeError("`resume` goes on with the run into an output directory. Received: no `output`.")
+        raise RecipeError("`resume` needs the output directory of an unfinished run. Received: no `output`.")
     require_positive(checkpoint_every=checkpoint_every)
     path = None if output is None else check_output(output, force=force, resume=resume)
     with distributed(found, progress) as replicas:

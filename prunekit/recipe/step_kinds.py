@@ -138,7 +138,7 @@ def _export_text(export: Export) -> str:
 def _check_export(export: Export, earlier: Sequence[EarlierStep]) -> None:
     if any(isinstance(step.settings, Export) and step.settings.name == export.name for step in earlier):
         raise refusal(
-            f"an earlier export step already writes files named {export.name!r}: give this one a 'name' of its own.",
+            f"an earlier export step already writes files named {export.name!r}: give this one another 'name'.",
             "name",
         )
 

@@ -114,7 +114,7 @@ class Prune(Settings):
             self.only_with("epochs", "learning_rate")
             if "training" in sources_of(self.needs):
                 raise refusal(
-                    f"{name_of(self.criterion)!r} looks at how training moves the weights: add 'epochs' and a "
+                    f"{name_of(self.criterion)!r} measures how training changes the weights: add 'epochs' and a "
                     "'schedule', or choose another criterion.",
                     "criterion",
                 )

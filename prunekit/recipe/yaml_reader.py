@@ -273,7 +273,7 @@ class _Values:
         if self.count > MOST_VALUES:
             self._fail(f"expected at most {MOST_VALUES} values in a recipe, with aliases written out.", node)
         if any(node is parent for parent in self.open):
-            self._fail("an alias (*name) inside the value of its own anchor.", node)
+            self._fail("an alias (*name) inside the value of the anchor that it names.", node)
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         self.open.append(node)
@@ -311,7 +311,7 @@ class _Values:
                 self._fail("a recipe uses no merge keys (<<): write the keys out.", key_node)
             if (*path, key) in self.keys:
                 first = self.keys[*path, key]
-                self._fail(f"key {shown(key)} stands here twice; the first is in line {first.line}.", key_node)
+                self._fail(f"key {shown(key)} is a duplicate; the first is in line {first.line}.", key_node)
             self.keys[*path, key] = self._position(key_node)
             yield key, self.value(value_node, (*path, key))
 

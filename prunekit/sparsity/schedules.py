@@ -382,7 +382,7 @@ def as_schedule(schedule: Any) -> Schedule:
     found = schedule if source is None else source.load()(schedule)
     if not isinstance(found, Schedule):
         raise TypeError(
-            "`schedule` gives the model's sparsity at each step, for example "
+            "`schedule` must be a schedule, for example "
             f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
         )
     return found

@@ -89,7 +89,7 @@ def keep_largest(importance, kept, *, how: ReadingPlan | None = None):
     key, least = _ordered_bits(flat)
     kept = ops.cast(kept, "int32")
     if keras.backend.backend() == "jax":
-        # JAX compiles anew for each length: 1.5 s for the histograms, 0.2 s for the counting loop.
+        # JAX compiles again for each length: 1.5 s for the histograms, 0.2 s for the counting loop.
         threshold, wanted, tied = _kth_largest_by_counting(key, least, kept)
     else:
         threshold, wanted, tied = _kth_largest(key, least, kept, how or reading_plan(flat.shape[0]))

@@ -98,7 +98,7 @@ def test_a_size_that_is_a_lie_is_refused(tmp_path, members):
     assert_refused(stored, "is stored, and yet has two sizes")
     deflated = packed(tmp_path / "deflated.keras", members, zipfile.ZIP_DEFLATED)
     changed_entry(deflated, WEIGHTS, 24, struct.pack("<I", 0x7FFF_FFFF))
-    assert_refused(deflated, "promise 2,147,4.* bytes, more than 100 times the file's")
+    assert_refused(deflated, "declare 2,147,4.* bytes, more than 100 times the file's")
 
 
 def test_a_size_that_is_too_small_is_refused(tmp_path, members):
@@ -116,7 +116,7 @@ def test_members_that_share_their_bytes_count_each(tmp_path):
     table = b"".join(entry.replace(b"aaaa", f"aaa{i}".encode()) for i in range(4))
     tail[8:16] = struct.pack("<HHI", 4, 4, len(table))
     path.write_bytes(raw[:start] + table + tail)
-    with pytest.raises(FileRefused, match="promise 131,072 bytes"), checked_archive(path, SMALL):
+    with pytest.raises(FileRefused, match="declare 131,072 bytes"), checked_archive(path, SMALL):
         pass
     with checked_archive(path, replace(SMALL, expanded_bytes=131_072)) as archive:
         assert len(archive.namelist()) == 4

@@ -276,7 +276,7 @@ def shape_bomb(root):
         (soft_link, "'0' in its weights points to another place or file"),
         (external_storage, "'/layers/dense/vars/0' in its weights stores its data in another file"),
         (virtual_data_set, "'/layers/dense/vars/0' in its weights stores its data in another file"),
-        (shape_bomb, "its weights promise 400,000,000,000,000 bytes, more than 100 times the"),
+        (shape_bomb, "its weights declare 400,000,000,000,000 bytes, more than 100 times the"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -312,7 +312,7 @@ def test_promised_weights_at_the_limit_and_one_more():
         return io.BytesIO(h5_with(lambda root: root.create_dataset("x", (count,), "u1", chunks=(64,))))
 
     check_h5(write(SMALL.expanded_bytes), "numbers.h5", SMALL)
-    with pytest.raises(FileRefused, match="its weights promise 65,537 bytes"):
+    with pytest.raises(FileRefused, match="its weights declare 65,537 bytes"):
         check_h5(write(SMALL.expanded_bytes + 1), "numbers.h5", SMALL)
 
 

@@ -132,7 +132,7 @@ def test_no_update_overtakes_the_reading_of_its_weight_in_the_optimised_graph():
 
 
 def test_every_trace_of_a_step_has_the_same_gradients_although_it_updates_the_weights():
-    """Every third trace was wrong where the second run read the weights anew."""
+    """Every third trace was wrong where the second run read the weights again."""
 
     def build():
         first, second, shared = keras.Input((8,)), keras.Input((8,)), layers.Dense(8, "tanh", name="shared")

@@ -61,7 +61,7 @@ def own():
         (nested, "iner", ValueError, "No layer of the model .* called 'iner'.*boundary='iner'. Did you mean"),
         (nested, 3, TypeError, "`boundary` takes names of layers. Received: 3"),
         (nested, [3], TypeError, "`boundary` takes a layer's name.*Received: 3"),
-        (nested, [], ValueError, r"one layer at least. Received: boundary=\[\]"),
+        (nested, [], ValueError, r"at least one layer. Received: boundary=\[\]"),
         (
             around,
             "left",

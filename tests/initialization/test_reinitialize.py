@@ -1,4 +1,4 @@
-"""The operation `reinitialize`: which weights are drawn anew, from which seed, and what is refused."""
+"""The operation `reinitialize`: which weights are drawn again, from which seed, and what is refused."""
 
 import json
 

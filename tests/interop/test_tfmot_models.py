@@ -186,7 +186,7 @@ def test_asking_for_a_callback_without_pruned_weights_or_with_a_wrong_name_is_re
     with pytest.raises(ValueError, match=r"weights that were pruned: conv/kernel, .*Received: conv/bias"):
         converted.callback("conv/bias")
     plain = read_model(keras2.Sequential([keras2.Input((4,)), L.Dense(2)]))
-    with pytest.raises(ValueError, match="here there are none"):
+    with pytest.raises(ValueError, match="none in this model"):
         plain.callback()
 
 

@@ -78,7 +78,7 @@ def test_compat_and_another_policy_contradict_each_other():
     class Other(Gradual):
         pass
 
-    with pytest.raises(ValueError, match="is a policy of its own. Received: policy=.*Other"):
+    with pytest.raises(ValueError, match="selects a policy. Received: policy=.*Other"):
         PruningOptions(compat="tfmot", policy=Other())
 
 

@@ -46,7 +46,7 @@ def test_a_name_saves_the_hash_and_stands_for_the_data():
 
 
 @pytest.mark.parametrize("change", ["a weight", "all weights", "a setting", "an average"])
-def test_after_a_change_below_the_activations_are_computed_anew(change):
+def test_after_a_change_below_the_activations_are_computed_again(change):
     model = built("convolutional")
     prefix = pk.loops.CachedPrefix(model)
     x, _, _ = data(model)
@@ -169,7 +169,7 @@ def one_file(folder):
 
 
 @pytest.mark.parametrize("damage", ["cut off", "one bit", "no manifest", "no file", "another manifest", "nonsense"])
-def test_a_damaged_file_is_computed_anew_and_never_trusted(damage, tmp_path):
+def test_a_damaged_file_is_computed_again_and_never_trusted(damage, tmp_path):
     model = built("perceptron")
     x, _, _ = data(model)
     whole = np.array(pk.loops.CachedPrefix(model, directory=tmp_path).activations(x))

@@ -141,7 +141,7 @@ def test_a_model_that_was_fitted_before_is_measured_and_comes_back_as_it_was(per
     assert changes.report().weights[0].updates == 3
 
 
-def test_figures_begin_anew_after_a_reset_and_are_nan_before_any_update(perceptron, samples):
+def test_figures_begin_again_after_a_reset_and_are_nan_before_any_update(perceptron, samples):
     perceptron.compile("sgd", LOSS)
     with pk.loops.WeightChanges(perceptron) as changes:
         assert np.isnan(changes.report().weights[0].change) and "nan" in str(changes.report())

@@ -149,9 +149,9 @@ def interrupted(path, force=False):
 def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_gone_on_with_unasked(tmp_path):
     path = tmp_path / "one"
     interrupted(path)
-    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished. Continue it with --resume"):
+    with pytest.raises(RecipeError, match=r"one\.unfinished contains an unfinished run. Continue it with --resume"):
         check_output(path, force=False)
-    assert what_is_kept(path).endswith("go on with --resume.\n")
+    assert what_is_kept(path).endswith("continue with --resume.\n")
     with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
         assert names(folder) == ["exports"]
     assert names(tmp_path) == ["one"] and what_is_kept(path) == ""
@@ -161,13 +161,13 @@ def test_an_unfinished_run_without_the_folder_of_its_files_is_still_one(tmp_path
     path = tmp_path / "one"
     interrupted(path)
     shutil.rmtree(unfinished(path) / "run")
-    with pytest.raises(RecipeError, match=r"an unfinished run lies in .*one\.unfinished"):
+    with pytest.raises(RecipeError, match=r"one\.unfinished contains an unfinished run"):
         check_output(path, force=False)
     with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
         assert Snapshots(folder.parent, CHECKPOINT).newest() is not None
 
 
-def test_force_begins_an_unfinished_run_anew(tmp_path):
+def test_force_begins_an_unfinished_run_again(tmp_path):
     interrupted(tmp_path / "one")
     with run_directory(check_output(tmp_path / "one", force=True), force=True) as folder:
         assert names(folder) == [] and names(folder.parent) == ["lock", "run"]

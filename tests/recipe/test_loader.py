@@ -37,7 +37,7 @@ def test_overrides_replace_variables(load):
         ("version: 1\n", "", 1, 1, "'version' is missing"),
         ("seed: 7", "sede: 7", 3, 1, "unknown key 'sede'. Did you mean 'seed'"),
         ("seed: 7", "seed: 7.5", 3, 7, "seed: expected a whole number. Received: 7.5"),
-        ("seed: 7", "seed: 7\nseed: 8", 4, 1, "key 'seed' stands here twice; the first is in line 3"),
+        ("seed: 7", "seed: 7\nseed: 8", 4, 1, "key 'seed' is a duplicate; the first is in line 3"),
         ("seed: 7", "seed: &s 7\nname2: *s", 4, 1, "unknown key 'name2'. Did you mean 'name'"),
         ("seed: 7", "seed: !!int 7", 3, 7, "a recipe uses no YAML tags"),
         ("seed: 7", "seed: !!python/object/apply:os.system [x]", 3, 7, "a recipe uses no YAML tags"),

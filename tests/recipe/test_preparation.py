@@ -71,7 +71,7 @@ REFUSED = {
     ),
     "movement before any update": (
         recipe(prune(criterion="movement", schedule={"initial_sparsity": 0.5})),
-        r"steps\[0\].prune: movement looks at how updates.*asks for sparsity 0.5 before the first",
+        r"steps\[0\].prune: movement measures how updates.*needs sparsity 0.5 before the first",
     ),
     "an earlier step that is fine": (
         recipe({"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 1}}, prune(include=["nowhere"])),
@@ -123,7 +123,7 @@ def test_a_model_with_two_outputs_is_refused(samples):
 
 @pytest.mark.one_backend
 def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
-    with pytest.raises(RecipeError, match="names no model: give one with --model"):
+    with pytest.raises(RecipeError, match="names no model. Pass --model FILE"):
         compress(ONE_SHOT)
     found = load_recipe(recipe({"train": {"epochs": 1}}), data_given=True)
     with pytest.raises(RecipeError, match=r"steps\[0\].train needs data, and the recipe names none"):
@@ -142,7 +142,7 @@ def test_missing_parts_are_asked_for(tmp_path, perceptron, pairs):
 def test_exports_without_data_need_inputs_of_known_shape(perceptron):
     found = recipe({"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}})
     open_ended = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4, name="out")])
-    with pytest.raises(RecipeError, match=r"steps\[1\].export: .* leaves lengths open: \(None, None, 8\)"):
+    with pytest.raises(RecipeError, match=r"steps\[1\].export: .* not fully known: \(None, None, 8\)"):
         compress(found, open_ended)
     assert zeros(open_ended, "out/kernel") == 0
 

@@ -56,7 +56,7 @@ REFUSED = {
     "one-shot with epochs": (recipe(one_shot(epochs=3)), r"epochs: 'sparsity' prunes at once"),
     "one-shot by movement": (
         recipe(one_shot(criterion="movement")),
-        r"prune\.criterion: 'movement' looks at how training moves the weights: add 'epochs'",
+        r"prune\.criterion: 'movement' measures how training changes the weights: add 'epochs'",
     ),
     "neither schedule nor sparsity": (recipe({"prune": {"epochs": 3}}), "expected one of schedule, sparsity"),
     "2:4 to 0.9": (recipe(one_shot(0.9, pattern="2:4")), r"prune\.sparsity: 2:4 keeps 2 of every 4.*is 0\.5"),

@@ -37,7 +37,7 @@ def largest_by_sorting(importance, kept):
     return mask.reshape(importance.shape)
 
 
-# Compiled: JAX would compile the loops of an eager call anew each time.
+# Compiled: JAX would compile the loops of an eager call again each time.
 compiled = compilation.compiled(keep_largest)
 
 

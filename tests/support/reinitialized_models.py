@@ -1,4 +1,4 @@
-"""Models whose weights are drawn anew, and their kernels."""
+"""Models whose weights are drawn again, and their kernels."""
 
 import keras
 from keras import layers

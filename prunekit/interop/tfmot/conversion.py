@@ -97,7 +97,7 @@ class Converted:
             lines.append("quantization-aware: the float weights were read")
         if self.optimizer is not None:
             lines.append(f"optimizer: {self.optimizer.name}, {int(self.optimizer.iterations.numpy())} updates done")
-        return "\n".join([*lines, *(f"not carried: {line}" for line in self.not_carried)])
+        return "\n".join([*lines, *(f"not converted: {line}" for line in self.not_carried)])
 
     def callback(self, *names: str, **options: Any) -> PruningCallback:
         """Returns a callback that continues the schedule from its present step, on the weights that were pruned.
@@ -116,7 +116,7 @@ class Converted:
         missing = [name for name in wanted if name not in self.masks]
         if missing or not wanted or self.step is None:
             raise ValueError(
-                f"A pruning goes on with weights that were pruned: {', '.join(self.masks) or 'here there are none'}. "
+                f"`names` must be names of weights that were pruned: {', '.join(self.masks) or 'none in this model'}. "
                 f"Received: {', '.join(missing) or 'no name'}."
             )
         found = {(self.schedules[name], self.patterns[name]) for name in wanted}

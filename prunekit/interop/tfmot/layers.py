@@ -86,7 +86,7 @@ def translated(layer: Any, bare_activation: Callable[[Any], Any] = lambda activa
         NotCarried: The type or a setting has no equivalent in Keras 3.
     """
     kind = type(layer).__name__
-    why = reason_against(kind) or ("" if _is_of_tf_keras(layer) else "a layer class of its own")
+    why = reason_against(kind) or ("" if _is_of_tf_keras(layer) else "a custom layer class")
     if why:
         raise NotCarried(f"{layer.name!r} ({kind}: {why})")
     target = getattr(keras.layers, kind)
@@ -182,7 +182,7 @@ def _object(layer: Any, home: str, value: Any) -> Any:
     name = value.get("class_name") if isinstance(value, dict) else value
     found = getattr(getattr(keras, home), str(name), None)
     if found is None:
-        raise NotCarried(f"{layer.name!r} ({home[:-1]} {name!r}: none of Keras 3)")
+        raise NotCarried(f"{layer.name!r} ({home[:-1]} {name!r}: not in Keras 3)")
     return found(**value["config"]) if isinstance(value, dict) else found
 
 
@@ -191,7 +191,7 @@ def _activation(layer: Any, activation: Any) -> str:
     module = getattr(activation, "__module__", "")
     # Some activations of tf_keras are TensorFlow functions, with a TensorFlow module name.
     known = module.split(".")[0] in ("tf_keras", "keras", "tensorflow")
-    why = reason_against(name) or ("" if known else "a function of its own")
+    why = reason_against(name) or ("" if known else "a custom function")
     if why:
         raise NotCarried(f"{layer.name!r} (activation {name}: {why})")
     return name

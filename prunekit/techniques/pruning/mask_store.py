@@ -110,7 +110,7 @@ class MaskStore:
         shapes = [tuple(mask.shape) if hasattr(mask, "shape") else None for mask in masks]
         if shapes != [target.shape for target in self.targets]:
             raise ValueError(
-                f"One mask for each target, of its shape: {[target.shape for target in self.targets]}. "
+                f"Expected one mask of the shape of each target: {[target.shape for target in self.targets]}. "
                 f"Received: {shapes}."
             )
         for variable, mask in zip(self._masks, masks, strict=True):
@@ -163,8 +163,8 @@ class MaskStore:
             if _is_another(gradient.shape, variable.shape):
                 # Otherwise the mask would be broadcast to the gradient silently.
                 raise ValueError(
-                    f"The gradient of a variable of shape {tuple(variable.shape)} has that shape. "
-                    f"Received: {tuple(gradient.shape)}, for {variable.name}."
+                    f"A gradient must have the shape of its variable. Received: {tuple(gradient.shape)} for "
+                    f"{variable.name} of shape {tuple(variable.shape)}."
                 )
             masked.append(_masked(gradient, self._masks[index]))
         return masked

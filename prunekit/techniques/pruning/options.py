@@ -108,13 +108,13 @@ class PruningOptions:
 
     def _policy(self) -> MaskPolicy:
         if self.compat not in (None, "tfmot"):
-            raise ValueError(f'`compat` must be "tfmot", or None for prunekit\'s own rules. Received: {self.compat!r}.')
+            raise ValueError(f'`compat` must be "tfmot", or None for prunekit\'s rules. Received: {self.compat!r}.')
         policy = get_policy(self.compat or self.policy)
         # `dataclasses.replace` passes the policy that `compat` selected before.
         if self.compat is not None and get_policy(self.policy) not in (policy, get_policy("gradual")):
             raise ValueError(
-                f"compat={self.compat!r} is a policy of its own. Received: policy={self.policy!r} besides it. Leave "
-                "one of them out."
+                f"compat={self.compat!r} selects a policy. Received: policy={self.policy!r} as well. Leave one of them "
+                "out."
             )
         return policy
 

@@ -76,7 +76,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_made_up(pairs, tmp_path, unfini
         file.write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="not a snapshot of this version of prunekit: no other is left"),
-        pytest.raises(RecipeError, match="are damaged: nothing can be resumed. Begin anew with --force"),
+        pytest.raises(RecipeError, match="are damaged: nothing can be resumed. Begin again with --force"),
     ):
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(pairs, tmp_pat
         found = read_snapshot(file)
         write_snapshot(file, Snapshot(found.values | {name: "something else"}, found.arrays))
     before = contents(unfinished)
-    with pytest.raises(RecipeError, match=f"hold no {name} that this version .* Begin anew with --force") as refused:
+    with pytest.raises(RecipeError, match=f"hold no {name} that this version .* Begin again with --force") as refused:
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
     assert "\n" not in str(refused.value) and contents(unfinished) == before
 
@@ -114,7 +114,7 @@ def test_resume_begins_where_nothing_was_begun_and_returns_what_is_finished(pair
     ):
         compress(other, network(), pairs, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
-    with pytest.raises(RecipeError, match="`resume` goes on with the run into an output directory"):
+    with pytest.raises(RecipeError, match="`resume` needs the output directory of an unfinished run"):
         compress(WHOLE, network(), pairs, resume=True)
 
 

@@ -38,12 +38,12 @@ def edited():
         ("weights", "the model is not what it started from"),
         ("activation", "the model is not what it started from"),
         ("version", "keras was .* and is 3.99"),
-        ("unasked", "an unfinished run lies in .* with --resume, or begin anew with --force, which deletes it"),
-        ("export", "dense.keras is not as the unfinished run wrote it"),
+        ("unasked", "contains an unfinished run. .* with --resume, or begin again with --force, which deletes it"),
+        ("export", "dense.keras has changed since the unfinished run wrote it"),
         ("start", "start.json is damaged"),
         ("start nested", "start.json is damaged"),
         ("start gone", "start.json is missing, and only this file describes the checkpoints"),
-        ("run gone", "dense.keras is not as the unfinished run wrote it"),
+        ("run gone", "dense.keras has changed since the unfinished run wrote it"),
     ],
 )
 def test_a_run_that_is_no_longer_the_same_is_not_gone_on_with(
@@ -152,7 +152,7 @@ def test_a_full_or_read_only_disk_is_told_in_one_line_and_what_was_saved_is_kept
     if name == "checkpoint-000001":
         assert "Nothing was saved yet, and nothing is left behind." in str(caught.value) and not names(tmp_path)
         return
-    assert "What was saved before is kept" in str(caught.value) and names(tmp_path) == ["run.unfinished"]
+    assert "The earlier checkpoints are kept" in str(caught.value) and names(tmp_path) == ["run.unfinished"]
     result = compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(result.model) == model_digest(whole.model) and names(tmp_path) == ["run"]
 
@@ -175,7 +175,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_really_full_and_one_that_may_only_be_read(pairs, tmp_path, whole, small_disk):
-    with pytest.raises(OSError, match="No space left on device. What was saved before is kept"):
+    with pytest.raises(OSError, match="No space left on device. The earlier checkpoints are kept"):
         compress(WHOLE, network(), pairs, tmp_path / "disk" / "run")
     assert names(tmp_path / "disk") == ["run.unfinished"]
     before = contents(tmp_path / "disk")

@@ -120,7 +120,7 @@ def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compile
 
 @pytest.mark.one_backend
 def test_bad_options_are_refused_at_construction():
-    with pytest.raises(TypeError, match="model's sparsity at each step"):
+    with pytest.raises(TypeError, match="`schedule` must be a schedule"):
         PruningCallback(0.5)
     with pytest.raises(TypeError, match="frequency"):
         PruningCallback(ConstantSparsity(0.5), frequency=3)

@@ -248,7 +248,7 @@ def test_predict_and_evaluate_change_no_weight(compiled, samples, batches):
         pruner.enforce()
 
 
-def test_a_callback_that_builds_the_train_function_anew_is_obeyed(compiled, batches):
+def test_a_callback_that_builds_the_train_function_again_is_obeyed(compiled, batches):
     class Unfreeze(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:

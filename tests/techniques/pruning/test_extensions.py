@@ -61,7 +61,7 @@ def test_a_criterion_that_needs_data_is_refused_without(perceptron):
         pk.prune(perceptron, 0.5, np.zeros((4, 8), "float32"))
 
 
-def test_in_fit_data_are_read_anew_at_each_mask_update(compiled, samples):
+def test_in_fit_data_are_read_again_at_each_mask_update(compiled, samples):
     callback = pk.PruningCallback(
         pk.PolynomialDecay(0.0, 0.75, 0, 8, frequency=4), "input_weighted", data=samples[0], include="hidden"
     )

@@ -115,7 +115,7 @@ def test_a_weight_that_the_model_does_not_have_is_refused(compiled):
     with pytest.raises(ValueError, match="has no weight 'hiden/kernel'. Did you mean 'hidden/kernel'"):
         with holding(compiled, {"hiden/kernel": MASKS["hidden/kernel"]}):
             pass
-    with pytest.raises(ValueError, match="One mask for each target, of its shape"):
+    with pytest.raises(ValueError, match="Expected one mask of the shape of each target"):
         with holding(compiled, {"logits/kernel": MASKS["hidden/kernel"]}):
             pass
     assert_pristine(compiled)

@@ -151,7 +151,7 @@ def test_gradients_that_are_not_of_the_variables_are_refused(perceptron):
         with pytest.raises(ValueError, match="list aligned with the 4 trainable variables. Received: 3"):
             pruner.mask_gradients(given[:3])
         for wrong in (keras.ops.ones((1, 1)), keras.ops.ones(()), keras.ops.transpose(given[0])):
-            with pytest.raises(ValueError, match="The gradient of a variable of shape .* has that shape. Received"):
+            with pytest.raises(ValueError, match="A gradient must have the shape of its variable. Received"):
                 pruner.mask_gradients([wrong, *given[1:]])
 
 

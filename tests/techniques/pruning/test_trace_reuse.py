@@ -121,7 +121,7 @@ def clip(model):
 @pytest.mark.parametrize(
     "change", [recompile, freeze, constrain, change_activation, clip], ids=lambda one: one.__name__
 )
-def test_what_changes_the_step_is_traced_anew(samples, change):
+def test_what_changes_the_step_is_traced_again(samples, change):
     model, counting = make()
     fit(model, samples, PruningCallback(HALF))
     before = counting.traces
@@ -134,7 +134,7 @@ def test_what_changes_the_step_is_traced_anew(samples, change):
     assert zeros(model) == [96, 48]
 
 
-def test_other_weights_are_traced_anew(samples):
+def test_other_weights_are_traced_again(samples):
     model, counting = make()
     fit(model, samples, PruningCallback(HALF, include="hidden"))
     before = counting.traces
