@@ -173,7 +173,7 @@ def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
 # ---------------------------------------------------------------- further fits, and errors in a fit
 
 
-def test_a_second_fit_with_averages_goes_on(compiled, samples):
+def test_a_second_fit_with_averages_continues(compiled, samples):
     compiled.compile(build_optimizer("LossScaleOptimizer", {"use_ema": True}), LOSS)
     # At its end Keras has weights and averages share arrays, which JAX alone minds.
     compiled.fit(*samples, batch_size=16, verbose=0)

@@ -183,7 +183,7 @@ def test_an_output_of_a_sweep_that_cannot_be_made(run, place, path):
     ],
     ids=lambda value: " ".join(value) if type(value) is list else "",
 )
-def test_a_mistake_is_told_and_nothing_written(run, place, words, message):
+def test_a_mistake_is_reported_and_nothing_written(run, place, words, message):
     (place / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
     before = sorted(place.rglob("*"))
     outcome = run(words)

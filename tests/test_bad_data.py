@@ -34,7 +34,7 @@ def test_data_that_end_early_leave_a_sparse_model(perceptron, count):
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_data_that_break_leave_a_sparse_model_that_can_go_on(perceptron, samples):
+def test_data_that_break_leave_a_sparse_model_that_can_continue(perceptron, samples):
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=1))
 

@@ -69,7 +69,7 @@ def smoke(tmp_path_factory):
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_contestant_does_all_its_steps_and_mask_updates_are_told_apart(smoke):
+def test_every_contestant_does_all_its_steps_and_mask_updates_are_distinguished(smoke):
     trainings = smoke[1]["models"]["perceptron"]["trainings"]
     updates = {
         library: {name: (len(run["steps"]), sum(row[3] for row in run["steps"])) for name, run in runs.items()}

@@ -175,7 +175,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(run, tmp_path, arguments, words):
     assert_mistake(run(*arguments), *words)
 
 
-def test_what_was_interrupted_is_told_where_a_run_is_expected(run, tmp_path):
+def test_commands_that_need_a_finished_run_name_the_unfinished_one(run, tmp_path):
     (tmp_path / "mine.unfinished").mkdir()
     (tmp_path / "mine.unfinished" / "checkpoint-000001").touch()
     for command in ("verify", "report"):
@@ -253,7 +253,7 @@ class TestCompress:
         assert others == ["m.keras", "here", True, True, True, 3]
         assert "the report" in out and "here/report.html" in out
 
-    def test_without_output_the_run_lies_under_runs(self, run, runner):
+    def test_without_output_the_run_is_under_runs(self, run, runner):
         run("compress", "digits", "--set", "final=0.7")
         (recipe, *others) = runner.calls[0]
         assert others == [None, os.path.join("runs", "digits"), False, False, False, 1]

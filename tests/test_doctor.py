@@ -109,7 +109,7 @@ class TestWhatIsMissing:
             ("ai-edge-litert", "ai_edge_litert", "LiteRT export", r"pip install 'ai-edge-litert(>=[\d.]+)?'"),
         ],
     )
-    def test_a_missing_package_is_told_with_what_to_install(self, without, package, module, check, remedy):
+    def test_a_missing_package_is_reported_with_what_to_install(self, without, package, module, check, remedy):
         without(package, module)
         found = doctor.examine()
         row = checks_of(found)[check]
@@ -120,7 +120,7 @@ class TestWhatIsMissing:
         if package in found.environment.versions:
             assert found.environment.versions[package] is None
 
-    def test_a_package_that_is_there_and_broken_is_told_with_its_own_words(self, monkeypatch):
+    def test_a_broken_package_is_reported_with_its_own_message(self, monkeypatch):
         def broken(name):
             if name == "ai_edge_litert.interpreter":
                 raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.32'\n not found")
@@ -180,7 +180,7 @@ class TestWhatIsMissing:
         assert len(found.environment.xla_problem) == 5000
         assert len(checks_of(found)["XLA"].detail) < 200
 
-    def test_a_loop_on_several_replicas_is_told_before_it_is_refused(self, monkeypatch):
+    def test_a_loop_on_several_replicas_is_reported_before_it_is_refused(self, monkeypatch):
         monkeypatch.setattr(environment, "_distribution", lambda backend: ("MirroredStrategy", 4))
         found = doctor.examine()
         row = checks_of(found)["pruning in tape loops"]
@@ -249,7 +249,7 @@ class TestKerasThatDoesNotStart:
         row = checks_of(doctor.examine())["Keras 3"]
         assert row.detail.startswith("with KERAS_BACKEND=jax: ") and row.remedy == SWITCH
 
-    def test_every_part_that_needs_keras_says_so_and_the_rest_is_still_told(self, monkeypatch):
+    def test_parts_that_need_keras_are_named_and_the_rest_is_reported(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "keras", None)
         found = doctor.examine()
         rows = checks_of(found)
@@ -327,7 +327,7 @@ class TestTheCommand:
         assert (code, err) == (1, "") and "Models cannot be pruned and trained here." in out
 
     @pytest.mark.parametrize("backend", ["tensorflow", "nonsense"])
-    def test_nobody_else_says_anything(self, backend, tmp_path):
+    def test_nothing_but_the_command_prints(self, backend, tmp_path):
         environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         environ |= {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1"}
         command = [sys.executable, "-m", "prunekit.cli", "doctor", "--json"]

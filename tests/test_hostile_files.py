@@ -109,7 +109,7 @@ def npy_header(shape, kind="<f4"):
     ids=["bomb", "one number too few", "overflow", "negative", "pickle", "version", "nested", "bare pickle", "empty"],
 )
 @pytest.mark.parametrize("kind", ["npy", "npz"])
-def test_arrays_that_promise_more_than_they_hold_are_refused(tmp_path, monkeypatch, marker, kind, content, match):
+def test_arrays_that_declare_more_than_they_hold_are_refused(tmp_path, monkeypatch, marker, kind, content, match):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"data.{kind}"
     if kind == "npy":
@@ -121,7 +121,7 @@ def test_arrays_that_promise_more_than_they_hold_are_refused(tmp_path, monkeypat
     assert "\n" not in str(refused.value) and not marker.exists()
 
 
-def test_an_array_of_the_promised_size_is_read(tmp_path):
+def test_an_array_of_the_declared_size_is_read(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy_header((25,)) + bytes(100))
     assert read_npy(tmp_path / "x.npy").shape == (25,)
     packed(tmp_path / "x.npz", {"x.npy": npy_header((25,)) + bytes(100)})

@@ -91,11 +91,11 @@ def value(place):
     return getattr(importlib.import_module(f"prunekit.{module}"), name)
 
 
-def test_every_row_says_what_the_code_says():
+def test_every_row_agrees_with_the_code():
     assert stated() == {row: [value(place) for place in places] for row, places in ROWS.items()}
 
 
-def test_every_limit_of_the_code_stands_in_a_row():
+def test_every_limit_of_the_code_has_a_row():
     found = {f"anatomy.archives:{field.name}" for field in fields(LIMITS)}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

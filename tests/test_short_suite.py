@@ -42,13 +42,13 @@ def test_tests_marked_thorough_and_further_cases_are_left_out():
     assert len(gone) == 1 + len(GRID) - 3
 
 
-def test_a_case_marked_thorough_does_not_stand_for_its_values():
+def test_the_values_of_a_case_marked_thorough_are_kept_in_other_cases():
     family = [item("grid", case, **({"thorough": {}} if case[0] == "a" else {})) for case in GRID]
     kept = [GRID[family.index(one)] for one in family if one not in left_out(family, "tensorflow")]
     assert {case[0] for case in kept} == {"b", "c"} and {case[1] for case in kept} == {"x", "y"}
 
 
-def test_a_test_may_say_how_many_of_its_cases_the_short_suite_runs():
+def test_a_mark_limits_the_cases_of_a_test():
     family = [item("family", name, short={"cases": 3}, every_backend={"cases": 4}) for name in "abcdefgh"]
     assert [len(left_out(family, backend)) for backend in ("tensorflow", "jax")] == [5, 5]
 

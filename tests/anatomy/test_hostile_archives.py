@@ -65,7 +65,7 @@ def test_a_symbolic_link_is_refused(tmp_path, members):
     assert_refused(path, "'assets/link' is a link or a device")
 
 
-def test_a_member_that_stands_twice_is_refused(tmp_path, members):
+def test_a_duplicate_member_is_refused(tmp_path, members):
     path = packed(tmp_path / "model.keras", members)
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr(CONFIG, b"{}")
@@ -92,7 +92,7 @@ def test_an_encrypted_member_is_refused(tmp_path, members):
     assert_refused(path, "'model.weights.h5' is encrypted")
 
 
-def test_a_size_that_is_a_lie_is_refused(tmp_path, members):
+def test_a_wrong_size_is_refused(tmp_path, members):
     stored = packed(tmp_path / "stored.keras", members)
     changed_entry(stored, WEIGHTS, 24, struct.pack("<I", 0x7FFF_FFFF))
     assert_refused(stored, "is stored, and yet has two sizes")

@@ -280,7 +280,7 @@ def shape_bomb(root):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_weights_that_point_elsewhere_or_promise_too_much_are_refused(tmp_path, members, perceptron, write, match):
+def test_weights_that_point_elsewhere_or_declare_too_much_are_refused(tmp_path, members, perceptron, write, match):
     path = packed(tmp_path / "m.keras", members | {WEIGHTS: h5_with(write)})
     assert_refused(path, match)
     assert_refused(path, match, lambda path: load_weights(perceptron, path))
@@ -307,7 +307,7 @@ def test_objects_of_weights_at_the_limit_and_one_more():
         check_h5(write(SMALL.objects), "groups.h5", SMALL)
 
 
-def test_promised_weights_at_the_limit_and_one_more():
+def test_declared_weights_at_the_limit_and_one_more():
     def write(count):
         return io.BytesIO(h5_with(lambda root: root.create_dataset("x", (count,), "u1", chunks=(64,))))
 

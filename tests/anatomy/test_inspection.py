@@ -130,7 +130,7 @@ def test_integer_and_boolean_and_scalar_and_empty_weights_are_rows_too():
     assert rows["dense/kernel"].macs == 8
 
 
-def test_a_model_that_cannot_be_followed_is_still_inspected_and_says_so():
+def test_a_model_that_cannot_be_followed_is_still_inspected_and_is_noted():
     model = keras.Sequential([keras.Input((None, 4)), L.GRU(3, name="gru")])
     report = inspect(model)
     assert report.macs == 0
@@ -161,7 +161,7 @@ def full_report():
     )
 
 
-def test_the_sparsity_of_the_targets_is_told_apart_from_the_models():
+def test_the_sparsity_of_the_targets_is_distinguished_from_the_models():
     report = full_report()
     assert report.target_sparsity == 0.5
     assert report.sparsity == 6 / 40

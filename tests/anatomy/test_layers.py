@@ -130,7 +130,7 @@ def all_layers(layer):
 
 
 @pytest.mark.parametrize(("name", "cls"), public_layers(), ids=[name for name, _ in public_layers()])
-def test_the_table_knows_every_weight_of_every_layer_of_keras(name, cls):
+def test_the_table_has_every_weight_of_every_layer_of_keras(name, cls):
     if name in FOREIGN | ABSTRACT:
         return
     if name in EXAMPLES:

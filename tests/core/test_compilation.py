@@ -96,7 +96,7 @@ class TestOpenFunction:
         assert double.traces == 1
 
     @pytest.mark.parametrize("closed_from", [1, None])
-    def test_the_trace_knows_the_lengths_that_are_closed(self, closed_from):
+    def test_the_trace_has_the_fixed_lengths(self, closed_from):
         seen = []
         function = compilation.OpenFunction(lambda x: seen.append(tuple(x.shape)) or x, closed_from=closed_from)
         function(ones(4, 3))

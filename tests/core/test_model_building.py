@@ -285,7 +285,7 @@ def test_two_callbacks_prune_each_its_own_weights_of_a_model_that_fit_builds():
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("name", ["subclassed", "trainer of a functional model"])
-def test_a_second_fit_goes_on_with_the_schedule(name):
+def test_a_second_fit_continues_with_the_schedule(name):
     model, pruning = compiled(name), pk.PruningCallback(schedule())
     with pytest.warns(UserWarning, match="The schedule lands"):
         fit(model, name, pruning, epochs=1)
@@ -324,7 +324,7 @@ def test_callbacks_driven_by_hand_build_the_model_in_train_on_batch():
 
 
 @on_tensorflow
-def test_a_loop_that_goes_around_the_train_function_is_told_to_build_the_model():
+def test_a_loop_that_bypasses_the_train_function_is_asked_to_build_the_model():
     model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
     calling = keras.callbacks.CallbackList([pruning], model=model)
     calling.on_train_begin()

@@ -61,7 +61,7 @@ class TestShadowed:
 class TestWrapped:
     @pytest.mark.parametrize("order", list(itertools.permutations("abc")), ids="".join)
     @pytest.mark.parametrize("own", [False, True], ids=["of the class", "of the instance"])
-    def test_who_wraps_a_method_may_leave_in_any_order(self, order, own):
+    def test_wrappers_of_a_method_are_removed_in_any_order(self, order, own):
         owner = Owner()
         if own:
             owner.method = lambda: "method"

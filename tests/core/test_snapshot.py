@@ -170,7 +170,7 @@ def test_a_crafted_file_of_sound_contents_is_read(tmp_path):
     assert found.arrays["x"].tolist() == [0.0, 0.0]
 
 
-def test_as_much_text_as_is_promised_is_never_made_room_for(tmp_path):
+def test_memory_is_not_allocated_for_the_declared_size_of_a_text(tmp_path):
     total = hashlib.sha256(b"{}")
     (tmp_path / "one").write_bytes(module._head(total, 10**15) + b"{}")
     with pytest.raises(DamagedSnapshot, match="truncated or was modified"):

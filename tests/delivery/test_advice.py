@@ -21,7 +21,7 @@ def advice_for(model):
     return {line.runtime: line for line in runtime_advice(inspect(model), model)}
 
 
-def test_a_dense_model_is_promised_nothing(perceptron):
+def test_a_dense_model_gets_no_advice(perceptron):
     lines = advice_for(perceptron)
     assert {line.what_it_buys for line in lines.values()} == {"nothing"}
     assert len(lines) == 9
@@ -46,7 +46,7 @@ def test_large_dense_blocks_buy_speed_on_x86():
     [(identity, 0.9, "about 4.1x"), (identity, 0.6, "nothing"), (lambda x: layers.MaxPooling2D()(x), 0.9, "wrong")],
     ids=["qualifies", "too few zeros", "lies"],
 )
-def test_sparse_convolutions_are_promised_only_where_the_graph_qualifies(middle, sparsity, buys):
+def test_sparse_convolutions_are_advised_only_where_the_graph_qualifies(middle, sparsity, buys):
     assert buys in advice_for(mobile_network(middle, sparsity))["LiteRT.js (WebAssembly)"].what_it_buys
 
 

@@ -194,7 +194,7 @@ def test_the_check_of_a_file_imports_no_tensorflow_and_nothing_of_prunekit():
 
 
 @tensorflow_only
-def test_a_graph_that_lies_on_arm64_is_refused_where_it_lies_and_only_there(tmp_path):
+def test_a_graph_with_wrong_outputs_on_arm64_is_refused_on_arm64_only(tmp_path):
     model = mobile_network(layers.MaxPooling2D())
     samples = np.random.default_rng(0).normal(size=(5, 16, 16, 3))
     rows = export(model, tmp_path, ["litert", "litert-sparse", "litert-float16-sparse", "litert-float16"], samples)

@@ -179,7 +179,7 @@ def test_every_kind_of_column_takes_every_value(kind, value):
     assert list(FittedTable(section).plain_lines())[1].startswith("row")
 
 
-def test_the_same_sections_stand_on_the_terminal_and_on_the_page():
+def test_the_terminal_and_the_page_have_the_same_sections():
     report = make()
     page, text = render_html(report), terminal(report)
     for section in sections_of(report):

@@ -265,7 +265,7 @@ WRONG = {
 
 @pytest.mark.parametrize("way", ["fit", "TapeLoop", "a tape"])
 @pytest.mark.parametrize("kind", WRONG)
-def test_one_line_says_what_came_and_the_weights_stay(kind, way):
+def test_the_error_is_one_line_and_the_weights_are_unchanged(kind, way):
     measure, per_example, gradient, message = WRONG[kind]
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_initializer="zeros")])
     x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")

@@ -87,7 +87,7 @@ def test_layers_inside_layers_are_named_by_their_path(samples):
     assert found["block/inner/kernel"] == ("zero", "block/sign")
 
 
-def test_a_loss_without_a_derivative_is_blamed_itself(samples):
+def test_a_loss_without_a_derivative_is_named(samples):
     def hits(truth, output):
         return ops.cast(ops.equal(ops.cast(ops.argmax(output, -1), "float32"), truth), "float32")
 
@@ -95,7 +95,7 @@ def test_a_loss_without_a_derivative_is_blamed_itself(samples):
     assert set(found.values()) == {("none", "the loss")}
 
 
-def test_frozen_weights_and_layers_that_are_not_called_are_told_apart(samples):
+def test_frozen_weights_and_layers_that_are_not_called_are_distinguished(samples):
     class Partly(keras.Model):
         def __init__(self):
             super().__init__()

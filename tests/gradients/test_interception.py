@@ -162,7 +162,7 @@ def test_behind_a_softmax_the_gradient_at_the_logits_is_caught(graph, precision)
 
 
 @pytest.mark.parametrize("calls", [(0,), (1,), (2,), (0, 2), "all"], ids=str)
-def test_calls_of_a_shared_layer_are_told_apart(calls, precision):
+def test_calls_of_a_shared_layer_are_distinguished(calls, precision):
     inputs = keras.Input((3,))
     shared = layers.Dense(3, "tanh", name="shared")
     model = keras.Model(inputs, layers.Dense(1, name="end")(shared(shared(shared(inputs)))))
@@ -317,7 +317,7 @@ def test_another_number_of_examples_is_refused_where_it_shows_only_while_running
             model.fit(x, y, verbose=0)
 
 
-def test_no_gradient_at_all_is_not_passed_over():
+def test_a_missing_gradient_is_an_error():
     model, (x, y) = network(), data("float32")
     traced = tf.function(by_tape)
     traced(model, x, y)

@@ -78,7 +78,7 @@ class TestNothingIsLeft:
             assert np.any(layer.bias.numpy() != bias) == moves
         assert model.train_function is function and "call" not in vars(layer)
 
-    def test_in_a_loop_which_goes_on_with_its_former_trace(self):
+    def test_in_a_loop_that_keeps_its_former_trace(self):
         (x, y), model = data("float32"), network()
         loop = pk.loops.TapeLoop(model, "sgd", "mse")
         loop.step(x, y)

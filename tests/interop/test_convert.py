@@ -125,7 +125,9 @@ def test_a_mistake_on_the_command_line_is_one_line(run, words, message):
     ],
     ids=lambda value: value[:24] or "empty",
 )
-def test_a_place_that_cannot_be_written_is_told_and_nothing_is(halfway, run, tmp_path, monkeypatch, new, message):
+def test_a_place_that_cannot_be_written_is_reported_and_nothing_is_written(
+    halfway, run, tmp_path, monkeypatch, new, message
+):
     Path("there.keras").write_text("precious")
     Path("file").write_text("precious")
     Path("folder.keras").mkdir()

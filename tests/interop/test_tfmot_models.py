@@ -81,7 +81,7 @@ def test_the_next_update_of_a_converted_model_is_the_one_that_tf_keras_makes(tmp
 
 
 @pytest.mark.parametrize("kind", old.FORMATS)
-def test_training_goes_on_at_that_sparsity_and_step_and_ends_on_the_schedule(halfway, kind):
+def test_training_continues_at_that_sparsity_and_step_and_ends_on_the_schedule(halfway, kind):
     converted = read_model(halfway[1][kind])
     before = converted.sparsity
     callback = converted.callback()
@@ -104,7 +104,7 @@ def test_training_goes_on_at_that_sparsity_and_step_and_ends_on_the_schedule(hal
     assert callback.pruner.audit() == dict.fromkeys(converted.masks, 0)
 
 
-def test_training_goes_on_with_another_optimizer_at_the_same_step(halfway):
+def test_training_continues_with_another_optimizer_at_the_same_step(halfway):
     converted = read_model(halfway[1]["h5"])
     converted.model.compile("sgd", "sparse_categorical_crossentropy")
     callback = converted.callback(criterion="random")
@@ -265,7 +265,7 @@ def test_every_optimizer_of_the_table_makes_the_updates_that_tf_keras_would_make
 # ---------------------------------------------------------------- going on by the original's rules
 
 
-def test_compat_goes_on_as_the_original_does_at_every_step(tmp_path):
+def test_compat_continues_as_the_original_does_at_every_step(tmp_path):
     """Between updates too: two forward passes lie before the next one, and masks hold in both."""
     model = old.pruned_halfway(old.dense_network, keras2.optimizers.SGD(0.05, momentum=0.9))
     converted = read_model(saved(model, tmp_path, "halfway.keras"))
@@ -309,7 +309,7 @@ def test_the_printed_step_is_what_origin_is_made_of(halfway, run):
         assert callback.pruner.sparsity == pytest.approx(0.8, abs=1 / 300)
 
 
-def test_m_by_n_of_a_live_model_is_its_pattern_and_goes_on():
+def test_m_by_n_of_a_live_model_is_its_pattern_and_continues():
     model = old.wrapped_for_pruning(
         old.dense_network(), pruning_schedule=sparsity.ConstantSparsity(0.75, 0, frequency=1), sparsity_m_by_n=(3, 4)
     )

@@ -145,7 +145,7 @@ def test_a_second_fit_counts_on(perceptron, samples):
 
 
 @pytest.mark.every_backend
-def test_a_training_in_another_process_goes_on_with_its_steps_and_masks(perceptron, samples):
+def test_a_training_in_another_process_continues_with_its_steps_and_masks(perceptron, samples):
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     # After 5 steps the next update comes at 9: the forward passes until then need the masks of the last one.
     schedule = pk.ConstantSparsity(0.3, 3, frequency=6)
@@ -169,7 +169,7 @@ def test_a_training_in_another_process_goes_on_with_its_steps_and_masks(perceptr
 
 
 @pytest.mark.every_backend
-def test_zeros_compete_where_a_training_goes_on_before_the_first_update(perceptron, samples):
+def test_zeros_compete_where_a_training_continues_before_the_first_update(perceptron, samples):
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     kernel = np.array(perceptron.layers[0].kernel)
     kernel[:4] = 0

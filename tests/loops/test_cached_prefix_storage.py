@@ -36,7 +36,7 @@ def test_the_same_data_are_computed_once_and_other_data_are_not_mistaken_for_the
         first[:] = 0
 
 
-def test_a_name_saves_the_hash_and_stands_for_the_data():
+def test_a_name_replaces_the_hash_of_the_data():
     prefix = pk.loops.CachedPrefix(built("perceptron"))
     x, _, _ = data(prefix.model)
     first = prefix.activations(x, key="train")

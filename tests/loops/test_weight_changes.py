@@ -116,7 +116,7 @@ def test_another_optimizer_than_at_first_is_an_error_and_not_an_empty_report(per
             changes.report()
 
 
-def test_a_tape_loop_that_ran_before_is_measured_and_goes_on_unmeasured_afterwards(perceptron, samples):
+def test_a_tape_loop_that_ran_before_is_measured_and_continues_unmeasured_afterwards(perceptron, samples):
     optimizer = keras.optimizers.SGD(0.1)
     loop = pk.loops.TapeLoop(perceptron, optimizer, LOSS)
     loop.step(*samples)

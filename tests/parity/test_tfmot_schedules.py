@@ -85,7 +85,7 @@ def test_a_constant_sparsity_is_the_same_at_every_step(arguments):
 
 
 @pytest.mark.parametrize("arguments", POLYNOMIALS, ids=str)
-def test_prunekits_own_decay_has_the_same_values_and_lands(arguments):
+def test_the_decay_of_prunekit_has_the_same_values_and_lands(arguments):
     *values, frequency = arguments
     ours = PolynomialDecay(*values, frequency=frequency)
     theirs = original.sparsity.PolynomialDecay(*values, frequency=frequency)

@@ -333,7 +333,7 @@ def test_expressions_at_the_limit_and_one_more():
             load_recipe(steps(*[ranges] * MOST_WIDE_RANGES, ranges))
 
 
-def test_aliases_count_as_what_they_stand_for():
+def test_aliases_count_as_the_values_they_refer_to():
     def document(count):
         aliases = "*a, " * count
         return f"version: 1\nmodel: {{factory: 'a:b', arguments: {{x: [&a '{'y' * 20_000}', {aliases}]}}}}\n{TAIL}"

@@ -145,7 +145,7 @@ def test_damaged_npz_files_are_refused(tmp_path, content):
         load_data(DataSource(npz=str(tmp_path / "arrays.npz")), seed=0)
 
 
-def test_a_whole_npz_or_a_cut_npz_is_told_apart(tmp_path, images):
+def test_a_whole_npz_or_a_cut_npz_is_distinguished(tmp_path, images):
     np.savez_compressed(
         tmp_path / "arrays.npz",
         x_train=images["train_inputs"],

@@ -88,7 +88,7 @@ def test_what_appears_in_an_older_run_meanwhile_is_not_destroyed(tmp_path):
     assert (path / "notes.txt").exists() and (path / MODEL).read_text() == "old" and names(tmp_path) == ["one"]
 
 
-def test_a_directory_that_somebody_else_makes_meanwhile_stays_theirs(tmp_path):
+def test_a_directory_that_another_process_makes_meanwhile_is_not_replaced(tmp_path):
     path = tmp_path / "one"
     with pytest.raises(RecipeError, match="created by another process"), run_directory(path, force=False):
         made(path, "theirs")
@@ -115,7 +115,7 @@ def dead_process():
     return dead.stdout.strip()
 
 
-def test_an_unfinished_run_without_a_checkpoint_goes_with_the_next_one(tmp_path):
+def test_an_unfinished_run_without_a_checkpoint_is_removed_by_the_next_run(tmp_path):
     killed = "import os, sys; from prunekit.recipe.directory import run_directory; from pathlib import Path\n" + (
         "with run_directory(Path(sys.argv[1]), force=False) as folder:\n"
         "    (folder / 'model.keras').write_text('half'); print(folder, flush=True); os._exit(9)"
@@ -146,7 +146,7 @@ def interrupted(path, force=False):
         raise KeyboardInterrupt
 
 
-def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_gone_on_with_unasked(tmp_path):
+def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_resumed_without_an_option(tmp_path):
     path = tmp_path / "one"
     interrupted(path)
     with pytest.raises(RecipeError, match=r"one\.unfinished contains an unfinished run. Continue it with --resume"):
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_was_cut_off_is_no_stranger(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_file_where_an_unfinished_run_would_be_is_told_before_anything_runs(tmp_path, kind):
+def test_a_file_where_an_unfinished_run_would_be_is_reported_before_anything_runs(tmp_path, kind):
     if kind == "file":
         (tmp_path / "one.unfinished").write_text("mine")
     else:

@@ -82,7 +82,7 @@ def test_a_regrowing_step_may_let_the_zeros_of_an_earlier_step_go_and_keeps_the_
     assert (after["hidden"] & ~first["hidden"]).any()
 
 
-def test_options_of_extensions_are_checked_where_they_stand(tmp_path):
+def test_mistakes_in_options_of_extensions_have_line_and_column(tmp_path):
     path = tmp_path / "recipe.yaml"
     template = (
         "version: 1\nmodel: {builtin: digits-cnn}\nsteps:\n  - prune:\n      sparsity: 0.5\n      policy: POLICY\n"

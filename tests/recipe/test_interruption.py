@@ -68,7 +68,7 @@ def test_a_ctrl_c_that_is_lost_where_it_comes_ends_the_training_as_the_next_batc
     assert pressed.batches == batches
 
 
-def test_without_it_the_training_goes_on(model):
+def test_without_it_the_training_continues(model):
     pressed = PressedAndLost("on_train_batch_end")
     fit(model, pressed)
     assert pressed.raised == 1
@@ -89,7 +89,7 @@ def test_an_error_of_the_training_is_not_hidden_by_a_ctrl_c():
         raise ZeroDivisionError
 
 
-def test_somebody_elses_handler_is_left_alone():
+def test_a_handler_of_another_library_is_left_alone():
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(True))
     with ctrl_c_held_back():

@@ -115,7 +115,7 @@ def test_overrides_without_any_declared_variable_are_refused(load):
         load("version: 1\nsteps: [prune: {sparsity: 0.5}]\n", {"a": 1})
 
 
-def test_a_variable_may_stand_for_an_earlier_one(load):
+def test_a_variable_may_refer_to_an_earlier_one(load):
     text = changed("{final: 0.9,", "{goal: 0.7, final: $goal,")
     assert load(text).steps[1].prune.final_sparsity == 0.7
     assert load(text, {"goal": 0.6}).steps[1].prune.final_sparsity == 0.6
@@ -205,7 +205,7 @@ def test_files_that_are_no_recipe_are_refused(load, raw, line, column, message):
     assert (caught.value.line, caught.value.column) == (line, column)
 
 
-def test_a_byte_order_mark_is_no_mistake(load):
+def test_a_byte_order_mark_is_accepted(load):
     assert load(b"\xef\xbb\xbf" + TEXT.encode()).name == "sample"
 
 

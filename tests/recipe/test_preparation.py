@@ -208,7 +208,7 @@ def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pa
     ],
     ids=str,
 )
-def test_a_plan_promises_the_counts_that_the_run_prunes(perceptron, pairs, settings):
+def test_a_plan_has_the_counts_that_the_run_prunes(perceptron, pairs, settings):
     found = recipe({"prune": settings})
     promised = {target.name: target.pruned for target in plan(found, perceptron, pairs).steps[0].targets}
     compress(found, perceptron, pairs)

@@ -159,7 +159,7 @@ def undisturbed(tmp_path_factory):
 class TestInterruptions:
     @pytest.mark.thorough
     @pytest.mark.parametrize("kind", ["mirrored", "data_parallel"])
-    def test_a_run_on_several_devices_goes_on_to_the_same_bytes(self, kind, tmp_path):
+    def test_a_run_on_several_devices_is_resumed_to_the_same_bytes(self, kind, tmp_path):
         if kind == "data_parallel":
             pytest.importorskip("jax")
         more = {"KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
@@ -231,7 +231,7 @@ class TestInterruptions:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
-    def test_a_lost_process_is_told_from_a_loss_that_does_not_fit(self, kind):
+    def test_a_lost_process_is_distinguished_from_a_wrong_loss(self, kind):
         import tensorflow as tf
 
         workers = Replicas(kind, 2, strategy=object())

@@ -38,14 +38,14 @@ def both(model):
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("steps", [[FINETUNE], [{"train": {"epochs": 1}}, FINETUNE]], ids=["finetune", "train first"])
-def test_training_keeps_the_zeros_of_a_file_and_the_report_says_so_once(sparse, pairs, tmp_path, steps):
+def test_training_keeps_the_zeros_of_a_file_and_the_report_has_one_note(sparse, pairs, tmp_path, steps):
     sparse.save(tmp_path / "sparse.keras")
     result = compress(recipe(*steps), tmp_path / "sparse.keras", pairs)
     assert both(result.model) == [102, 51]
     assert result.report.notes.count(LINE) == 1
 
 
-def test_a_model_object_and_the_command_line_are_told_the_same(sparse, pairs, tmp_path, run):
+def test_a_model_object_and_the_command_line_give_the_same_note(sparse, pairs, tmp_path, run):
     sparse.save(tmp_path / "sparse.keras")
     (x, y), _ = pairs
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)

@@ -187,7 +187,7 @@ steps:
     ],
     ids=["an earlier step", "a key", "a missing key", "a kind", "two kinds"],
 )
-def test_what_a_recipe_says_wrong_is_refused_at_its_place(tmp_path, run, step, place, message):
+def test_mistakes_in_a_recipe_have_line_and_column(tmp_path, run, step, place, message):
     (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))
     code, _, error = run("check", "r.yaml")
     assert code == 2 and f"r.yaml:{place}" in error and message in error

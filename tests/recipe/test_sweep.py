@@ -43,7 +43,7 @@ class TestRunning:
         assert not (tmp_path / "out" / "logs").exists()
         assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_a_point_that_fails_says_why_and_the_others_go_on(self, recipe, tmp_path):
+    def test_a_point_that_fails_says_why_and_the_others_continue(self, recipe, tmp_path):
         kinds = ["ok", "crash", "mistake", "silent", "lying", "unmet"]
         report = sweep(recipe, {"kind": kinds}, tmp_path / "out")
         folder = tmp_path / "out"
@@ -209,7 +209,7 @@ sweep(sys.argv[2], {"kind": sys.argv[4:]}, sys.argv[3])
 """
 
 
-def test_a_killed_sweep_goes_on_where_it_stopped_and_its_processes_go_with_it(recipe, tmp_path):
+def test_a_killed_sweep_ends_its_processes_and_continues_where_it_stopped(recipe, tmp_path):
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", DRIVER, str(SCRIPT), str(recipe), str(out), "ok", "hang"]
     with subprocess.Popen(arguments, env=environment(), stderr=subprocess.DEVNULL) as process:
@@ -245,7 +245,7 @@ class TestTable:
                     "sizes"
                 ]
 
-    def test_the_table_can_be_read_while_the_sweep_goes_on(self, recipe, tmp_path):
+    def test_the_table_can_be_read_while_the_sweep_continues(self, recipe, tmp_path):
         seen = []
 
         def look(event):
@@ -288,7 +288,7 @@ class TestCommandLine:
 
         return run
 
-    def test_points_are_told_as_they_end_and_the_table_at_the_end(self, run, recipe, tmp_path):
+    def test_points_are_reported_as_they_end_and_the_table_at_the_end(self, run, recipe, tmp_path):
         code, out, err = run(recipe, "--over", "final=0.5,0.9", "--over", "kind=ok", "--set", "width=2")
         assert code == 0, err
         lines = err.splitlines()

@@ -18,7 +18,7 @@ def test_a_mistake_is_its_one_line(tmp_path):
     assert ending.code == 2 and ending.reason.endswith("no.keras does not exist.")
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
+def test_a_node_that_does_not_see_the_folder_is_an_error(tmp_path):
     ending = sweep_process.run_task(Task(str(tmp_path / "no.yaml"), "", ""))
     assert ending.code == 2 and "does not see" in ending.reason and "on a folder of all nodes" in ending.reason
 
@@ -63,7 +63,7 @@ def test_it_clears_up_and_ends_when_its_sweep_is_gone(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_run_that_was_killed_goes_on_unless_it_is_to_be_replaced(monkeypatch, tmp_path, force):
+def test_a_run_that_was_killed_is_resumed_unless_it_is_to_be_replaced(monkeypatch, tmp_path, force):
     given = {}
     stand_in = types.SimpleNamespace(
         compress=lambda recipe, **options: given.update(options), ExpectationFailed=KeyError

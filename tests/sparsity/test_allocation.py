@@ -207,7 +207,7 @@ def test_erk_is_quick_on_a_model_of_many_weights():
 
 
 @pytest.mark.parametrize(("name", "expected"), [("uniform", Uniform()), ("global", Global()), ("erk", ERK())])
-def test_a_name_stands_for_its_allocation_and_an_allocation_stays_what_it_is(name, expected):
+def test_a_name_gives_its_allocation_and_an_allocation_is_unchanged(name, expected):
     assert get_allocation(name) == expected
     assert get_allocation(expected) is expected
 

@@ -375,7 +375,7 @@ def test_a_pattern_is_found_again_under_its_own_name(pattern):
     [("2:4", NM(2, 4)), ("block:4x1", Block(4, 1)), ("block:16x2:max", Block(16, 2, "max")), ("channel", Channel())],
 )
 @pytest.mark.one_backend
-def test_a_name_stands_for_its_pattern(name, expected):
+def test_a_name_gives_its_pattern(name, expected):
     assert get_pattern(name) == expected
 
 

@@ -209,7 +209,7 @@ def test_a_custom_criterion_of_something_else_than_a_function_is_refused(functio
     ("name", "expected"), [("magnitude", Magnitude()), ("l1", Magnitude()), ("l2", L2()), ("random", Random(0))]
 )
 @pytest.mark.one_backend
-def test_a_name_stands_for_its_criterion(name, expected):
+def test_a_name_gives_its_criterion(name, expected):
     assert get_criterion(name) == expected
 
 

@@ -57,7 +57,7 @@ def test_mask_keeps_exactly_the_largest_and_breaks_ties_by_position(name, dtype)
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="takes float64 for float32")
-def test_float64_is_told_apart_where_float32_cannot():
+def test_float64_is_distinguished_where_float32_cannot():
     importance = 1.0 + np.arange(10) * 1e-15
     mask = ops.convert_to_numpy(keep_largest(ops.convert_to_tensor(importance, dtype="float64"), 4))
     np.testing.assert_array_equal(mask, np.arange(10) >= 6)

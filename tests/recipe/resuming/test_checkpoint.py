@@ -63,7 +63,7 @@ def test_a_run_that_was_interrupted_while_it_trained_with_masks_ends_as_one_that
     assert model_digest(result.model) == model_digest(compress(recipe, network(), pairs).model)
 
 
-def test_a_torn_checkpoint_is_told_and_the_one_before_it_used(pairs, tmp_path, whole, unfinished):
+def test_a_torn_checkpoint_is_reported_and_the_one_before_it_used(pairs, tmp_path, whole, unfinished):
     before, newest = sorted(unfinished.glob("checkpoint-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=f"{newest.name} is truncated or was modified: {before.name} is used"):
@@ -148,7 +148,7 @@ def test_what_was_noted_goes_through_json_and_back(pairs, tmp_path):
     ] == []
 
 
-def test_generators_stand_where_they_stood_when_the_first_epoch_begins_and_are_left_alone_then():
+def test_generators_are_restored_when_the_first_epoch_begins_and_not_later():
     model = network()
     # Keras makes its generator at the first draw.
     keras.random.uniform(())

@@ -46,9 +46,7 @@ def edited():
         ("run gone", "dense.keras has changed since the unfinished run wrote it"),
     ],
 )
-def test_a_run_that_is_no_longer_the_same_is_not_gone_on_with(
-    pairs, tmp_path, unfinished, monkeypatch, change, message
-):
+def test_a_run_that_has_changed_is_not_resumed(pairs, tmp_path, unfinished, monkeypatch, change, message):
     work = unfinished
     if change in ("export", "start"):
         (work / ("run/exports/dense.keras" if change == "export" else "start.json")).write_text("something else")
@@ -134,7 +132,7 @@ def test_a_truncated_model_file_is_refused_in_one_line(pairs, tmp_path):
         pytest.param("model.keras", errno.ENOSPC, marks=pytest.mark.thorough),
     ],
 )
-def test_a_full_or_read_only_disk_is_told_in_one_line_and_what_was_saved_is_kept(
+def test_a_full_or_read_only_disk_is_reported_in_one_line_and_what_was_saved_is_kept(
     pairs, tmp_path, whole, monkeypatch, name, code
 ):
     replace = os.replace

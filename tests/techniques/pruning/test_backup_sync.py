@@ -67,7 +67,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_state_of_pruning_lies_beside_the_backup_and_goes_with_it(samples, tmp_path, whole):
+def test_the_pruning_state_is_saved_beside_the_backup_and_deleted_with_it(samples, tmp_path, whole):
     train(samples, tmp_path, Crash(2))
     assert names(tmp_path) == [WEIGHTS, "prunekit-000002", "prunekit-000003", POSITION]
     resumed, (pruning,) = train(samples, tmp_path)
@@ -203,7 +203,7 @@ def test_a_backup_that_lacks_something_is_refused_in_one_line(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"epoch": 1e999}', '{"epoch": []}', "null", "\x00"])
-def test_a_position_that_says_nothing_is_set_aside(tmp_path, text):
+def test_an_empty_position_file_is_set_aside(tmp_path, text):
     (tmp_path / WEIGHTS).write_bytes(b"weights")
     (tmp_path / POSITION).write_text(text)
     with pytest.warns(UserWarning, match="is incomplete"):

@@ -69,12 +69,12 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
 
 
 @pytest.mark.one_backend
-def test_the_report_before_fit_says_so():
+def test_the_report_before_fit_is_refused():
     with pytest.raises(RuntimeError, match="`report` exist once `fit` has run"):
         _ = PruningCallback(ConstantSparsity(0.5)).report
 
 
-def test_a_second_fit_goes_on_with_the_schedule(compiled, samples):
+def test_a_second_fit_continues_with_the_schedule(compiled, samples):
     pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=1))
     with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 10"):
         compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])

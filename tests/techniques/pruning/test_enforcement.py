@@ -206,7 +206,7 @@ def test_weights_that_become_nan_in_fit_are_named(compiled, batches):
 # ---------------------------------------------------------------- several trainings
 
 
-def test_a_recompile_between_two_fits_goes_on_with_the_schedule(compiled, batches):
+def test_a_recompile_between_two_fits_continues_with_the_schedule(compiled, batches):
     pruning = PruningCallback(PolynomialDecay(0.2, 0.75, begin_step=0, end_step=12, frequency=3))
     with pytest.warns(UserWarning, match="lands on sparsity 0.75 at step 12"):
         compiled.fit(**batches, callbacks=[pruning])

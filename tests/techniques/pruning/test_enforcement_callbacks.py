@@ -18,7 +18,7 @@ pytestmark = pytest.mark.every_backend
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
-def test_early_stopping_that_restores_denser_weights_is_put_right_and_reported(compiled, batches, first):
+def test_early_stopping_that_restores_denser_weights_is_corrected_and_reported(compiled, batches, first):
     # Nothing is better than the first epoch, which ended at 0.6 of the final sparsity.
     stopping = keras.callbacks.EarlyStopping("loss", mode="max", min_delta=1e9, patience=3, restore_best_weights=True)
     pruning = PruningCallback(RISE)
@@ -29,7 +29,7 @@ def test_early_stopping_that_restores_denser_weights_is_put_right_and_reported(c
     assert_pristine(compiled)
 
 
-def test_early_stopping_after_a_history_of_the_users_is_put_right_too(compiled, batches):
+def test_early_stopping_after_a_history_of_the_users_is_corrected_too(compiled, batches):
     stopping = keras.callbacks.EarlyStopping("loss", mode="max", min_delta=1e9, patience=3, restore_best_weights=True)
     with pytest.warns(UserWarning, match="written back at the end of training"):
         compiled.fit(**batches, epochs=4, callbacks=[keras.callbacks.History(), PruningCallback(RISE), stopping])

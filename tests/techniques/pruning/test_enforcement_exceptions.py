@@ -186,7 +186,7 @@ def test_after_an_interrupt_and_after_an_end_the_history_is_kerass_own(compiled,
     assert_own(compiled.history)
 
 
-def test_after_an_interrupt_the_same_callback_goes_on_where_it_was(compiled, batches):
+def test_after_an_interrupt_the_same_callback_continues_where_it_was(compiled, batches):
     pruning = PruningCallback(RISE)
     with pytest.raises(KeyboardInterrupt):
         compiled.fit(**batches, epochs=2, callbacks=[pruning, Raise("on_train_batch_end", KeyboardInterrupt())])

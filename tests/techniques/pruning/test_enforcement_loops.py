@@ -14,7 +14,7 @@ pytestmark = pytest.mark.every_backend
 
 
 @tensorflow_only
-def test_a_function_traced_before_the_pruner_is_detected_and_the_weights_put_right(compiled, samples):
+def test_a_function_traced_before_the_pruner_is_detected_and_the_weights_corrected(compiled, samples):
     import tensorflow as tf
 
     @tf.function

@@ -39,7 +39,7 @@ def test_given_masks_hold_in_fit_and_nothing_is_left_behind(perceptron, batches,
     assert zeros(perceptron)[0] < 96
 
 
-def test_what_keras_writes_at_the_end_of_fit_is_masked_and_told(compiled, batches):
+def test_what_keras_writes_at_the_end_of_fit_is_masked_and_reported(compiled, batches):
     stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=0, restore_best_weights=True)
     before = [np.array(value) for value in compiled.get_weights()]
 
@@ -96,7 +96,7 @@ def test_a_tape_loop_with_an_optimizer_of_its_own_holds_them(perceptron, samples
 
 
 @tensorflow_only
-def test_a_loop_that_goes_around_the_optimizer_is_told_at_the_end(compiled, samples):
+def test_a_loop_that_bypasses_the_optimizer_is_reported_at_the_end(compiled, samples):
     with pytest.warns(UserWarning, match="the training loop writes weights without passing through the optimizer"):
         with holding(compiled, MASKS):
             compiled.layers[0].kernel.assign_add(np.ones((8, 16)))

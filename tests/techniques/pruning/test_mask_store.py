@@ -135,7 +135,7 @@ def test_slots_of_an_unknown_optimizer_are_held_in_every_update(perceptron, stor
     assert store.audit() == {"hidden/kernel": 0, "logits/kernel": 0}
 
 
-def test_the_optimizer_is_itself_again_outside_the_scope(perceptron, store):
+def test_the_optimizer_is_unchanged_outside_the_scope(perceptron, store):
     optimizer = keras.optimizers.SGD(0.1)
     config, attributes, kind = optimizer.get_config(), dict(vars(optimizer)), type(optimizer)
     with store.enforcing([optimizer]):

@@ -62,7 +62,7 @@ def test_movement_goes_with_every_pattern_and_allocation(options, perceptron, sa
     assert sum(callback.pruner.audit().values()) == 0
 
 
-def test_a_sparse_model_goes_on_with_its_masks_where_nothing_was_seen_yet(perceptron, samples):
+def test_a_sparse_model_continues_with_its_masks_where_nothing_was_seen_yet(perceptron, samples):
     pk.prune(perceptron, 0.5)
     zeros = [layer.kernel.numpy() == 0 for layer in perceptron.layers]
     perceptron.compile("sgd", LOSS)
@@ -81,7 +81,7 @@ def test_movement_before_any_update_is_an_error_that_names_the_remedy(perceptron
         pk.prune(perceptron, 0.5, criterion="movement")
 
 
-def test_a_statistic_that_nobody_gathers_is_refused_by_name(perceptron):
+def test_a_statistic_that_is_not_collected_is_refused_by_name(perceptron):
     class Hungry(pk.Movement):
         needs = frozenset({"movement", "activations"})
 
@@ -108,7 +108,7 @@ def test_weights_that_no_update_moved_are_named_and_not_pruned_by_position(why, 
     assert np.all(model.get_layer("logits").kernel.numpy() != 0), "the masks are as they were"
 
 
-def test_a_training_that_is_resumed_where_masks_are_due_goes_on(samples, tmp_path):
+def test_a_training_that_is_resumed_where_masks_are_due_continues(samples, tmp_path):
     class Crash(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:

@@ -192,7 +192,7 @@ def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_wel
                 pruner.step()
 
 
-def test_a_pruner_that_nobody_holds_goes_on_to_enforce(perceptron, samples):
+def test_a_pruner_without_references_continues_to_enforce(perceptron, samples):
     perceptron.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
     Pruner(perceptron, ConstantSparsity(0.5, begin_step=0))
     gc.collect()

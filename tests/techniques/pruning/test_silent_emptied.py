@@ -41,7 +41,7 @@ def test_one_weight_of_a_small_head_is_kept_and_the_head_is_named(headed):
 
 
 @pytest.mark.every_backend
-def test_who_asks_for_it_gets_an_empty_weight_and_is_told_its_name(headed):
+def test_keep_one_false_allows_an_empty_weight_and_names_it(headed):
     with pytest.warns(
         UserWarning, match=r"Sparsity 0.95 leaves nothing of these weights: head/kernel \(8\). Leave them out"
     ):
@@ -109,7 +109,7 @@ def test_masks_of_compat_tfmot_are_as_they_were_and_it_has_no_such_option(headed
         pk.prune(headed, 0.95, compat="tfmot", keep_one=False)
 
 
-def test_a_recipe_says_so_in_its_report_its_plan_and_its_schema(headed, load):
+def test_keep_one_of_a_recipe_is_in_its_report_plan_and_schema(headed, load):
     text = "version: 1\nmodel: {file: none.keras}\nsteps:\n  - prune: {sparsity: 0.95, keep_one: %s}\n"
     for keep_one, left in (("true", 1), ("false", 0)):
         model = keras.models.clone_model(headed)

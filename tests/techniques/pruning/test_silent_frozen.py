@@ -62,7 +62,7 @@ def test_a_layer_inside_a_frozen_model_is_frozen_and_the_models_name_asks_for_it
     assert [target.name for target in named.targets] == ["backbone/dense/kernel"]
 
 
-def test_where_only_frozen_weights_could_be_pruned_it_is_an_error_that_says_so(half_frozen):
+def test_only_frozen_weights_to_prune_is_an_error(half_frozen):
     with pytest.raises(ValueError, match="has no weights to prune. Received: hidden/kernel: frozen "):
         Pruner(half_frozen, SCHEDULE, exclude=["logits"])
 

@@ -32,14 +32,14 @@ def test_finish_says_that_step_was_never_called(compiled, batches, end_step):
     pruner.finish()
 
 
-def test_leaving_the_with_block_says_so_and_without_an_optimizer_too(perceptron):
+def test_leaving_the_with_block_without_a_step_warns_once(perceptron):
     with pytest.warns(UserWarning, match=NEVER + "after each optimizer update") as caught:
         with Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1)):
             pass
     assert len(told(caught)) == 1
 
 
-def test_the_remedy_of_compat_tfmot_is_its_own(perceptron):
+def test_the_remedy_for_compat_tfmot_differs(perceptron):
     with pytest.warns(UserWarning, match=NEVER + "before each forward pass in training"):
         with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), compat="tfmot"):
             pass
