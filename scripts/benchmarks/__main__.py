@@ -53,12 +53,17 @@ def parsed() -> argparse.Namespace:
     models = list(training.TITLES)
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps: under two minutes, wider spread")
-    parser.add_argument("--smoke", action="store_true", help="tiny models: shows that it runs, the figures say nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny models: a test of the program; the figures mean nothing"
+    )
     parser.add_argument("--models", nargs="+", choices=models, default=models)
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
     parser.add_argument("--json", type=Path, help="file for the raw figures")
     parser.add_argument(
-        "--only", nargs="+", choices=list(SECTIONS), help="measure these sections of a page that is there"
+        "--only",
+        nargs="+",
+        choices=list(SECTIONS),
+        help="measure only these sections, and replace them in the existing page",
     )
     options = parser.parse_args()
     if options.only:

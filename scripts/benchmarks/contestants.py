@@ -47,7 +47,7 @@ class Library:
         return model, [callback], lambda: len(callback.pruner.events)
 
     def data(self, steps: int):
-        """Batches for an epoch of so many steps.
+        """Returns batches for an epoch of `steps` steps.
 
         In memory, batched already, nothing prefetched and no autotuning: threads of tf.data that work ahead would do so
         in the next contestant's time, and the end of an autotuned iterator takes anything from nothing to seconds.
@@ -59,7 +59,7 @@ class Library:
         return tf.data.Dataset.from_tensor_slices((self.x[:steps], self.y[:steps])).with_options(options)
 
     def contestant(self, name: str, frequency: int | None, steps: int, per_turn: int) -> "Contestant":
-        """A `fit` of so many steps, pruned at this frequency or not at all, that runs in turns."""
+        """Returns a `fit` of `steps` steps that runs in turns, pruned at this frequency, or not pruned for None."""
 
         def fit(contestant: Contestant):
             model, callbacks, updates = self.build(self.keras, **self.options), [], lambda: 0
@@ -114,7 +114,7 @@ class Tfmot(Library):
 
 
 class Contestant(threading.Thread):
-    """A `fit` in a thread of its own that runs only while it has the turn; times are those it ran for, in seconds."""
+    """A `fit` in its own thread that runs only in its turns; times are in seconds and exclude waiting."""
 
     def __init__(self, name: str, fit: Callable[["Contestant"], None], per_turn: int):
         super().__init__(daemon=True)
@@ -151,7 +151,7 @@ class Contestant(threading.Thread):
         self._paused.release()
 
     def built(self) -> None:
-        """Called when the model is there and `fit` begins."""
+        """Called when `fit` begins."""
         self._began = time.perf_counter(), time.process_time()
 
     def ended(self) -> None:
@@ -194,7 +194,7 @@ def take_turns(
         contestant.start()
     number = 0
     while not all(contestant.finished for contestant in running):
-        # Another one goes first each time, so that none is always the one after the most expensive.
+        # The first contestant changes from round to round, so that none always runs after the slowest.
         first = number % len(running)
         for contestant in running[first:] + running[:first]:
             contestant.turn(number)

@@ -24,7 +24,7 @@ def spread(values: Sequence[float], unit: float = 1.0, digits: int = 1) -> str:
 
 
 def number(value: float | None) -> str:
-    """Two decimals, or a dash for what was not measured."""
+    """Two decimals, or a dash for None."""
     return "-" if value is None else f"{value:.2f}"
 
 

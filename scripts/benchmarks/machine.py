@@ -1,4 +1,4 @@
-"""The machine that measures: its description, the memory of a process, and the clock over several ways in turns."""
+"""Description of the machine, peak memory of a process, and times of several functions that run in turns."""
 
 import os
 import platform
@@ -29,17 +29,17 @@ def peak_memory() -> float:
 
 
 def turns(smoke: bool) -> int:
-    """How often each way is measured: nine times, or once where the figures say nothing."""
+    """Returns the number of measurements of each way: nine, or one in a smoke test."""
     return 1 if smoke else 9
 
 
 def numbered(repeats: int) -> range:
-    """The numbers of so many turns, from 1; turn 0, which nobody counts, comes first where there are several."""
+    """Returns the numbers of the turns, from 1; with several turns, turn 0 comes first and is not counted."""
     return range(0 if repeats > 1 else 1, repeats + 1)
 
 
 def in_turns(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each run of each way, after one that nobody counts where there are several."""
+    """Returns seconds of each run of each way; with several runs, a first run is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in numbered(repeats):
         for name, way in ways.items():

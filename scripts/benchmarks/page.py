@@ -23,7 +23,7 @@ from benchmarks.sections import (
 )
 from benchmarks.tables import table
 
-# The sections below those of the models, in the page's order, by the names of their raw figures.
+# Name of the raw figures -> section, in the order of the page; the sections of the models come before.
 SECTIONS: dict[str, ModuleType] = {
     "selection": selection,
     "loops": loops,
@@ -65,7 +65,7 @@ def document(raw: dict[str, Any]) -> str:
         ),
     ]
     if "--smoke" in raw["command"]:
-        notes.append("**Tiny models and a few steps, to see that the program runs: the figures say nothing.**")
+        notes.append("**Tiny models and a few steps, to see that the program runs: the figures mean nothing.**")
     wanted = [row for name, model in raw["models"].items() for row in training.verdicts(name, model)]
     parts = [
         *notes,
@@ -83,9 +83,9 @@ def document(raw: dict[str, Any]) -> str:
 
 
 def updated(page: str, raw: dict[str, Any]) -> str:
-    """The page with sections that were measured by themselves in the place of those of the same heading.
+    """Returns the page with the measured sections in place of the former sections with the same headings.
 
-    A section that is new to the page stands before the start-up of the command line, which every page has.
+    A new section is inserted before the start-up of the command line, which every page has.
     """
     for section in sections(raw):
         heading, _, text = section.partition("\n\n")

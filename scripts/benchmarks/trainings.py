@@ -18,7 +18,7 @@ ROUND, WALL, CPU, UPDATE = range(4)
 def trainings(workers: Workers, model: str, plan: Plan, smoke: bool) -> dict[str, Any]:
     """library -> contestant -> {"seconds": of the whole fit, "steps": rows as in contestants.Contestant}.
 
-    Each library has a process of its own, since its own Keras goes with it, and rounds go to the processes alternately.
+    Each library runs in its own process with its own Keras; the rounds alternate between the processes.
     """
     groups = [list(plan)] if workers.shared else [[library] for library in plan]
     found: dict[str, Any] = {library: {} for library in plan}
@@ -75,7 +75,7 @@ def update_seconds(library: dict[str, Any], column: int = WALL) -> list[float]:
 
 
 def whole_ratio(run: dict[str, Any], base: dict[str, Any]) -> float:
-    """Seconds of a whole `fit` over those of another, per step."""
+    """Returns the ratio of the seconds per step of two whole `fit` calls."""
     return (run["seconds"] / len(run["steps"])) / (base["seconds"] / len(base["steps"]))
 
 

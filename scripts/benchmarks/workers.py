@@ -94,7 +94,7 @@ class Workers:
     """Starts worker processes: a new one for each call, or where isolation is not needed one for all of them.
 
     Args:
-        shared: Whether all calls with the same environment run in one process. Their figures then say nothing.
+        shared: Whether all calls with the same environment run in one process. Their figures then mean nothing.
     """
 
     def __init__(self, *, shared: bool):

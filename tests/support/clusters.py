@@ -73,7 +73,7 @@ def run_workers(count, *arguments, seconds=600, after_a_death=3):
 
 @contextlib.contextmanager
 def _alone():
-    """Inside, no other process of the tests has a cluster: ports are free only until somebody else takes them."""
+    """Context manager in which no other test process has a cluster, so free ports remain free."""
     with open(Path(tempfile.gettempdir()) / f"prunekit-tests-{os.getuid()}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -81,7 +81,7 @@ def _alone():
 
 @contextlib.contextmanager
 def _worker(arguments, config):
-    # A file, not a pipe: a worker that nobody reads from must not stop at a full pipe.
+    # A file, not a pipe: a worker would block on a full pipe that is not read.
     with tempfile.TemporaryFile() as output:
         worker = subprocess.Popen(
             [sys.executable, *map(str, arguments)],

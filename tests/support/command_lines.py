@@ -1,4 +1,4 @@
-"""The command line in processes of its own, and how it tells a mistake."""
+"""Runs the command line in its own processes, and checks its error messages."""
 
 import os
 from pathlib import Path

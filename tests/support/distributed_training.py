@@ -164,7 +164,7 @@ def looped(row, model, strategy):
 
 
 def strategy_of(kind, replicas):
-    """What stands for the replicas: with `scope()`; on TensorFlow one for a single replica, too."""
+    """Returns the distribution strategy with `scope()`; on TensorFlow also for a single replica."""
     if kind == "data_parallel":
         found = keras.distribution.DataParallel(devices=keras.distribution.list_devices("cpu")[:replicas])
         keras.distribution.set_distribution(found)
@@ -180,7 +180,7 @@ def strategy_of(kind, replicas):
 
 
 def split_cpu(count):
-    """Makes so many logical devices of the processor; before TensorFlow has looked at it."""
+    """Splits the CPU into `count` logical devices; must run before TensorFlow initializes its devices."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,7 +1,7 @@
 """Recipes on several replicas that are interrupted, or lose a process, and are gone on with.
 
 `python interrupted_recipes.py mirrored|data_parallel FOLDER` interrupts a run in this process, goes on with it, and
-runs it once more without; prints what is the same, as JSON.
+runs it again without an interruption; prints as JSON which results are equal.
 
 `python interrupted_recipes.py multi_worker FOLDER OUTPUT VICTIM [WORDS]` is a worker that calls `prunekit compress`;
 the one of number VICTIM kills itself, once, in the middle of an epoch of the prune step.

@@ -81,7 +81,7 @@ def in_fork(function):
 
 
 def run(job, folder, moment=None, log=None):
-    """Runs the job in a process of its own; False where it was killed at the moment."""
+    """Runs the job in its own process; returns False if it was killed at the moment."""
 
     def work():
         with open(log or os.devnull, "w") as file:
@@ -108,7 +108,7 @@ def chain(job, folder, happened, number):
             return killed
         killed.append(moment)
     if not run(job, folder):
-        raise RuntimeError("killed by somebody else")
+        raise RuntimeError("killed by another process")
     return killed
 
 

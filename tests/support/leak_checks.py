@@ -93,7 +93,7 @@ class Checker:
         """Takes the pruned positions from the masks, and compares them with the zeros there are and were.
 
         Raises:
-            Leak: The count is not exactly what was asked for, or a position came back, or zeros and masks differ.
+            Leak: The count is not exact, a pruned position became non-zero, or zeros and masks differ.
         """
         for name, variable in self.weights.items():
             (mask,) = (mask for target, mask in masks.items() if target.startswith(name + "/"))

@@ -9,13 +9,13 @@ import pytest
 
 @contextlib.contextmanager
 def timed(most):
-    """Fails where the inside takes more than so many seconds of this process's time; other processes do not count."""
+    """Fails if the block takes more than `most` seconds of this process's CPU time."""
 
     def ring(*_):
         # No AssertionError: inside a validator pydantic would take one for a mistake in the recipe.
         pytest.fail(f"more than {most} s of processor time")
 
-    # What thousands of tests before left is not looked through again inside: that alone may take a second.
+    # Objects of earlier tests are excluded from garbage collection, which alone may take a second.
     gc.freeze()
     former = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, most)

@@ -1,6 +1,6 @@
 """Takes the place of a sweep's point process: writes a run directory without training anything, or fails as told.
 
-The variable `kind` says how it goes: ok, unmet, mistake, crash, hang, silent, lying, or so many seconds such as 0.3s.
+The variable `kind` selects the outcome: ok, unmet, mistake, crash, hang, silent, lying, or a duration such as 0.3s.
 Run as a script with a task as JSON, as `prunekit.recipe.sweep_process` is; nothing heavy is imported, so that it takes
 0.1 s.
 """
@@ -67,7 +67,7 @@ def wait_for(happened, process=None):
 
 
 def prunekit(folder, *arguments):
-    """What the command line prints, run in a process of its own."""
+    """Returns what the command line prints, run in its own process."""
     command = [sys.executable, "-m", "prunekit.cli", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

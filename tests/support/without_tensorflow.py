@@ -1,4 +1,4 @@
-"""What a machine with a GPU does that has JAX or PyTorch and no TensorFlow; run in a process of its own."""
+"""Simulates a machine with JAX or PyTorch and without TensorFlow; runs in its own process."""
 
 import json
 import sys

@@ -26,7 +26,7 @@ LAYERS, BATCH = 12, 64
 
 
 def network(weights: int, layers: int) -> Any:
-    """A compiled perceptron of equal square layers without biases, about so many weights, float32, trained by Adam."""
+    """Returns a compiled float32 perceptron of equal square layers without biases with about `weights` weights."""
     import keras
 
     width = round((weights / layers) ** 0.5)
@@ -53,7 +53,7 @@ def examples(model: Any, batches: int) -> Any:
 
 
 def fits(weights: int, layers: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds per step of `fit`, not pruned, once more, and pruned between two updates; in turns."""
+    """Measures seconds per step of `fit` of two unpruned models and of a pruned model between updates, in turns."""
     import prunekit as pk
 
     def way(pruned: bool) -> Callable[[], Any]:
@@ -74,7 +74,7 @@ def fits(weights: int, layers: int, steps: int, repeats: int) -> dict[str, list[
 
 
 def updates(weights: int, layers: int, count: int) -> list[float]:
-    """Seconds of `pruner.step()` where it chooses new masks and imposes them, after two that nobody counts."""
+    """Measures seconds of `pruner.step()` with a mask update; the first two calls are not counted."""
     import prunekit as pk
 
     model = network(weights, layers)
@@ -94,7 +94,7 @@ def updates(weights: int, layers: int, count: int) -> list[float]:
 
 
 def reading(weights: int, repeats: int) -> list[float]:
-    """Seconds of the faster of a sum and a maximum over so many float32 numbers on the device."""
+    """Measures seconds of the faster of a sum and a maximum over `size` float32 numbers on the device."""
     import keras
 
     numbers = keras.ops.ones((weights,), "float32")
@@ -164,7 +164,7 @@ def collect(workers: Workers, smoke: bool) -> list[dict[str, Any]]:
 
 
 def section(rows: list[dict[str, Any]]) -> str:
-    """The section of the page; `rows` are tasks with what was measured."""
+    """The section of the page; `rows` are tasks with their figures."""
     body = []
     for row in rows:
         task, found = row["task"], row["found"]

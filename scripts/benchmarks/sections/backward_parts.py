@@ -143,7 +143,7 @@ def added_memory(setting: Setting, step: Callable[[int], float]) -> float:
 
 
 def measure(network: str, smoke: bool, repeats: int, isolated: bool) -> dict[str, Any]:
-    """Peak memory of each way, and seconds of its steps in turns.
+    """Measures the peak memory of each way, and seconds of its steps in turns.
 
     Args:
         network: A name of TITLES.

@@ -66,7 +66,7 @@ class Contestant:
         self.result = self._part.evaluate(self.inputs(x), y, batch_size=self._batch, verbose=0)
 
     def fill(self, x: Any, y: Any, turn: int) -> None:
-        """A new prefix, which traces and computes; under a name of its own, so that nothing is found."""
+        """Returns a new prefix under a new name, so that it finds no cached activations."""
         import prunekit as pk
 
         if self._prefix:
@@ -74,7 +74,7 @@ class Contestant:
 
 
 def measure(smoke: bool, repeats: int) -> dict[str, Any]:
-    """Seconds of epochs, evaluations and of filling the cache, in turns; and whether all end in the same weights."""
+    """Measures seconds of epochs, evaluations and filling the cache, in turns, and compares the final weights."""
     train, test, source = images(smoke)
     batch = 16 if smoke else 128
     start = pretrained(train[0][:5000], train[1][:5000])

@@ -14,7 +14,7 @@ HEADING = "## Start-up of the command line"
 
 
 def collect(workers: Workers, smoke: bool) -> dict[str, list[float]]:
-    """command -> seconds of each run of it, from its start to its end; in turns."""
+    """Returns command -> seconds of each run, from start to end; the commands run in turns."""
     program = Path(sys.executable).with_name("prunekit")
     commands = [[], ["--help"], ["--version"], ["recipes"], ["check", "digits"]]
     found: dict[str, list[float]] = {}

@@ -43,7 +43,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
 
 
 def race(model: Any, x: Any, y: Any, steps: int, rates: Sequence[float]) -> dict[str, Any]:
-    """Seconds of so many second-order steps, and of Adam at the best of some learning rates to the same loss."""
+    """Measures seconds of second-order steps, and of Adam with the best of several learning rates to the same loss."""
     import keras
 
     import prunekit as pk

@@ -11,7 +11,7 @@ from benchmarks.workers import Workers
 
 
 def measure(model: str, smoke: bool, repeats: int) -> dict[str, Any]:
-    """Seconds per step of `fit`, of TapeLoop and of a `tf.function` of the user's, unpruned and pruned, in turns."""
+    """Measures seconds per step of `fit`, TapeLoop and a custom `tf.function`, unpruned and pruned, in turns."""
     import keras
     import tensorflow as tf
 

@@ -1,6 +1,6 @@
 """Peak memory and time of inspecting, pruning, saving and exporting models of a million weights and more.
 
-`measure` runs one operation in a process of its own. `section` and `picture` need no TensorFlow.
+`measure` runs one operation in its own process. `section` and `picture` need no TensorFlow.
 """
 
 import re
@@ -33,7 +33,7 @@ COMPARED = SIZES[2::2] + SIZES[-1:]
 
 
 def network(weights: int, layers: int) -> Any:
-    """A perceptron of equal square layers without biases, about so many weights, float32, drawn once and scaled."""
+    """Returns a float32 perceptron of equal square layers without biases with about `weights` random weights."""
     import keras
     import numpy as np
 
@@ -59,9 +59,9 @@ def peak(reset: bool = False) -> int:
 
 
 def measure(operation: str, weights: int, layers: int) -> dict[str, Any]:
-    """Seconds and bytes of one operation; bytes count from before the model was built, without one of its kind first.
+    """Measures seconds and bytes of one operation; the bytes include the model.
 
-    A small model goes first, so that what TensorFlow loads once is there.
+    The operation runs on a small model first, so that memory that TensorFlow allocates once is not counted.
     """
     do = {"inspect": _inspect, "prune": _prune, "save": _save, "keras": _keras, "litert": _litert}[operation]
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,7 @@ def ratio(row: dict[str, Any]) -> float:
 
 
 def section(rows: list[dict[str, Any]], picture: str) -> str:
-    """The section of the page; `rows` are tasks with what was measured."""
+    """The section of the page; `rows` are tasks with their figures."""
     everything = [{**row["task"], **row["found"]} for row in rows]
     lines = {}
     for row in everything:

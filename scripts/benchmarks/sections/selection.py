@@ -9,7 +9,7 @@ from benchmarks.workers import Workers
 
 
 def measure(size: int, repeats: int) -> dict[str, Any]:
-    """Seconds that it takes to find the largest fifth of `size` float32 numbers, by several means, in turns."""
+    """Measures seconds of several functions that find the largest fifth of `size` float32 numbers, called in turns."""
     import numpy as np
     import tensorflow as tf
 

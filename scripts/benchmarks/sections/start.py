@@ -13,7 +13,7 @@ from benchmarks.workers import Workers
 
 BATCH = 8
 CLASSES = 10
-# How often each is measured, each time in a process of its own.
+# Number of measurements of each model; each runs in a new process.
 ONE_SHOT = {"MobileNetV2": 3, "NASNetMobile": 3}
 FITS = {"MobileNetV2": 3, "resnet20": 3}
 TITLES = {"MobileNetV2": "MobileNetV2", "NASNetMobile": "NASNetMobile", "resnet20": "ResNet-20"}
@@ -63,7 +63,7 @@ def measure_one_shot(name: str, smoke: bool) -> dict[str, Any]:
     """Seconds of `pk.prune`: first in its process, again on the same model, and on another model of the same kind."""
     import prunekit as pk
 
-    # Imports belong to nobody's time.
+    # Import before the time is measured.
     prune, model = pk.prune, network(name, smoke)
     first = seconds_of(prune, model, FINAL_SPARSITY / 2)
     again = seconds_of(prune, model, FINAL_SPARSITY)
@@ -79,7 +79,7 @@ def measure_fits(name: str, smoke: bool, pruned: bool) -> dict[str, Any]:
     import prunekit as pk
 
     callback, schedule = pk.PruningCallback, pk.ConstantSparsity(FINAL_SPARSITY)
-    # TensorFlow starts on another model, so that its start belongs to nobody's time.
+    # Another model is trained first, so that the start of TensorFlow is not measured.
     warm = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     warm.compile("adam", "mse")
     warm.fit(np.zeros((2, 4)), np.zeros((2, 2)), verbose=0)
@@ -109,7 +109,7 @@ def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
 
 
 def measure_models(workers: Workers, smoke: bool) -> dict[str, Any]:
-    """Figures of one-shot pruning and of fits; in a smoke test all names share those of one tiny model."""
+    """Figures of one-shot pruning and of fits; in a smoke test all names share the figures of one tiny model."""
 
     def one_shot(name: str) -> dict[str, Any]:
         return workers.call(measure_one_shot, {"name": name, "smoke": smoke})
@@ -145,7 +145,7 @@ def fit_figures(rows: list[dict[str, dict[str, Any]]]) -> dict[str, list[float]]
 
 
 def verdicts(found: dict[str, Any]) -> list[list[str]]:
-    """Rows of (what was wanted, bound, median, verdict)."""
+    """Returns rows of (figure, bound, median, verdict)."""
     rows = []
     for name, most in WANTED_ONE_SHOT.items():
         value = median(row["first"] for row in found["one_shot"][name])

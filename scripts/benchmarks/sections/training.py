@@ -1,4 +1,4 @@
-"""A section per model: trainings in turns, pruned and not, by prunekit and by tensorflow-model-optimization."""
+"""One section per model: pruned and unpruned trainings with prunekit and tensorflow-model-optimization, in turns."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -35,7 +35,7 @@ WANTED = {
     "step": {"perceptron": 1.10, "resnet20": 1.03},
     "whole": {"perceptron": 1.15, "resnet20": 1.04},
 }
-# Why a bound may not be met, by what was wanted and model.
+# Reasons why a bound may not be met, by kind of bound and model.
 REASONS = {
     "update": {
         "perceptron": "The update does not sort, but reads weights, importances, masks and slots several times.",
@@ -44,7 +44,7 @@ REASONS = {
         "weight's size.",
     },
     "step": {
-        "perceptron": "Each step reads and writes gradients and weights once more, 18 bytes per weight, and memory "
+        "perceptron": "Each step reads and writes gradients and weights a second time, 18 bytes per weight, and memory "
         "bandwidth limits the steps of this model. The section on the parts of enforcement has the cost of each part, "
         "and why prunekit leaves none out.",
         "resnet20": "Masking adds two small operations per weight to each step.",
@@ -140,7 +140,7 @@ def training_rows(model: dict[str, Any]) -> list[list[str]]:
 
 
 def comparison(run: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    """Four cells: a training beside the one that is not pruned."""
+    """Returns four cells that compare a training with the unpruned training."""
     if run is base:
         return ["1"] * 4
     whole = f"{whole_ratio(run, base):.2f}" if comparable(run, base) else "-"
@@ -155,7 +155,7 @@ def comparable(run: dict[str, Any], base: dict[str, Any]) -> bool:
 
 
 def verdicts(name: str, model: dict[str, Any]) -> list[list[str]]:
-    """Rows of (what was wanted, bound, measured, the same of two unpruned models, met or why not)."""
+    """Returns rows of (figure, bound, measured, the same figure of two unpruned models, met or the reason)."""
     ours, theirs = model["trainings"]["prunekit"], model["trainings"]["tfmot"]
     title = TITLES[name].split(",")[0].split(" with")[0]
     mine, other = update_seconds(ours), update_seconds(theirs)

@@ -36,7 +36,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         ways = {
             "model.fit": fit(),
-            "model.fit, once more": fit(),
+            "model.fit, second model": fit(),
             "model.fit within WeightChanges": fit(measured=True),
             "model.fit with PruningCallback, by magnitude": fit("magnitude"),
             "model.fit with PruningCallback, by movement": fit("movement"),
