@@ -115,6 +115,7 @@ def calculators(model, options):
         yield calculator
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize(("chosen", "dtype"), CASES, ids=str)
 def test_masks_are_the_same_however_they_are_calculated(chosen, dtype):
     model = model_of([kind for kind in WEIGHTS if kind != "nan"], dtype)
