@@ -78,8 +78,8 @@ def value_now(variable) -> Any:
     import tensorflow as tf
 
     own = native(variable)
-    if tf.executing_eagerly() and _lies_on_one_device(own):
-        # The raw operation takes a tenth of the time of `read_value`, which small weights consist of.
+    if tf.executing_eagerly() and _is_on_one_device(own):
+        # The raw operation takes a tenth of the time of `read_value`, which matters for small weights.
         return tf.raw_ops.ReadVariableOp(resource=own.handle, dtype=own.dtype)
     return own.read_value()
 
@@ -132,7 +132,7 @@ def assign_same(variable, value) -> None:
     import tensorflow as tf
 
     own = native(variable)
-    if tf.executing_eagerly() and _lies_on_one_device(own):
+    if tf.executing_eagerly() and _is_on_one_device(own):
         tf.raw_ops.AssignVariableOp(resource=own.handle, value=value)
     else:
         own.assign(value, read_value=False)
@@ -180,10 +180,10 @@ def has_own_handle(variable) -> bool:
     """Returns True if a Keras variable is a TensorFlow variable that lies on one device, outside a StatelessScope."""
     if keras.backend.backend() != "tensorflow":
         return False
-    return _lies_on_one_device(native(variable)) and not in_stateless_scope()
+    return _is_on_one_device(native(variable)) and not in_stateless_scope()
 
 
-def _lies_on_one_device(variable) -> bool:
+def _is_on_one_device(variable) -> bool:
     """Returns True if a variable of TensorFlow has one value, which its `handle` refers to."""
     # Variables of a distribution strategy consist of several, and raise an error where they are asked for a handle.
     return not hasattr(variable, "values") and hasattr(variable, "handle")
