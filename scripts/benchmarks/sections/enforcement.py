@@ -35,8 +35,7 @@ def masked_after_updates(way: str) -> Iterator[None]:
         after_update(store, optimizer, [])
 
     def checked(store: Any, optimizer: Any, variables: Any) -> None:
-        pairs = zip(store.targets, store._masks, strict=True)
-        leaks = [ops.any(leaking(mask, target.variable)) for target, mask in pairs]
+        leaks = [ops.any(leaking(store.mask(i), target.variable)) for i, target in enumerate(store.targets)]
         with tf.control_dependencies([tf.debugging.Assert(ops.logical_not(ops.any(ops.stack(leaks))), leaks)]):
             after_update(store, optimizer, [])
 
