@@ -39,7 +39,7 @@ def test_every_command_goes_through_the_door(tmp_path, members, monkeypatch, cap
     (tmp_path / "names-it.yaml").write_text("version: 1\nmodel: {file: bad.keras}\nsteps: [prune: {sparsity: 0.5}]\n")
     assert cli.run(arguments) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and "no path inside the archive" in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "not a path inside the archive" in err
 
 
 # Where a file is opened that prunekit has written itself a moment before, and nobody else could change.

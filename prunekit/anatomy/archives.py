@@ -70,7 +70,7 @@ def checked_archive(path: str | os.PathLike[str], limits: Limits = LIMITS) -> It
         try:
             archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, EOFError) as error:
-            raise FileRefused(f"{path} is not a whole zip archive: {str(error).rstrip('.')}.") from error
+            raise FileRefused(f"{path} is not a complete zip archive: {str(error).rstrip('.')}.") from error
         with archive:
             _check(path, archive, os.fstat(file.fileno()).st_size, limits)
             yield archive
@@ -84,7 +84,7 @@ def _check(path: str, archive: zipfile.ZipFile, size: int, limits: Limits) -> No
     for member in members:
         problem = _problem(member)
         if problem is None and member.filename in names:
-            problem = "stands in the archive twice"
+            problem = "is in the archive twice"
         if problem is not None:
             raise FileRefused(f"{path}: the member {ascii(member.filename)[:80]} {problem}.")
         names.add(member.filename)
@@ -103,13 +103,13 @@ def _problem(member: zipfile.ZipInfo) -> str | None:
     name, kind = member.orig_filename, stat.S_IFMT(member.external_attr >> 16)
     parts = name.replace("\\", "/").split("/")
     if not name.isprintable() or "\\" in name or ":" in parts[0] or not parts[0] or ".." in parts:
-        return "has a name that is no path inside the archive"
+        return "has a name that is not a path inside the archive"
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "is a link or a device, not a file"
     if member.flag_bits & _ENCRYPTED:
         return "is encrypted"
     if member.compress_type not in _COMPRESSIONS:
-        return "is packed in a way other than stored or deflated"
+        return "uses a compression other than stored or deflated"
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
-        return "is stored, and yet has two sizes"
+        return "is stored uncompressed, but has two different sizes"
     return None

@@ -197,7 +197,7 @@ def _check_object(value: dict[str, Any], path: str, packages: tuple[str, ...]) -
             f"Register it, or {_IN_PYTHON}."
         )
     if kind == "function" and not _offers_functions(module):
-        raise FileRefused(f"{path} cannot be read: it names {module[:80]}.{name[:80]}, which is no part of a model.")
+        raise FileRefused(f"{path} cannot be read: it names {module[:80]}.{name[:80]}, which is not part of a model.")
 
 
 def _offers_functions(module: str) -> bool:

@@ -205,13 +205,14 @@ def _from_pairs(pairs: Any, owner: str) -> Arrays:
         (train_inputs, train_labels), (test_inputs, test_labels) = pairs
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"{owner} gives ((train inputs, train labels), (test inputs, test labels)). Received: {_outline(pairs)}."
+            f"{owner} must return ((train inputs, train labels), (test inputs, test labels)). "
+            f"Received: {_outline(pairs)}."
         ) from error
     values = (train_inputs, train_labels, test_inputs, test_labels)
     for part, value in zip(PARTS, values, strict=True):
         if isinstance(value, dict | tuple | list):
             raise RecipeError(
-                f"{part} of {owner} is one array: recipes train models with one input and one output. "
+                f"{part} of {owner} must be one array: recipes train models with one input and one output. "
                 f"Received: {_outline(value)}."
             )
     return {part: np.asarray(value) for part, value in zip(PARTS, values, strict=True)}
@@ -231,12 +232,12 @@ def _checked(name: str, arrays: Arrays) -> Arrays:
         _check(name, labels, arrays[labels])
         if len(arrays[inputs]) != len(arrays[labels]):
             raise RecipeError(
-                f"{name}: {inputs} and {labels} have the same number of examples. "
+                f"{name}: {inputs} and {labels} must have the same number of examples. "
                 f"Received: {len(arrays[inputs]):,} and {len(arrays[labels]):,}."
             )
     if arrays["train_inputs"].shape[1:] != arrays["test_inputs"].shape[1:]:
         raise RecipeError(
-            f"{name}: inputs of the training and the test part have one shape. "
+            f"{name}: inputs of the training and the test part must have one shape. "
             f"Received: {arrays['train_inputs'].shape[1:]} and {arrays['test_inputs'].shape[1:]}."
         )
     return arrays
@@ -244,11 +245,11 @@ def _checked(name: str, arrays: Arrays) -> Arrays:
 
 def _check(name: str, part: str, array: np.ndarray) -> None:
     if array.dtype.kind not in "biuf":
-        raise RecipeError(f"{name}: {part} are numbers. Received: an array of type {array.dtype}.")
+        raise RecipeError(f"{name}: {part} must be numbers. Received: an array of type {array.dtype}.")
     if array.ndim == 0 or array.size == 0:
-        raise RecipeError(f"{name}: {part} hold at least one example. Received: an array of shape {array.shape}.")
+        raise RecipeError(f"{name}: {part} must hold at least one example. Received: an array of shape {array.shape}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise RecipeError(f"{name}: {part} are finite. Received: NaN or infinity among them.")
+        raise RecipeError(f"{name}: {part} must be finite. Received: NaN or infinity among them.")
 
 
 def _limited(

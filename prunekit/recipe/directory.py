@@ -69,12 +69,14 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
     if path.is_dir():
         if not force and not (resume and is_finished(path)):
             remedy = (
-                "have it replaced at the end with --force beside --resume" if waiting else "replace it with --force"
+                "replace it at the end of the resumed run with --resume --force"
+                if waiting
+                else "replace it with --force"
             )
             raise RecipeError(f"{output} exists. Choose another output directory, or {remedy}.")
         _check_replaceable(path)
     elif path.exists() or path.is_symlink():
-        raise RecipeError(f"{output} is a file, or a link in a circle. Choose another output directory.")
+        raise RecipeError(f"{output} is a file, or a circular link. Choose another output directory.")
     if waiting and not (resume or force):
         raise RecipeError(
             f"{work} contains an unfinished run. Continue it with --resume, or begin again with --force, which deletes "
@@ -82,7 +84,7 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
         )
     parent = next((folder for folder in path.parents if folder.exists()), path)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise RecipeError(f"{output} cannot be made: {parent} is not a folder that you may write to.")
+        raise RecipeError(f"{output} cannot be created: {parent} is not a folder that you may write to.")
     return path
 
 
@@ -180,8 +182,8 @@ def _check_own(work: Path) -> None:
     if not work.is_dir():
         if os.path.lexists(work):
             raise RecipeError(
-                f"{work} is no folder, and an unfinished run needs that name. Move it away, or choose another output "
-                "directory."
+                f"{work} is not a folder, but an unfinished run needs that name. Move it away, or choose another "
+                "output directory."
             )
         return
     strangers = sorted(entry.name for entry in work.iterdir() if not _OWN.fullmatch(entry.name))

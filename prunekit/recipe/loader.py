@@ -263,7 +263,7 @@ class _Variables:
 
     def _dollar(self, text: str, path: Path) -> str:
         if text == "$":
-            self.document.fail("$name stands for a whole value, not a part of one. Write $$ for a dollar sign.", path)
+            self.document.fail("$name replaces a whole value, not a part of a value. Write $$ for a dollar sign.", path)
         return "$"
 
 

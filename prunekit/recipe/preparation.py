@@ -142,7 +142,7 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     except Exception as error:
         # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
-            f"the model {model.name!r} does not take the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
+            f"the model {model.name!r} does not accept the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
             f"{inputs.dtype}: {reason_of(error)}."
         ) from error
     if not hasattr(outputs, "shape"):
@@ -155,7 +155,7 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     elif given != made and not (made == (1,) and given == ()):
         hint = " For class numbers, write loss: sparse_categorical_crossentropy." if labels.dtype.kind in "iu" else ""
         raise RecipeError(
-            f"with loss {settings.loss}, labels have the shape of the outputs of {model.name!r}, {made}. "
+            f"with loss {settings.loss}, labels must have the shape of the outputs of {model.name!r}, {made}. "
             f"Received: labels of shape {given} from {data.name}.{hint}"
         )
 
@@ -163,8 +163,8 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
 def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made: tuple[int, ...]) -> None:
     if given not in (made[:-1], (*made[:-1], 1)) or not made:
         raise RecipeError(
-            f"with loss sparse_categorical_crossentropy, labels are class numbers of shape {made[:-1]}, one for each "
-            f"output of {model.name!r} (shape {made}). Received: labels of shape {given} from {data.name}. "
+            f"with loss sparse_categorical_crossentropy, labels must be class numbers of shape {made[:-1]}, one for "
+            f"each output of {model.name!r} (shape {made}). Received: labels of shape {given} from {data.name}. "
             "For one-hot labels, write loss: categorical_crossentropy."
         )
     for part, (_, labels) in {"training": data.train, "validation": data.validation, "test": data.test}.items():
@@ -175,7 +175,7 @@ def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= made[-1]:
             raise RecipeError(
-                f"the model {model.name!r} has {made[-1]} outputs, so labels are 0 to {made[-1] - 1}. Received: "
+                f"the model {model.name!r} has {made[-1]} outputs, so labels must be 0 to {made[-1] - 1}. Received: "
                 f"{part} labels from {low} to {high} from {data.name}."
             )
 

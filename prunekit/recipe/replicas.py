@@ -78,7 +78,7 @@ class Replicas:
         if self.kind is None:
             return []
         counted = f"{self.count} replica{'' if self.count == 1 else 's'}"
-        return [f"distribute: {self.kind} trained on {counted}; another number gives other rounding."]
+        return [f"distribute: {self.kind} trained on {counted}; another number of replicas rounds differently."]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Waits until every process of the run has called this method, and checks that all have the same facts.
@@ -120,8 +120,8 @@ class Replicas:
                 )
         if settings.batch_size % self.count:
             raise RecipeError(
-                "compile.batch_size: a batch is shared by all replicas, so it is a multiple of their number, "
-                f"{self.count}. Received: {settings.batch_size}."
+                "compile.batch_size: a batch is shared by all replicas, so its size must be a multiple of their "
+                f"number, {self.count}. Received: {settings.batch_size}."
             )
         if self.strategy is not None:
             self._check_last_batch(settings.batch_size, sizes["training"])
@@ -183,8 +183,8 @@ def _check_task() -> None:
         found = False
     if not found:
         raise RecipeError(
-            f"distribute: TF_CONFIG is like {_TF_CONFIG}, names a worker, and has another address for each. "
-            f"Received: {text}."
+            f"distribute: TF_CONFIG must have the form {_TF_CONFIG}, name a worker, and give each worker a different "
+            f"address. Received: {text}."
         )
 
 
@@ -246,8 +246,8 @@ def _meet(replicas: Replicas) -> None:
     except (errors.InternalError, errors.InvalidArgumentError) as error:
         # Collectives fail with these errors if the processes have clusters of different sizes.
         raise RecipeError(
-            "distribute: TF_CONFIG has the same cluster in every process, and another task in each. Received: "
-            f"{os.environ['TF_CONFIG']}, and something else in another process."
+            "distribute: TF_CONFIG must have the same cluster in every process, and a different task in each. "
+            f"Received: {os.environ['TF_CONFIG']}, and a different cluster in another process."
         ) from error
 
 

@@ -103,11 +103,13 @@ class Prune(Settings):
     def _check_kind(self) -> None:
         self.exactly_one("schedule", "sparsity")
         if self.schedule is not None and self.epochs is None:
-            raise refusal("a schedule needs the step's own 'epochs': add epochs, or prune at once with 'sparsity'.")
+            raise refusal(
+                "a schedule needs 'epochs' in the same step: add epochs, or prune in one shot with 'sparsity'."
+            )
         if self.sparsity is not None and self.epochs is not None:
             raise refusal(
-                "'sparsity' prunes at once, without training. To train as well, leave out 'epochs' and add a finetune "
-                f"step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
+                "'sparsity' prunes in one shot, without training. To train as well, leave out 'epochs' and add a "
+                f"finetune step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
                 "epochs",
             )
         if self.epochs is None:
@@ -134,7 +136,7 @@ class Prune(Settings):
             raise refusal(f"'pooling' needs a block pattern. Received: pattern {self.pattern!r}.", "pooling")
         if self.pooling is not None and parsed.pooling not in (None, self.pooling):
             raise refusal(
-                f"'pooling' says again what the pattern says. Received: pattern {self.pattern!r} and pooling "
+                f"the pattern sets the pooling already. Received: pattern {self.pattern!r} and pooling "
                 f"{self.pooling!r}. Leave one of them out.",
                 "pooling",
             )

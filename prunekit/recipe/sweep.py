@@ -272,7 +272,7 @@ def _read(point: Point, folder: Path, size: str) -> SweptPoint:
         report = RunReport.from_dict(read_report(path))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecipeError(
-            f"{path / REPORT} is damaged: {error}. Remove that run directory; it is made again."
+            f"{path / REPORT} is damaged: {error}. Remove that run directory; the sweep then runs the point again."
         ) from error
     return swept_point(point.name, point.values, report, size)
 

@@ -45,7 +45,7 @@ def test_a_member_that_would_be_written_elsewhere_is_refused(tmp_path, members, 
     folder = tmp_path / "deep" / "er"
     folder.mkdir(parents=True)
     path = packed(folder / "model.keras", members | {name: b"hostile", "assets/fine.txt": b""})
-    assert_refused(path, "has a name that is no path inside the archive")
+    assert_refused(path, "has a name that is not a path inside the archive")
     assert not list(tmp_path.rglob("outside*"))
 
 
@@ -53,7 +53,7 @@ def test_a_name_that_ends_early_for_some_readers_is_refused(tmp_path, members):
     # zipfile cuts names at a zero byte; the name as it stands in the file is what counts.
     path = packed(tmp_path / "model.keras", members | {"assets/xxx.txt": b""})
     path.write_bytes(path.read_bytes().replace(b"assets/xxx.txt", b"assets/x\0x.txt"))
-    assert_refused(path, "has a name that is no path inside the archive")
+    assert_refused(path, "has a name that is not a path inside the archive")
 
 
 def test_a_symbolic_link_is_refused(tmp_path, members):
@@ -69,12 +69,14 @@ def test_a_duplicate_member_is_refused(tmp_path, members):
     path = packed(tmp_path / "model.keras", members)
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr(CONFIG, b"{}")
-    assert_refused(path, "'config.json' stands in the archive twice")
+    assert_refused(path, "'config.json' is in the archive twice")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
 def test_a_rare_compression_is_refused(tmp_path, members, compression):
-    assert_refused(packed(tmp_path / "m.keras", members, compression), "packed in a way other than stored or deflated")
+    assert_refused(
+        packed(tmp_path / "m.keras", members, compression), "uses a compression other than stored or deflated"
+    )
 
 
 def changed_entry(path, name, offset, content):
@@ -95,7 +97,7 @@ def test_an_encrypted_member_is_refused(tmp_path, members):
 def test_a_wrong_size_is_refused(tmp_path, members):
     stored = packed(tmp_path / "stored.keras", members)
     changed_entry(stored, WEIGHTS, 24, struct.pack("<I", 0x7FFF_FFFF))
-    assert_refused(stored, "is stored, and yet has two sizes")
+    assert_refused(stored, "is stored uncompressed, but has two different sizes")
     deflated = packed(tmp_path / "deflated.keras", members, zipfile.ZIP_DEFLATED)
     changed_entry(deflated, WEIGHTS, 24, struct.pack("<I", 0x7FFF_FFFF))
     assert_refused(deflated, "declare 2,147,4.* bytes, more than 100 times the file's")

@@ -95,7 +95,7 @@ def test_the_command_replaces_nothing_unless_forced_and_leaves_no_half_of_a_file
     ("words", "message"),
     [
         (("gone.h5", "new.keras"), "gone.h5: no such file"),
-        (("gone.h5", "new.h5"), "written as .keras files. Received: new.h5"),
+        (("gone.h5", "new.h5"), "must be a .keras file. Received: new.h5"),
         (("model.pkl", "new.keras"), "an unsupported file type"),
     ],
 )
@@ -113,9 +113,9 @@ def test_a_mistake_on_the_command_line_is_one_line(run, words, message):
         ("/dev/null/new.keras", "/dev/null is not a folder"),
         ("/proc/nowhere/new.keras", "/proc/nowhere is not a folder"),
         ("circle.keras/new.keras", "circle.keras is not a folder"),
-        ("", "written as .keras files"),
-        (".", "written as .keras files"),
-        ("old.h5", "written as .keras files. Received: old.h5"),
+        ("", "must be a .keras file"),
+        (".", "must be a .keras file"),
+        ("old.h5", "must be a .keras file. Received: old.h5"),
         ("there.keras", "there.keras exists already; --force or force=True replaces it"),
         ("circle.keras", "circle.keras exists already; --force"),
         ("folder.keras", "folder.keras exists already."),

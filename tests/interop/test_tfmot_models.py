@@ -132,7 +132,7 @@ def test_blocks_and_schedules_of_single_layers_come_with_the_weights(tmp_path):
     assert converted.patterns == {"hidden/kernel": pk.Block(4, 1, "max"), "out/kernel": pk.Unstructured()}
     blocks = converted.masks["hidden/kernel"].reshape(16, 4, 8)
     np.testing.assert_array_equal(blocks.all(axis=1), blocks.any(axis=1))
-    with pytest.raises(ValueError, match="One callback has one schedule and one pattern.*Make a callback for each"):
+    with pytest.raises(ValueError, match="A callback has one schedule and one pattern.*Make a callback for each"):
         converted.callback()
     both = [converted.callback("hidden/kernel"), converted.callback("out/kernel")]
     x, y = images_and_labels(48)
@@ -243,7 +243,7 @@ def test_a_loss_that_trains_otherwise_in_keras_3_is_named_and_nothing_is_compile
     _, converted = _noted(keras2.losses.SparseCategoricalCrossentropy(reduction="none"), tmp_path)
     assert not getattr(converted.model, "compiled", False) and converted.optimizer is not None
     assert any(
-        "SparseCategoricalCrossentropy: its reduction 'none' trains otherwise" in one for one in converted.not_carried
+        "SparseCategoricalCrossentropy: its reduction 'none' trains differently" in one for one in converted.not_carried
     )
     _, converted = _noted("sparse_categorical_crossentropy", tmp_path, loss_weights=[3.0])
     assert not getattr(converted.model, "compiled", False)

@@ -238,9 +238,9 @@ def test_a_data_factory_of_the_working_directory_is_called_with_its_arguments(fa
     [
         ("def make(n): return 1", "does not take these arguments"),
         ("make = 3", "has no function 'make'"),
-        ("def make(): return 1, 2, 3", r"gives \(\(train inputs, train labels\).* Received: tuple of 3"),
-        ("def make(): return ([np.ones(3)], 1), (2, 3)", "train_inputs of .* is one array"),
-        ("def make(): return ('ab', 1), (2, 3)", "train_inputs are numbers"),
+        ("def make(): return 1, 2, 3", r"must return \(\(train inputs, train labels\).* Received: tuple of 3"),
+        ("def make(): return ([np.ones(3)], 1), (2, 3)", "train_inputs of .* must be one array"),
+        ("def make(): return ('ab', 1), (2, 3)", "train_inputs must be numbers"),
     ],
 )
 def test_factories_that_do_not_fit_are_refused(factory, body, message):
@@ -268,12 +268,15 @@ GOOD = (np.ones((4, 2)), np.zeros(4, int))
     [
         (
             (GOOD, (np.ones((3, 2)), np.zeros(4))),
-            "test_inputs and test_labels have the same number of examples. Received: 3 and 4",
+            "test_inputs and test_labels must have the same number of examples. Received: 3 and 4",
         ),
         ((GOOD, (np.ones((4, 3)), np.zeros(4))), r"one shape. Received: \(2,\) and \(3,\)"),
         ((GOOD, (np.ones((0, 2)), np.zeros(0))), "at least one example"),
-        (((np.ones((4, 2)) * np.nan, np.zeros(4)), GOOD), "train_inputs are finite"),
-        (((np.ones((4, 2)), np.array(["a"] * 4)), GOOD), "train_labels are numbers. Received: an array of type <U1"),
+        (((np.ones((4, 2)) * np.nan, np.zeros(4)), GOOD), "train_inputs must be finite"),
+        (
+            ((np.ones((4, 2)), np.array(["a"] * 4)), GOOD),
+            "train_labels must be numbers. Received: an array of type <U1",
+        ),
         (5, "Received: int"),
     ],
 )

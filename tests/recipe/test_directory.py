@@ -212,7 +212,7 @@ def test_a_file_where_an_unfinished_run_would_be_is_reported_before_anything_run
     else:
         (tmp_path / "one.unfinished").symlink_to("nowhere")
     for options in ({"force": False}, {"force": True}, {"force": False, "resume": True}):
-        with pytest.raises(RecipeError, match=r"one\.unfinished is no folder, .* Move it away"):
+        with pytest.raises(RecipeError, match=r"one\.unfinished is not a folder, .* Move it away"):
             check_output(tmp_path / "one", **options)
 
 
@@ -229,7 +229,7 @@ def test_an_unfinished_run_that_replaces_an_older_one_needs_force_again(tmp_path
     path = made(tmp_path / "one")
     interrupted(path, force=True)
     assert (path / MODEL).read_text() == "old"
-    with pytest.raises(RecipeError, match="replaced at the end with --force beside --resume"):
+    with pytest.raises(RecipeError, match="replace it at the end of the resumed run with --resume --force"):
         check_output(path, force=False, resume=True)
     with run_directory(check_output(path, force=True, resume=True), force=True, resume=True) as folder:
         (folder / MODEL).write_text("new")

@@ -59,7 +59,7 @@ REFUSED = {
     ),
     "labels for another loss": (
         recipe({"train": {"epochs": 1}}, compile={"loss": "mse"}),
-        r"with loss mse, labels have the shape .* \(4,\). Received: labels of shape \(\)",
+        r"with loss mse, labels must have the shape .* \(4,\). Received: labels of shape \(\)",
     ),
     "no accuracy to expect": (
         recipe({"expect": {"accuracy": {"min": 0.5}}}, compile={**COMPILE, "metrics": []}),
@@ -100,7 +100,7 @@ def with_labels(samples, labels):
 def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
     found = recipe({"train": {"epochs": 1}})
     with pytest.raises(
-        RecipeError, match=r"has 4 outputs, so labels are 0 to 3. Received: training labels from 0 to 7"
+        RecipeError, match=r"has 4 outputs, so labels must be 0 to 3. Received: training labels from 0 to 7"
     ):
         compress(found, perceptron, with_labels(samples, samples[1] + 4 * (samples[1] == 3)))
     with pytest.raises(RecipeError, match="training labels from -1 to 3"):
@@ -109,7 +109,7 @@ def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
         compress(found, perceptron, with_labels(samples, samples[1] + 0.5))
     with pytest.raises(RecipeError, match="For one-hot labels, write loss: categorical_crossentropy"):
         compress(found, perceptron, with_labels(samples, np.eye(4)[samples[1]]))
-    with pytest.raises(RecipeError, match=r"does not take the inputs of given in Python, of shape \(5,\)"):
+    with pytest.raises(RecipeError, match=r"does not accept the inputs of given in Python, of shape \(5,\)"):
         compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
 
 

@@ -106,7 +106,10 @@ class TestRuns:
         assert "reproduced, bit for bit" in run("-c", program)
         assert_as_one(tmp_path / "run", one)
         report = json.loads((tmp_path / "run" / "report.json").read_text())
-        assert "distribute: mirrored trained on 3 replicas; another number gives other rounding." in report["notes"]
+        assert (
+            "distribute: mirrored trained on 3 replicas; another number of replicas rounds differently."
+            in report["notes"]
+        )
         assert load_recipe(tmp_path / "run" / "recipe.lock.yaml", data_given=True).distribute == "mirrored"
 
     @pytest.mark.thorough
@@ -120,7 +123,7 @@ class TestRuns:
         assert_as_one(tmp_path / "jax_data_parallel", load_model(tmp_path / "jax_one" / "model.keras"))
 
     @pytest.mark.thorough
-    def test_of_workers_one_writes_and_all_end_well(self, on_disk, tmp_path):
+    def test_only_the_chief_writes_and_every_worker_succeeds(self, on_disk, tmp_path):
         written, one = on_disk
         command = ("-m", "prunekit.cli", "compress", written("multi_worker"), "-o", tmp_path / "run")
         first, second = run_workers(2, *command)
@@ -197,7 +200,7 @@ class TestInterruptions:
         assert {path: path.stat().st_mtime_ns for path in (undisturbed / "whole").rglob("*")} == before
         assert not (undisturbed / "whole.unfinished").exists()
 
-    def test_processes_that_differ_say_in_what(self, monkeypatch):
+    def test_the_error_names_the_facts_in_which_processes_differ(self, monkeypatch):
         workers = Replicas("multi_worker", 2, strategy=object())
         monkeypatch.setattr(replica_state, "replicas_here", lambda strategy: [0])
         monkeypatch.setattr(replica_state, "gathered", lambda strategy, rows: np.stack([rows[0], rows[0]]))
@@ -210,12 +213,12 @@ class TestInterruptions:
     @pytest.mark.parametrize(
         ("error", "kind", "message"),
         [
-            ("InternalError", RecipeError, "the same cluster in every process, .* something else in another"),
-            ("InvalidArgumentError", RecipeError, "has the same cluster in every process"),
+            ("InternalError", RecipeError, "the same cluster in every process, .* a different cluster in another"),
+            ("InvalidArgumentError", RecipeError, "must have the same cluster in every process"),
             ("UnavailableError", ConnectionError, "another process of TF_CONFIG ended, or cannot be reached"),
         ],
     )
-    def test_lists_of_workers_that_differ_and_workers_that_are_gone(self, error, kind, message, monkeypatch):
+    def test_different_clusters_and_lost_workers_are_reported(self, error, kind, message, monkeypatch):
         import tensorflow as tf
 
         def fail(strategy, rows):
@@ -268,7 +271,7 @@ class TestInterruptions:
 
 class TestRefusals:
     @pytest.mark.parametrize("kind", ["mirrored", "multi_worker"])
-    def test_tensorflows_kinds_on_another_backend(self, kind, monkeypatch):
+    def test_tensorflow_kinds_are_refused_on_another_backend(self, kind, monkeypatch):
         monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
         with pytest.raises(RecipeError, match=f"distribute: {kind} needs Keras's tensorflow backend. Received: jax"):
             compress(recipe(distribute=kind, model={"builtin": "digits-cnn"}, data={"builtin": "digits"}))
@@ -279,11 +282,11 @@ class TestRefusals:
         with pytest.raises(RecipeError, match=f"needs Keras's jax backend. Received: {backend}. Run with KERAS_BACK"):
             plan(recipe(distribute="data_parallel", model={"builtin": "digits-cnn"}, data={"builtin": "digits"}))
 
-    def test_a_model_that_is_built_already(self, perceptron, samples):
+    def test_a_built_model_is_refused(self, perceptron, samples):
         with pytest.raises(RecipeError, match="mirrored builds the model itself.*give the path of the file"):
             compress(recipe(distribute="mirrored"), perceptron, (samples, samples))
 
-    def test_workers_that_nothing_names(self, monkeypatch):
+    def test_missing_tf_config_is_refused(self, monkeypatch):
         monkeypatch.delenv("TF_CONFIG", raising=False)
         with pytest.raises(RecipeError, match="which is not set: set it in each process to {"):
             check_distribution(load_recipe(recipe(distribute="multi_worker"), data_given=True), None)
@@ -309,12 +312,14 @@ class TestRefusals:
             json.dumps(CONFIG | {"cluster": {"worker": ["127.0.0.1:0", "127.0.0.1:1"]}}),
         ],
     )
-    def test_a_configuration_that_names_no_worker(self, config, monkeypatch):
+    def test_invalid_tf_config_is_refused(self, config, monkeypatch):
         monkeypatch.setenv("TF_CONFIG", config)
-        with pytest.raises(RecipeError, match="TF_CONFIG is like .*, names a worker, and has another .* Received: "):
+        with pytest.raises(
+            RecipeError, match="TF_CONFIG must have the form .*, name a worker, and .* address. Received: "
+        ):
             check_distribution(load_recipe(recipe(distribute="multi_worker"), data_given=True), None)
 
-    def test_a_port_that_another_process_has(self, tmp_path):
+    def test_a_port_of_another_process_is_refused(self, tmp_path):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -339,7 +344,7 @@ class TestRefusals:
             assert process.wait(60) == -signal.SIGINT
         assert not (tmp_path / "run").exists()
 
-    def test_workers_in_a_process_that_has_used_tensorflow(self, monkeypatch):
+    def test_workers_are_refused_in_a_process_that_has_used_tensorflow(self, monkeypatch):
         monkeypatch.setenv("TF_CONFIG", json.dumps(CONFIG))
         keras.ops.zeros(()) + 1
         found = load_recipe(recipe(distribute="multi_worker"), data_given=True)
@@ -364,7 +369,7 @@ class TestRefusals:
             (2, optimizer_with("ema_overwrite_frequency"), 64, "ema_overwrite_frequency does not work"),
         ],
     )
-    def test_what_replicas_cannot_share(self, replicas, settings, examples, message):
+    def test_batches_and_options_that_replicas_cannot_share_are_refused(self, replicas, settings, examples, message):
         with pytest.raises(RecipeError, match=message):
             Replicas("mirrored", replicas, strategy=object()).check(Compile(**settings), {"training": examples})
 

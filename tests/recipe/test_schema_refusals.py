@@ -52,8 +52,8 @@ REFUSED = {
     "a bare duration": (recipe(prune(SCHEDULES["linear"] | {"end": 5})), r"such as \{epochs: 9\} or \{steps: 500\}"),
     "schedule without type": (recipe(prune({"final_sparsity": 0.5})), r"schedule: 'type' is missing. Valid here: poly"),
     "unknown schedule": (recipe(prune({"type": "lineal"})), r"type: unknown type 'lineal'. Did you mean 'linear'"),
-    "schedule without epochs": (recipe(prune(epochs=None)), "a schedule needs the step's own 'epochs'"),
-    "one-shot with epochs": (recipe(one_shot(epochs=3)), r"epochs: 'sparsity' prunes at once"),
+    "schedule without epochs": (recipe(prune(epochs=None)), "a schedule needs 'epochs' in the same step"),
+    "one-shot with epochs": (recipe(one_shot(epochs=3)), r"epochs: 'sparsity' prunes in one shot"),
     "one-shot by movement": (
         recipe(one_shot(criterion="movement")),
         r"prune\.criterion: 'movement' measures how training changes the weights: add 'epochs'",
@@ -65,7 +65,7 @@ REFUSED = {
     "block 0": (recipe(one_shot(pattern="block:0x4")), "at least one input and one output"),
     "pooling twice": (
         recipe(one_shot(pattern="block:4x1:max", pooling="average")),
-        "'pooling' says again what the pattern says",
+        "the pattern sets the pooling already",
     ),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
     "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' needs a block pattern"),

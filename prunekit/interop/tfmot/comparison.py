@@ -47,12 +47,12 @@ def compared(old: Any, new: keras.Model, where: str, tolerance: float | None = N
         worst = max(worst, float(apart) / (largest or 1.0))
     if not worst <= tolerance:
         masks = (
-            " It hands masks on from layer to layer, which Keras 3 does by other rules."
+            " It passes masks from layer to layer, for which Keras 3 has other rules."
             if _masking(new) is not None
             else ""
         )
         raise ValueError(
-            f"{where} computes something else in Keras 3: on random inputs outputs differ by {worst:.3g} of the "
+            f"{where} gives other outputs in Keras 3: on random inputs they differ by {worst:.3g} of the "
             f"largest. Expected at most {tolerance:g}.{masks} Pass a higher tolerance to accept this difference."
         )
     return worst

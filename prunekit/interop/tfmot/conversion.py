@@ -122,7 +122,7 @@ class Converted:
         found = {(self.schedules[name], self.patterns[name]) for name in wanted}
         if len(found) > 1:
             raise ValueError(
-                "One callback has one schedule and one pattern. Received: weights that had several: "
+                "A callback has one schedule and one pattern. Received: weights with different ones: "
                 f"{', '.join(wanted)}. Make a callback for each group of names."
             )
         ((schedule, pattern),) = found
@@ -193,7 +193,7 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
     """
     path = Path(new)
     if path.suffix != ".keras":
-        raise ValueError(f"Models of Keras 3 are written as .keras files. Received: {new}.")
+        raise ValueError(f"The output must be a .keras file. Received: {new}.")
     if os.path.lexists(path) and (not force or path.is_dir()):
         raise ValueError(f"{new} exists already{'' if path.is_dir() else '; --force or force=True replaces it'}.")
     if os.path.exists(path) and os.path.exists(old) and os.path.samefile(old, path):
@@ -221,7 +221,7 @@ def _opened(source: Any) -> tuple[LegacyFile, str]:
         return read_file(source), os.fspath(source)
     if not isinstance(source, legacy.tf_keras().Model):
         kind = f"{type(source).__module__.split('.')[0]}'s {type(source).__name__}"
-        raise TypeError(f"read_model takes a path or a model of tf_keras. Received: an object of {kind}.")
+        raise TypeError(f"read_model needs a path or a model of tf_keras. Received: an object of {kind}.")
     return LegacyFile(source, {}), repr(source.name)
 
 

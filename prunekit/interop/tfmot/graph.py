@@ -50,7 +50,7 @@ class Translation:
         if isinstance(model, tf_keras.Sequential):
             self._note_pass_throughs(model)
             if not model.inputs:
-                raise NotCarried(f"{model.name!r} (a Sequential that does not know the shape of its inputs)")
+                raise NotCarried(f"{model.name!r} (a Sequential whose input shape is not known)")
             layers = [layer for layer in model.layers if not passes_through(layer)]
             return keras.Sequential([_input(model.inputs[0]), *map(self._layer, layers)], name=_named(model))
         if not getattr(model, "_is_graph_network", False):
@@ -99,7 +99,7 @@ class Translation:
             return
         if not isinstance(training, bool | int) or training:
             raise NotCarried(
-                f"{layer.name!r} (called with training={training}: Keras 3 lets the call of the model decide)"
+                f"{layer.name!r} (called with training={training}: Keras 3 sets the mode in the call of the model)"
             )
         self.lost.append(
             f"the call of {layer.name!r} with training=False: it computes the same, but in a training Keras 3 has it "
@@ -143,7 +143,7 @@ def _named(model: Any) -> str:
 def _input(tensor: Any, name: str | None = None) -> Any:
     layer = tensor.node.layer
     if type(tensor.type_spec).__name__ != "TensorSpec":
-        raise NotCarried(f"{layer.name!r} (an input that is no dense tensor: {type(tensor.type_spec).__name__})")
+        raise NotCarried(f"{layer.name!r} (an input that is not a dense tensor: {type(tensor.type_spec).__name__})")
     name = (name or layer.name).replace("/", "_")
     return keras.Input(batch_shape=tuple(tensor.shape), dtype=tensor.dtype.name, name=name)
 

@@ -72,7 +72,7 @@ def reason_against(class_name: str) -> str:
     """Returns the reason why a layer or function of this name cannot be carried; empty if it can."""
     if class_name in SUPPORTED or class_name in ACTIVATIONS:
         return ""
-    return _REASONS.get(class_name, "not a class of Keras, or one without an equal in Keras 3")
+    return _REASONS.get(class_name, "not a class of Keras, or a class without an equivalent in Keras 3")
 
 
 def translated(layer: Any, bare_activation: Callable[[Any], Any] = lambda activation: activation) -> keras.layers.Layer:

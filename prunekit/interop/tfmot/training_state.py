@@ -34,7 +34,7 @@ def carried_optimizer(file: LegacyFile, translation: Translation) -> tuple[keras
     if not name:
         return None, ""
     if name not in _OPTIMIZERS:
-        return None, f"the optimizer {name}: only {', '.join(_OPTIMIZERS)} are carried"
+        return None, f"the optimizer {name}: only {', '.join(_OPTIMIZERS)} are converted"
     if config.get("is_legacy_optimizer"):
         return None, f"the optimizer {name}: it is one of tf_keras.optimizers.legacy"
     settings, unknown = _settings(name, config)
@@ -57,7 +57,7 @@ def carried_loss(training: Mapping[str, Any]) -> tuple[Any, str]:
         settings = {key: value for key, value in loss["config"].items() if key not in ("fn", "name")}
         name, reduction = loss["class_name"], str(settings.pop("reduction", None) or "auto")
         if reduction not in _REDUCTIONS:
-            return None, f"the loss {name}: its reduction {reduction!r} trains otherwise in Keras 3"
+            return None, f"the loss {name}: its reduction {reduction!r} trains differently in Keras 3"
         settings |= _REDUCTIONS[reduction]
         if name in _LOSSES and set(settings) <= {*inspect.signature(getattr(keras.losses, name)).parameters}:
             return getattr(keras.losses, name)(**settings), ""
