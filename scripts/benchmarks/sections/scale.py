@@ -214,13 +214,13 @@ def _linear(values: list[float]) -> str:
 
 
 REMARKS = (
-    "prunekit chooses masks for about four million weights at a time, and counts a longer array in pieces. The "
+    "`pk.prune` chooses the masks of one layer after another, and counts a long array in pieces. The "
     "temporary memory therefore depends on the largest layer, but not on the size of the model: pruning a model with "
     "a single layer holds its weights, importances, masks and new weights at the same time. TensorFlow with oneDNN, "
     "the default on x86, does not return freed memory to the system, and cannot always reuse it; therefore a model "
     "with a single layer holds twice its weights before any operation. With `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1` in the "
-    "environment, as in the last rows, large arrays are returned to the system at once, which reduces the peak only "
-    "for large layers. Pruning takes about a second at any size, so small models take more time per weight. The check "
+    "environment, as in the last rows, large arrays are returned to the system at once; this reduces the memory of "
+    "other operations in models with large layers, but not that of `pk.prune`. The check "
     "of a `.keras` file loads the file beside the model, and Keras reads a file whole before it assigns the weights. "
     "Model, file and loaded model take three times the weights, and Keras has no public option that reads the weights "
     "from disk in pieces. Without psutil, Keras saves and loads in memory below 512 MB of weights (with psutil, below "
