@@ -82,9 +82,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _no_run(directory: str, reason: str) -> click.UsageError:
-    from prunekit.recipe.directory import what_is_kept
+    from prunekit.recipe.directory import kept_checkpoints_line
 
-    return click.UsageError(f"{directory}: {reason}. {what_is_kept(directory)}".rstrip())
+    return click.UsageError(f"{directory}: {reason}. {kept_checkpoints_line(directory)}".rstrip())
 
 
 def _mistake(message: str) -> int:
@@ -146,7 +146,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     load_keras_quietly()
     from prunekit.delivery.terminal_report import render_terminal
     from prunekit.recipe import runner
-    from prunekit.recipe.directory import what_is_kept
+    from prunekit.recipe.directory import kept_checkpoints_line
 
     directory = os.path.join("runs", loaded.name) if output is None else output
     failure: runner.ExpectationFailed | None = None
@@ -156,7 +156,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
         except runner.ExpectationFailed as error:
             failure, result = error, error.result
         except KeyboardInterrupt:
-            click.echo(what_is_kept(directory), err=True, nl=False)
+            click.echo(kept_checkpoints_line(directory), err=True, nl=False)
             raise
     if as_json:
         _print_json(

@@ -90,8 +90,8 @@ def device_notes(record: RunState) -> list[str]:
     ):
         return []
     return [
-        "Trained with a GPU in sight, where sums may run in another order each time: the same recipe and seed give the "
-        "same bytes of weights on processors only."
+        "Trained with a visible GPU, which may add numbers in another order each time: the same recipe and seed give "
+        "the same bytes of weights on processors only."
     ]
 
 

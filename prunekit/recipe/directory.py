@@ -24,10 +24,10 @@ CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
 CHECKPOINT = "checkpoint"
 START = "start.json"
 # Inside an unfinished run: the future run directory, and the lock file of the process that runs it.
-_RUN, _HELD = "run", "lock"
+_RUN, _LOCK = "run", "lock"
 _UNFINISHED = ".unfinished"
 # File names in an unfinished run's folder, with the suffix of a partly written file.
-_OWN = re.compile(rf"({_RUN}|{_HELD}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
+_OWN = re.compile(rf"({_RUN}|{_LOCK}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
 def output_path(output: str | os.PathLike[str]) -> Path:
@@ -114,7 +114,7 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}{_UNFINISHED}")
 
 
-def what_is_kept(output: str | os.PathLike[str]) -> str:
+def kept_checkpoints_line(output: str | os.PathLike[str]) -> str:
     """Returns a line on the progress that an interrupted run into `output` leaves; "" if it leaves nothing."""
     work = unfinished(output_path(output))
     return f"The checkpoints are kept in {work}: continue with --resume.\n" if _can_be_resumed(work) else ""
@@ -146,7 +146,7 @@ def run_directory(path: Path, *, force: bool, resume: bool = False) -> Iterator[
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     work = unfinished(path)
-    with _held(work):
+    with _locked(work):
         if not (resume and _can_be_resumed(work)):
             _clear(work)
         folder = work / _RUN
@@ -166,7 +166,7 @@ def clear_up(path: Path) -> None:
     """Removes files next to `path` that remain if a run was killed while it was renamed into place."""
     work = unfinished(path)
     if work.is_dir():
-        with _held(work):
+        with _locked(work):
             if not _can_be_resumed(work):
                 _remove(work)
     remove_leftovers(path)
@@ -198,14 +198,14 @@ def _remove(work: Path) -> None:
     """Removes the files of an unfinished run; keeps unknown files in its folder."""
     with contextlib.suppress(OSError):
         _clear(work)
-        (work / _HELD).unlink(missing_ok=True)
+        (work / _LOCK).unlink(missing_ok=True)
         work.rmdir()
 
 
 def _clear(work: Path) -> None:
     # Remove checkpoints first: a folder without checkpoints is not taken for an unfinished run.
     for entry in sorted(work.iterdir(), key=lambda entry: (not entry.name.startswith(CHECKPOINT), entry.is_dir())):
-        if entry.name == _HELD or not _OWN.fullmatch(entry.name):
+        if entry.name == _LOCK or not _OWN.fullmatch(entry.name):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -214,7 +214,7 @@ def _clear(work: Path) -> None:
 
 
 @contextlib.contextmanager
-def _held(work: Path) -> Iterator[None]:
+def _locked(work: Path) -> Iterator[None]:
     """Locks the unfinished run for this process; the system releases the lock if the process is killed."""
     try:
         import fcntl
@@ -225,7 +225,7 @@ def _held(work: Path) -> Iterator[None]:
         return
     while True:
         work.mkdir(exist_ok=True)
-        with open(work / _HELD, "w") as file:
+        with open(work / _LOCK, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -233,7 +233,7 @@ def _held(work: Path) -> Iterator[None]:
                     f"another process works on the run in {work}. Wait for it, or choose another output directory."
                 ) from None
             # The previous holder may have removed the folder just before it released the lock.
-            if not _is_same(file.fileno(), work / _HELD):
+            if not _is_same(file.fileno(), work / _LOCK):
                 continue
             yield
             return

@@ -136,7 +136,7 @@ class Settings(BaseModel):
         for name in names:
             default = type(self).model_fields[name].get_default(call_default_factory=True)
             if getattr(self, owner) is None and getattr(self, name) != default:
-                raise refusal(f"{name!r} goes with {owner!r}, which is not given here.", name)
+                raise refusal(f"{name!r} needs {owner!r}, which is missing here.", name)
 
 
 def _unit_interval(value: float, closed: bool) -> float:

@@ -64,7 +64,7 @@ class Replicas:
         """Number of per-replica means in the loss of a batch; 1 on JAX, which averages over the whole batch."""
         return 1 if self.strategy is None else self.count
 
-    def lost_one(self, error: Exception) -> bool:
+    def means_lost_worker(self, error: Exception) -> bool:
         """Returns True if the error or its cause is a TensorFlow error that indicates a lost process."""
         if not self.several_processes:
             return False
@@ -231,7 +231,7 @@ def distributed(recipe: Recipe, progress: Listener | None = None) -> Iterator[Re
             _meet(replicas)
             yield replicas
         except Exception as error:
-            if not replicas.lost_one(error):
+            if not replicas.means_lost_worker(error):
                 raise
             raise ConnectionError(_LOST) from error
 

@@ -248,8 +248,8 @@ def verify(
     for what, value in {"model": model, "data": data}.items():
         if what in recorded["given"] and value is None:
             raise RecipeError(
-                f"{directory} was made with {what} given in Python, which no file holds: verify it there, with "
-                f"verify(directory, {what}=...)."
+                f"{directory} was made with {what} passed as Python objects, which are not saved. Verify it in Python, "
+                f"with verify(directory, {what}=...)."
             )
     found = settled_recipe(recipe, model, data)
     with distributed(found, progress) as replicas:

@@ -161,7 +161,7 @@ class Prune(Settings):
             return
         if self.schedule is not None and self.schedule.type not in ("polynomial_decay", "constant"):
             raise refusal(
-                "compat: tfmot goes with the schedules polynomial_decay and constant. "
+                "compat: tfmot supports only the schedules polynomial_decay and constant. "
                 f"Received: {self.schedule.type!r}.",
                 *("schedule", "type"),
             )
@@ -171,11 +171,11 @@ class Prune(Settings):
             ("policy", ("gradual", "tfmot")),
         ):
             if getattr(self, name) not in known:
-                raise refusal(f"compat: tfmot goes with {known[0]}. Received: {getattr(self, name)!r}.", name)
+                raise refusal(f"compat: tfmot supports only {known[0]}. Received: {getattr(self, name)!r}.", name)
         if not self.keep_one:
             raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":
-            raise refusal("compat: tfmot goes with unstructured, N:M and blocks. Received: 'channel'.", "pattern")
+            raise refusal("compat: tfmot supports only unstructured, N:M and blocks. Received: 'channel'.", "pattern")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ from prunekit.recipe.directory import (
     check_run,
     clear_up,
     is_finished,
+    kept_checkpoints_line,
     run_directory,
     unfinished,
-    what_is_kept,
 )
 from prunekit.recipe.loader import RecipeError
 
@@ -151,10 +151,10 @@ def test_an_unfinished_run_with_a_checkpoint_is_neither_deleted_nor_resumed_with
     interrupted(path)
     with pytest.raises(RecipeError, match=r"one\.unfinished contains an unfinished run. Continue it with --resume"):
         check_output(path, force=False)
-    assert what_is_kept(path).endswith("continue with --resume.\n")
+    assert kept_checkpoints_line(path).endswith("continue with --resume.\n")
     with run_directory(check_output(path, force=False, resume=True), force=False, resume=True) as folder:
         assert names(folder) == ["exports"]
-    assert names(tmp_path) == ["one"] and what_is_kept(path) == ""
+    assert names(tmp_path) == ["one"] and kept_checkpoints_line(path) == ""
 
 
 def test_an_unfinished_run_without_the_folder_of_its_files_is_still_one(tmp_path):

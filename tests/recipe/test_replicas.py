@@ -114,7 +114,7 @@ class TestRuns:
 
     @pytest.mark.thorough
     @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
-    def test_jax_devices_end_like_one(self, on_disk, tmp_path):
+    def test_several_jax_devices_give_the_weights_of_one(self, on_disk, tmp_path):
         written, _ = on_disk
         for kind, devices in (("one", 1), ("data_parallel", 2)):
             command = ("-m", "prunekit.cli", "compress", written(kind), "-o", tmp_path / f"jax_{kind}")
@@ -175,7 +175,7 @@ class TestInterruptions:
     @pytest.mark.thorough
     @pytest.mark.slow
     @pytest.mark.parametrize("victim", [1, 0], ids=["a worker", "the chief"])
-    def test_workers_of_which_one_died_resume_to_the_same_bytes(self, undisturbed, victim):
+    def test_a_cluster_that_lost_a_worker_resumes_to_the_same_bytes(self, undisturbed, victim):
         folder, run = undisturbed, undisturbed / f"run-{victim}"
         (folder / "died").unlink()
         both = run_workers(2, INTERRUPTED, "multi_worker", folder, run.name, victim, after_a_death=60)
@@ -238,12 +238,12 @@ class TestInterruptions:
         import tensorflow as tf
 
         workers = Replicas(kind, 2, strategy=object())
-        assert workers.lost_one(tf.errors.UnavailableError(None, None, "gone")) is (kind == "multi_worker")
-        assert not workers.lost_one(tf.errors.InvalidArgumentError(None, None, "shapes"))
+        assert workers.means_lost_worker(tf.errors.UnavailableError(None, None, "gone")) is (kind == "multi_worker")
+        assert not workers.means_lost_worker(tf.errors.InvalidArgumentError(None, None, "shapes"))
         # The model could not be built, because the other one did not answer.
         told = RecipeError("the file cannot be read")
         told.__cause__ = tf.errors.UnavailableError(None, None, "gone")
-        assert workers.lost_one(told) is (kind == "multi_worker")
+        assert workers.means_lost_worker(told) is (kind == "multi_worker")
 
     def test_each_replica_gets_its_own_statistics_back(self):
         strategy = types.SimpleNamespace(
@@ -382,7 +382,7 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize(("replicas", "examples"), [(2, 70), (3, 70), (4, 31), (4, 48), (1, 1)])
-def test_batches_that_are_shared_pass(replicas, examples):
+def test_batches_that_divide_between_replicas_are_accepted(replicas, examples):
     mirrored = Replicas("mirrored", replicas, strategy=object())
     assert mirrored.check(Compile(batch_size=24), {"training": examples}) is None
 
@@ -395,7 +395,7 @@ def test_without_distribute_there_is_one_replica():
 
 
 @pytest.mark.parametrize(("count", "replicas"), [(22, 2), (5, 2), (22, 3), (7, 4), (24, 4), (1, 2), (6, 4)])
-def test_weights_make_the_mean_of_the_replicas_means_that_of_the_batch(count, replicas):
+def test_sample_weights_make_the_mean_over_replicas_the_mean_over_the_batch(count, replicas):
     losses = np.arange(count, dtype="float32") ** 2
     ((_, drawn, weights),) = batches((np.zeros(count), losses), count, Order(count, 0), replicas)
     drawn, weights, part = drawn.numpy(), weights.numpy(), -(-count // replicas)

@@ -71,11 +71,14 @@ REFUSED = {
     "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' needs a block pattern"),
     "compat with a schedule of ours": (
         recipe(prune(SCHEDULES["linear"], compat="tfmot")),
-        r"prune\.schedule\.type: compat: tfmot goes with the schedules poly.*Received: 'linear'",
+        r"prune\.schedule\.type: compat: tfmot supports only the schedules poly.*Received: 'linear'",
     ),
-    "compat with a criterion of ours": (recipe(one_shot(compat="tfmot", criterion="l2")), r"goes with magnitude.*'l2'"),
-    "compat with an allocation": (recipe(one_shot(compat="tfmot", allocation="erk")), r"goes with uniform.*'erk'"),
-    "compat with channels": (recipe(one_shot(compat="tfmot", pattern="channel")), r"compat: tfmot goes with unstr"),
+    "compat with a criterion of ours": (
+        recipe(one_shot(compat="tfmot", criterion="l2")),
+        r"supports only magnitude.*'l2'",
+    ),
+    "compat with an allocation": (recipe(one_shot(compat="tfmot", allocation="erk")), r"supports only uniform.*'erk'"),
+    "compat with channels": (recipe(one_shot(compat="tfmot", pattern="channel")), r"compat: tfmot supports only unstr"),
     "unknown compat": (recipe(one_shot(compat="tfmod")), r"compat: unknown value 'tfmod'"),
     "bad regular expression": (recipe(one_shot(include=["re:("])), r"include\[0\]: 're:\(' is not a regular expr"),
     "empty pattern": (recipe(one_shot(exclude=[""])), r"exclude\[0\]: .*an empty pattern"),
@@ -111,7 +114,7 @@ REFUSED = {
     "factory with a call": (recipe(data={"factory": "os:system('x')"}), "expected 'package.module:function'"),
     "arguments without factory": (
         recipe(model={"builtin": "digits-cnn", "arguments": {"a": 1}}),
-        "model.arguments: 'arguments' goes with 'factory'",
+        "model.arguments: 'arguments' needs 'factory'",
     ),
     "argument that is no name": (recipe(model={"factory": "a:b", "arguments": {"a b": 1}}), "keyword argument"),
     "argument that is an object": (

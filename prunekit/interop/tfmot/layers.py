@@ -122,7 +122,7 @@ def paired(layer: Any, new: keras.layers.Layer, variables: Any = None) -> list[t
         pool = [one for one in pool if one is not found]
         pairs.append((found, variable))
     if pool and variables is None:
-        raise NotCarried(f"{layer.name!r} (Keras 3 has no place for {', '.join(one.name for one in pool)})")
+        raise NotCarried(f"{layer.name!r} (Keras 3 has no weights for {', '.join(one.name for one in pool)})")
     return pairs
 
 
