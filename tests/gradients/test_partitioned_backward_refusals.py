@@ -57,7 +57,7 @@ def own():
 @pytest.mark.parametrize(
     ("build", "boundary", "error", "message"),
     [
-        (nested, "inner", ValueError, "in the model's own graph. Received: boundary='inner', which is inside another"),
+        (nested, "inner", ValueError, "of the model's own graph. Received: boundary='inner', which is inside another"),
         (nested, "iner", ValueError, "No layer of the model .* called 'iner'.*boundary='iner'. Did you mean"),
         (nested, 3, TypeError, "`boundary` takes names of layers. Received: 3"),
         (nested, [3], TypeError, "`boundary` takes a layer's name.*Received: 3"),

@@ -187,7 +187,7 @@ def test_wrong_contributions_are_refused():
         accumulator.add([tf.ones(2), tf.ones(2)])
     with pytest.raises(ValueError, match="above zero. Received: weight=0"):
         accumulator.add([tf.ones(2), tf.ones(3)], weight=0)
-    with pytest.raises(ValueError, match="never decreases. Received: step=-1, where it is at 0"):
+    with pytest.raises(ValueError, match="never decreases. Received: step=-1, and the current step is 0"):
         accumulator.set_step(-1)
     with pytest.raises(ValueError, match='"contributions" or "rows". Received: row_average=\'sum\''):
         GradientAccumulator([], row_average="sum")

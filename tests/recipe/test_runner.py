@@ -323,7 +323,7 @@ def test_verify_needs_what_only_python_can_give(tmp_path, perceptron, pairs):
     start = keras.models.clone_model(perceptron)
     start.set_weights(perceptron.get_weights())
     compress(WHOLE, perceptron, pairs, tmp_path / "run")
-    with pytest.raises(RecipeError, match=r"made with model passed as Python objects.*verify\(directory, model=\.\.\.\)"):
+    with pytest.raises(RecipeError, match=r"with model passed as Python objects.*verify\(directory, model=\.\.\.\)"):
         verify(tmp_path / "run", data=pairs)
     with pytest.raises(RecipeError, match="made with data passed as Python objects"):
         verify(tmp_path / "run", model=start)
