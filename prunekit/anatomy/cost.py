@@ -151,7 +151,9 @@ def nonzero_mask(variable: Any) -> np.ndarray:
     """
     value = keras.ops.convert_to_tensor(variable)
     if math.prod(value.shape) <= _SMALL:
-        return np.asarray(keras.ops.convert_to_numpy(value) != 0)
+        # Keras's convert_to_numpy makes NumPy 2 emit a warning for TensorFlow variables.
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        return np.asarray((value.numpy() if on_tensorflow else keras.ops.convert_to_numpy(value)) != 0)
     floating = "float" in keras.backend.standardize_dtype(value.dtype)
     # `ops.not_equal` would convert and cast both sides: most of the time for a small weight.
     return np.asarray(keras.ops.convert_to_numpy(value != 0 if floating else keras.ops.not_equal(value, 0)))

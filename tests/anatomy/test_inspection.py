@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from backends import PRECISIONS
 from keras import layers as L
 
+import prunekit as pk
 from prunekit.anatomy.inspection import Event, Report, WeightRow, inspect
 from prunekit.anatomy.targets import Skipped, weights_in
 
@@ -214,3 +216,11 @@ def test_what_is_no_built_model_is_refused():
         inspect(keras.Sequential([L.Dense(2)]))
     with pytest.raises(TypeError, match="Keras 3 models"):
         inspect("model.keras")
+
+
+def test_reports_and_one_shot_pruning_emit_no_warning_of_other_packages(perceptron):
+    with warnings.catch_warnings():
+        # The settings of pytest ignore a warning of NumPy 2 about TensorFlow variables.
+        warnings.simplefilter("error")
+        pk.inspect(perceptron)
+        pk.prune(perceptron, 0.5)
