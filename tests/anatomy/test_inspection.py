@@ -4,7 +4,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from backends import PRECISIONS
+from backends import PRECISIONS, tensorflow_only
 from keras import layers as L
 
 import prunekit as pk
@@ -218,6 +218,8 @@ def test_what_is_no_built_model_is_refused():
         inspect("model.keras")
 
 
+# On PyTorch, Keras's conversion to NumPy emits it.
+@tensorflow_only
 def test_reports_and_one_shot_pruning_emit_no_warning_of_other_packages(perceptron):
     with warnings.catch_warnings():
         # The settings of pytest ignore a warning of NumPy 2 about TensorFlow variables.
