@@ -114,7 +114,7 @@ class MaskStore:
                 f"Received: {shapes}."
             )
         for variable, mask in zip(self._masks, masks, strict=True):
-            backend.assign_same(variable, mask)
+            backend.assign_same(variable, mask if _is_boolean(mask) else ops.cast(mask, "bool"))
         self.enforce(optimizers)
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
@@ -255,6 +255,10 @@ class MaskStore:
                 if same and slot is not variable:
                     found.append((index, name, slot))
         return found
+
+
+def _is_boolean(mask) -> bool:
+    return keras.backend.standardize_dtype(mask.dtype) == "bool"
 
 
 @functools.cache
