@@ -123,7 +123,10 @@ REFUSED = {
     ),
     "path for digits": (recipe(data={"builtin": "digits", "path": "x"}), "leave out 'path'"),
     "scale for digits": (recipe(data={"builtin": "digits", "scale": 2.0}), "leave out 'scale'"),
-    "arrays without npz": (recipe(data={"builtin": "digits", "arrays": {"train_inputs": "x"}}), "'npz', which is not"),
+    "arrays without npz": (
+        recipe(data={"builtin": "digits", "arrays": {"train_inputs": "x"}}),
+        "needs 'npz', which is missing",
+    ),
     "idx with one file": (recipe(data={"idx": {"train_inputs": "x"}}), r"data\.idx: 'train_labels' is missing"),
     "split of everything": (recipe(data={"builtin": "digits", "validation_split": 1.0}), r"in \[0, 1\)"),
     "limit 0": (recipe(data={"builtin": "digits", "limit": 0}), "greater than or equal to 1"),
