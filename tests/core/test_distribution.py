@@ -37,7 +37,6 @@ KINDS = [
 ]
 # What the short suite trains: one distribution of each kind, and in it one row of each way to train.
 SHORT = {"2 mirrored": ["adam", "ragged", "loop", "short"], "2 workers": ["adam", "loop", "short"]}
-SHORT["2 JAX devices"] = ["adam", "short"]
 
 
 def case(kind, name):
@@ -116,7 +115,13 @@ class TestEveryReplica:
                 np.testing.assert_allclose(value, alone[f"{name}/weights/{weight}"], rtol=1e-5, atol=5e-7)
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [each.values[:2] for each in KINDS if each.id.startswith("2 ")])
+def pair(kind):
+    """Kind and replicas of a distribution."""
+    marks = [*kind.marks, *([] if kind.id in SHORT else [pytest.mark.thorough])]
+    return pytest.param(*kind.values[:2], id=kind.id, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "replicas"), [pair(kind) for kind in KINDS if kind.id.startswith("2 ")])
 class TestAProcess:
     def test_warnings_come_from_one_process_and_once(self, trained, kind, replicas):
         first, *others = trained(kind, replicas)[0]

@@ -11,9 +11,10 @@ SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="starts processes of each backend itself")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "victim",
-    [pytest.param(1, marks=pytest.mark.thorough), pytest.param(0, marks=pytest.mark.slow)],
+    [1, pytest.param(0, marks=pytest.mark.slow)],
     ids=["a worker", "the chief"],
 )
 def test_a_cluster_that_lost_a_process_resumes_to_the_same_bytes(victim, tmp_path):

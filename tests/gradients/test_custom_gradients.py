@@ -70,6 +70,7 @@ def test_variables_that_the_function_reads_get_no_gradient_through_it():
     assert found[1] is None
 
 
+@pytest.mark.thorough
 def test_a_network_of_signs_learns_only_with_straight_through():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 6)).astype("float32")

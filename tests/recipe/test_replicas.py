@@ -94,6 +94,7 @@ def assert_as_one(directory, one):
 
 
 class TestRuns:
+    @pytest.mark.thorough
     def test_mirrored_ends_like_one_replica_and_is_verified(self, on_disk, tmp_path):
         written, one = on_disk
         program = (

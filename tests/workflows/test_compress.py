@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import BACKEND
 from runnable_recipes import COMPRESS, runnable
 
 from prunekit.recipe.data import check_files, load_data
@@ -29,12 +28,13 @@ steps: [{train: {epochs: 100000}}]
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.thorough),
-        pytest.param(signal.SIGINT, id="interrupted", marks=[] if BACKEND == "tensorflow" else pytest.mark.thorough),
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGINT, id="interrupted"),
     ],
 )
 def test_a_run_that_ends_early_never_looks_finished_and_the_next_one_clears_up(tmp_path, how):

@@ -172,6 +172,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_really_full_and_one_that_may_only_be_read(pairs, tmp_path, whole, small_disk):
     with pytest.raises(OSError, match="No space left on device. The earlier checkpoints are kept"):
         compress(WHOLE, network(), pairs, tmp_path / "disk" / "run")
