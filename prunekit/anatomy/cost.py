@@ -19,6 +19,7 @@ from prunekit.anatomy.tables import plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, places, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace
 from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.array_ops import SMALL, array_of
 
 
 @dataclass(frozen=True)
@@ -140,20 +141,15 @@ class Cost:
 # ---------------------------------------------------------------- counting
 
 
-# Weights of up to this size are compared in NumPy: copying them takes less time than one operation of a backend.
-_SMALL = 1 << 18
-
-
 def nonzero_mask(variable: Any) -> np.ndarray:
     """Boolean array, True where the variable is not zero; -0.0 is zero, NaN is not zero.
 
     Large variables are compared on their device, so that only the boolean array is copied.
     """
     value = keras.ops.convert_to_tensor(variable)
-    if math.prod(value.shape) <= _SMALL:
-        # Keras's convert_to_numpy makes NumPy 2 emit a warning for TensorFlow variables.
-        on_tensorflow = keras.backend.backend() == "tensorflow"
-        return np.asarray((value.numpy() if on_tensorflow else keras.ops.convert_to_numpy(value)) != 0)
+    if math.prod(value.shape) <= SMALL:
+        # Copying a small variable from another device takes less time than an operation there.
+        return np.asarray(array_of(value) != 0)
     floating = "float" in keras.backend.standardize_dtype(value.dtype)
     # `ops.not_equal` would convert and cast both sides: most of the time for a small weight.
     return np.asarray(keras.ops.convert_to_numpy(value != 0 if floating else keras.ops.not_equal(value, 0)))

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from prunekit.sparsity.array_ops import SMALL
+
 
 def on_tensorflow() -> bool:
     """Returns True if Keras runs on TensorFlow; only there, values are collected inside training steps."""
@@ -84,23 +86,11 @@ def value_now(variable) -> Any:
     return own.read_value()
 
 
-def array_of(value) -> np.ndarray:
-    """Returns a tensor as a NumPy array to read from; on a CPU without a copy where the backend allows it."""
-    if isinstance(value, np.ndarray):
-        return value
-    # Keras's convert_to_numpy copies TensorFlow's tensors.
-    return np.asarray(value if keras.backend.backend() == "tensorflow" else keras.ops.convert_to_numpy(value))
-
-
 def is_on_cpu(tensor) -> bool:
     """Returns True if an eager tensor of TensorFlow or JAX lies in the memory of a CPU."""
     if keras.backend.backend() == "tensorflow":
         return "CPU" in tensor.device
     return all(device.platform == "cpu" for device in tensor.devices())
-
-
-# Most entries of a tensor in the memory of the CPU that NumPy, on one core, reads as fast as TensorFlow.
-SMALL = 1 << 18
 
 
 def is_small_on_host(tensor) -> bool:
@@ -161,19 +151,17 @@ def fill_all_outside(rows: Sequence[tuple[Any, Any, float]]) -> None:
         return
     import tensorflow as tf
 
-    # Operations by their raw names: Keras and tf.Variable take several times as long to start them.
-    read, assign = tf.raw_ops.ReadVariableOp, tf.raw_ops.AssignVariableOp
     masks: dict[int, Any] = {}
     rests: dict[Any, Any] = {}
     for mask, variable, rest in rows:
-        keep, own = masks.get(id(mask)), native(variable)
-        if keep is None:
-            keep = masks[id(mask)] = read(resource=native(mask).handle, dtype=tf.bool)
-        if (own.dtype, rest) not in rests:
-            rests[own.dtype, rest] = tf.constant(rest, own.dtype)
-        value = read(resource=own.handle, dtype=own.dtype)
-        filled = tf.raw_ops.SelectV2(condition=keep, t=value, e=rests[own.dtype, rest])
-        assign(resource=own.handle, value=filled)
+        if id(mask) not in masks:
+            masks[id(mask)] = value_now(mask)
+        value = value_now(variable)
+        if (value.dtype, rest) not in rests:
+            rests[value.dtype, rest] = tf.constant(rest, value.dtype)
+        # By its raw name, it starts in a fraction of the time.
+        filled = tf.raw_ops.SelectV2(condition=masks[id(mask)], t=value, e=rests[value.dtype, rest])
+        assign_same(variable, filled)
 
 
 def has_own_handle(variable) -> bool:

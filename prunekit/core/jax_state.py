@@ -7,7 +7,6 @@ the optimizer's variables while they are enforced: in `fit`, `train_on_batch` an
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,28 +69,29 @@ def masks_in_optimizer_state(optimizer, rows: Sequence[tuple[Any, Any]]) -> Iter
         yield
         return
     joined = [(part, _guests(part, rows)) for part in _built_parts(optimizer)]
-    added = Counter(id(guest) for _, guests in joined for guest in guests)
+    added = frozenset(id(guest) for _, guests in joined for guest in guests)
     for part, guests in joined:
         part._variables.extend(guests)
-    _added_now.update(added)
+    _added_now.append(added)
     with contextlib.ExitStack() as stack:
         for name in ("save_own_variables", "load_own_variables"):
             stack.enter_context(patching.wrapped(optimizer, name, functools.partial(_without, joined)))
         try:
             yield
         finally:
-            _added_now.subtract(added)
+            _added_now.remove(added)
             for part, guests in joined:
                 _remove(part, guests)
 
 
-# How many scopes of `masks_in_optimizer_state` have added a variable, by its `id`.
-_added_now: Counter[int] = Counter()
+# The `id` of each variable that a scope of `masks_in_optimizer_state` has added, one set per open scope.
+_added_now: list[frozenset[int]] = []
 
 
 def own_variables(optimizer) -> list[Any]:
     """Returns the optimizer's variables without the masks that `masks_in_optimizer_state` has added."""
-    return [variable for variable in optimizer.variables if not _added_now[id(variable)]]
+    added = frozenset().union(*_added_now)
+    return [variable for variable in optimizer.variables if id(variable) not in added]
 
 
 def _built_parts(optimizer) -> list[Any]:

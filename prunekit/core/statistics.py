@@ -31,7 +31,7 @@ class Collector(ABC):
 
 
 class DataCollector(Collector):
-    """Collects a statistic from calibration data, again for each mask update."""
+    """Collects a statistic from calibration data at each mask update."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -130,13 +130,13 @@ class Checkpoints:
         if found is None:
             if self._snapshots:
                 raise RecipeError(
-                    f"the checkpoints in {self.folder} are damaged: nothing can be resumed. Begin again with --force."
+                    f"the checkpoints in {self.folder} are damaged: nothing can be resumed. Start over with --force."
                 )
             return None
         wrong = lacking(found.values, _KINDS)
         if wrong is not None:
             raise RecipeError(
-                f"the checkpoints in {self.folder} hold no {wrong} that this version of prunekit reads. Begin again "
+                f"the checkpoints in {self.folder} hold no {wrong} that this version of prunekit reads. Start over "
                 "with --force."
             )
         if self._replicas.chief:
@@ -157,7 +157,7 @@ class Checkpoints:
                 model.optimizer.build(model.trainable_variables)
         variables, saved = _variables(model, optimizer), arrays_under(found.arrays, "variable/")
         if [tuple(v.shape) for v in variables] != [array.shape for array in saved.values()]:
-            raise RecipeError(f"the checkpoints in {self.folder} are of another model. Begin again with --force.")
+            raise RecipeError(f"the checkpoints in {self.folder} are of another model. Start over with --force.")
         for variable, array in zip(variables, saved.values(), strict=True):
             variable.assign(np.array(array))
         if "replicas" in found.arrays:
@@ -180,7 +180,7 @@ class Checkpoints:
         for name, digest in expected.items():
             path = self._exports / name
             if not path.is_file() or _digest(path) != digest:
-                raise RecipeError(f"{path} has changed since the unfinished run wrote it. Begin again with --force.")
+                raise RecipeError(f"{path} has changed since the unfinished run wrote it. Start over with --force.")
         for path in self._exports.glob("*"):
             if path.name not in expected:
                 path.unlink()
@@ -293,7 +293,7 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
     if not path.exists():
         if Snapshots(folder, CHECKPOINT):
             raise RecipeError(
-                f"{path} is missing, and only this file describes the checkpoints. Restore it, or begin again "
+                f"{path} is missing, and only this file describes the checkpoints. Restore it, or start over "
                 "with --force."
             )
         write_bytes(path, json.dumps(start, indent=1).encode())
@@ -302,11 +302,11 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
         before = json.loads(path.read_text(encoding="utf-8"))
         differences = start_differences(before, json.loads(json.dumps(start)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RecipeError(f"{path} is damaged ({error}): begin again with --force.") from error
+        raise RecipeError(f"{path} is damaged ({error}): start over with --force.") from error
     if differences:
         raise RecipeError(
             f"the unfinished run in {folder} cannot be resumed: {'; '.join(differences)}. Undo these changes, or "
-            "begin again with --force, which deletes the unfinished run."
+            "start over with --force, which deletes the unfinished run."
         )
 
 

@@ -79,7 +79,7 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
         raise RecipeError(f"{output} is a file, or a circular link. Choose another output directory.")
     if waiting and not (resume or force):
         raise RecipeError(
-            f"{work} contains an unfinished run. Continue it with --resume, or begin again with --force, which deletes "
+            f"{work} contains an unfinished run. Continue it with --resume, or start over with --force, which deletes "
             "it."
         )
     parent = next((folder for folder in path.parents if folder.exists()), path)

@@ -6,8 +6,20 @@ are equal to the bit.
 
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
+
+# Most entries of a tensor in the memory of the CPU that NumPy, on one core, reads as fast as a backend.
+SMALL = 1 << 18
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Returns a tensor or variable as a NumPy array to read from; without a copy where backend and device allow it."""
+    if isinstance(value, np.ndarray):
+        return value
+    # Keras's convert_to_numpy copies TensorFlow's tensors, and makes NumPy 2 emit a warning for variables.
+    return np.asarray(value if keras.backend.backend() == "tensorflow" else ops.convert_to_numpy(value))
 
 
 def ops_for(array: Any) -> Any:

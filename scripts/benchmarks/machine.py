@@ -28,6 +28,13 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, float]:
+    """Returns the seconds and the CPU seconds of a call."""
+    began, spent = time.perf_counter(), time.process_time()
+    function(*arguments)
+    return time.perf_counter() - began, time.process_time() - spent
+
+
 def turns(smoke: bool) -> int:
     """Returns the number of measurements of each way: nine, or one in a smoke test."""
     return 1 if smoke else 9

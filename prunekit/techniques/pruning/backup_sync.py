@@ -171,7 +171,7 @@ class Resumption:
     """Resumes a pruning callback from a backup, and adds the pruning state to the backups of its `fit`.
 
     Attributes:
-        state: Saved pruner state to resume from; None = start again.
+        state: Saved pruner state to resume from; None = a new training.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Resumption:
         self.state = states[self._together.index(callback)]
 
     def begin(self, pruner: Pruner) -> None:
-        """Resumes the pruner from the backup, or begins again if there is none."""
+        """Resumes the pruner from the backup, or leaves it at its start if there is none."""
         if self.take_up(pruner):
             return
         pruner.begin()

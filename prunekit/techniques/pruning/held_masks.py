@@ -12,6 +12,7 @@ from keras import ops
 from prunekit.anatomy.targets import Target, targets_named
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.selection import count_true
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.pruning_notes import LateWeights, masks_written_back
@@ -89,7 +90,7 @@ def nonzero_within(mask: Any, weight: Any) -> tuple[Any, int]:
         weight: Tensor of the same shape.
     """
     if keras.backend.backend() == "tensorflow" and backend.is_on_cpu(weight):
-        mask, weight = backend.array_of(mask), backend.array_of(weight)
+        mask, weight = array_of(mask), array_of(weight)
         new = mask if np.count_nonzero(weight) == weight.size else np.logical_and(mask, weight != 0)
         return new, int(np.count_nonzero(new))
     new = ops.logical_and(mask, ops.not_equal(weight, 0))
@@ -102,5 +103,5 @@ def masks_of_zeros(targets: Sequence[Target]) -> dict[str, np.ndarray]:
     Targets whose entries are all zero are left out.
     """
     masks, _ = without_zeros([ops.ones(target.shape, "bool") for target in targets], targets)
-    arrays = {target.name: backend.array_of(mask) for target, mask in zip(targets, masks, strict=True)}
+    arrays = {target.name: array_of(mask) for target, mask in zip(targets, masks, strict=True)}
     return {name: mask for name, mask in arrays.items() if not mask.all()}

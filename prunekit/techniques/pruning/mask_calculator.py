@@ -17,7 +17,7 @@ from keras import ops
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
 from prunekit.sparsity.allocation import get_allocation
-from prunekit.sparsity.array_ops import ops_for
+from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
 from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 from prunekit.sparsity.selection import (
@@ -162,16 +162,16 @@ class MaskCalculator:
                 chosen = self._joint_rows(list(rows), pruned, spare=spare)
             else:
                 chosen = [maker.choose(*row, pruned[i]) for i, (maker, *row) in enumerate(rows)]
-        counts = np.array([backend.array_of(counts) for _, counts in chosen]).T
+        counts = np.array([array_of(counts) for _, counts in chosen]).T
         return MaskUpdate([mask for mask, _ in chosen], *counts)
 
     def _arrays(self, index: int, weight, statistics, mask):
         """Returns what calculates a small target's mask in NumPy, and its weight, importance and mask as arrays."""
-        array = backend.array_of(weight)
+        array = array_of(weight)
         # On JAX each operation is compiled for each shape.
         plain = type(self.criterion) is Magnitude
-        importance = np.abs(array) if plain else backend.array_of(self._importance(index, weight, statistics))
-        return self._makers[index].on_arrays, array, importance, backend.array_of(mask)
+        importance = np.abs(array) if plain else array_of(self._importance(index, weight, statistics))
+        return self._makers[index].on_arrays, array, importance, array_of(mask)
 
     @property
     def _is_compiled(self) -> bool:
@@ -183,7 +183,7 @@ class MaskCalculator:
         if keras.backend.backend() == "torch":
             return [False] * len(weights)
         on_cpu = all(map(backend.is_on_cpu, weights))
-        most = (_SMALL_ONCE if self.once else backend.SMALL) if on_cpu else _SMALL_ELSEWHERE
+        most = (_SMALL_ONCE if self.once else SMALL) if on_cpu else _SMALL_ELSEWHERE
         if self.allocation.joint:
             return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
         return [target.size <= most for target in self.targets]
@@ -307,7 +307,7 @@ class MaskMaker:
 
     def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
         self.units = pattern.units(shape, in_axes, out_axes)
-        self._is_large = math.prod(shape) > backend.SMALL
+        self._is_large = math.prod(shape) > SMALL
         self.on_arrays = _ArrayMaskMaker(pattern, shape, in_axes, out_axes)
 
         def pool(importance, mask):

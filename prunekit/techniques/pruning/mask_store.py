@@ -13,6 +13,7 @@ from keras import ops
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state, patching
 from prunekit.core.optimizers import parts_of
+from prunekit.sparsity.array_ops import SMALL, array_of
 from prunekit.sparsity.selection import count_true
 
 
@@ -63,7 +64,7 @@ class MaskStore:
             for target in self.targets
             for variable in (target.variable, self._masks[0])
         )
-        self._is_large = any(target.size > backend.SMALL for target in self.targets)
+        self._is_large = any(target.size > SMALL for target in self.targets)
         self._calls = 0
         self._enforced_slots: tuple[int, ...] | None = None
         self._count_leaks = compilation.compiled_effect(self._leaks) if self._needs_trace else self._leaks
@@ -272,7 +273,7 @@ def _leak_counts(masks, weights):
 
 def _leak_count(mask, weight):
     if backend.is_small_on_host(weight):
-        mask, weight = backend.array_of(mask), backend.array_of(weight)
+        mask, weight = array_of(mask), array_of(weight)
         return np.int32(np.count_nonzero(np.logical_and(weight != 0, np.logical_not(mask))))
     return _large_leak_count()(mask, weight)
 

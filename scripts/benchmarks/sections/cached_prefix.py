@@ -4,12 +4,11 @@ All three ways run in one process, in turns. `section` needs no TensorFlow.
 """
 
 import tempfile
-import time
 from statistics import median
 from typing import Any
 
 from benchmarks.figures import spread
-from benchmarks.machine import numbered, turns
+from benchmarks.machine import numbered, timed, turns
 from benchmarks.tables import table
 from benchmarks.workers import Workers
 
@@ -66,7 +65,7 @@ class Contestant:
         self.result = self._part.evaluate(self.inputs(x), y, batch_size=self._batch, verbose=0)
 
     def fill(self, x: Any, y: Any, turn: int) -> None:
-        """Returns a new prefix under a new name, so that it finds no cached activations."""
+        """Computes the activations with a new prefix under a new key, so that none are found in the cache."""
         import prunekit as pk
 
         if self._prefix:
@@ -84,12 +83,11 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
         for turn in numbered(min(repeats, 4)):
             for kind in seconds:
                 for way, contestant in contestants.items():
-                    began, spent = time.perf_counter(), time.process_time()
-                    getattr(contestant, kind)(*(test if kind == "evaluation" else train), turn)
+                    examples = test if kind == "evaluation" else train
+                    wall, cpu = timed(getattr(contestant, kind), *examples, turn)
                     parts = EPOCHS if kind == "epoch" else 1
-                    row = (time.perf_counter() - began) / parts, (time.process_time() - spent) / parts
                     if turn:
-                        seconds[kind].setdefault(way, []).append(row)
+                        seconds[kind].setdefault(way, []).append((wall / parts, cpu / parts))
         size = contestants[MEMORY].inputs(train[0]).nbytes
     whole = contestants[WHOLE].model
     return {

@@ -1,13 +1,12 @@
 """What enforcement costs in a training step, and what it would cost without masking the weights after the update."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.contestants import Library
 from benchmarks.figures import spread, turn_ratios
-from benchmarks.machine import numbered, turns
+from benchmarks.machine import numbered, timed, turns
 from benchmarks.models import FINAL_SPARSITY
 from benchmarks.tables import table
 from benchmarks.workers import Workers
@@ -72,10 +71,9 @@ def measure(model: str, smoke: bool, repeats: int) -> dict[str, Any]:
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for turn in numbered(repeats):
         for way, epoch in ways.items():
-            began = time.perf_counter(), time.process_time()
-            epoch()
+            wall, cpu = timed(epoch)
             if turn:
-                found[way].append(((time.perf_counter() - began[0]) / steps, (time.process_time() - began[1]) / steps))
+                found[way].append((wall / steps, cpu / steps))
     return {"seconds": found}
 
 

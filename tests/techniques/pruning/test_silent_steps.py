@@ -40,9 +40,10 @@ def test_leaving_the_with_block_without_a_step_warns_once(perceptron):
 
 
 def test_the_remedy_for_compat_tfmot_differs(perceptron):
-    with pytest.warns(UserWarning, match=NEVER + "before each forward pass in training"):
+    with pytest.warns(UserWarning, match=NEVER + "before each forward pass in training") as caught:
         with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), compat="tfmot"):
             pass
+    assert len(told(caught)) == 1
 
 
 @pytest.mark.parametrize("schedule", [ConstantSparsity(0.5), OneShot(0.5)], ids=["constant", "one shot"])
