@@ -14,6 +14,7 @@ import prunekit
 import prunekit.delivery
 import prunekit.recipe
 from prunekit import cli, terminal
+from prunekit.delivery.metrics import Metric
 from prunekit.recipe.loader import RecipeError
 
 HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib", "sklearn")
@@ -72,7 +73,13 @@ def runner(monkeypatch, tmp_path):
             kind="prune", text="12 epochs", targets=(target,), skipped=(skipped,), pruning=((0, 0.0), (10, 0.9))
         )
         made = types.SimpleNamespace(
-            name=recipe.name, model="digits_cnn", parameters=39402, steps_per_epoch=45, steps=(step,), notes=("a note",)
+            name=recipe.name,
+            model="digits_cnn",
+            parameters=39402,
+            steps_per_epoch=45,
+            steps=(step,),
+            notes=("a note",),
+            metrics=(Metric("mae", "min"), Metric("own")),
         )
         made.to_dict = lambda: {"name": recipe.name}
         return made
@@ -219,6 +226,7 @@ class TestCheck:
             "0 (0), 10 (0.9)",
             "fc/bias",
             "a note",
+            "measures: mae (lower is better), the main metric, own (direction not known)",
         ):
             assert part in out
 

@@ -42,7 +42,7 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
+        "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
         "plot_data plots signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
     ),
     (
@@ -52,10 +52,11 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields sources timing step_settings step_kinds schema yaml_reader loader presence factories idx npy data "
-        "models summary progress replica_state interruption replicas compile_settings run_inputs run_state directory "
-        "read_report checkpoint workspace step_handler train_step prune_step export_step expectations expect_step "
-        "preparation plan execution build_report runner grid sweep_process workers sweep",
+        "fields compile_fields sources timing step_settings step_kinds schema yaml_reader loader presence "
+        "factories idx npy data models summary progress replica_state interruption replicas compile_settings "
+        "run_inputs run_state directory read_report checkpoint workspace step_handler train_step prune_step "
+        "export_step expectations expect_step preparation plan execution build_report runner grid sweep_process "
+        "workers sweep",
     ),
     ("", "doctor options terminal cli __main__"),
 )

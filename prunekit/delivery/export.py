@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from prunekit.delivery.advice import runtime_advice
-from prunekit.delivery.export_reference import Format, Subject
+from prunekit.delivery.export_reference import Format, Measure, Subject
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.litert import ConversionError, Traced, convert
@@ -57,6 +57,7 @@ def export(  # noqa: PLR0913
     samples: Any,
     *,
     labels: Any = None,
+    measure: Measure | None = None,
     name: str = "model",
     batch_size: int | None = None,
     keep_going: bool = True,
@@ -72,6 +73,7 @@ def export(  # noqa: PLR0913
         samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays in the model's input
             structure. Every sample is run, so a few hundred are enough.
         labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
+        measure: Function of a file's outputs for the first samples, as a list of arrays, that returns metrics by name.
         name: Stem of the file names.
         batch_size: Fixes the batch size of the LiteRT files; None leaves it open. LiteRT.js runs fixed ones only.
         keep_going: True reports an `OSError` (for example, a full disk) as a "failed" row; False raises it.
@@ -83,7 +85,7 @@ def export(  # noqa: PLR0913
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
-        subject = Subject(model, samples, labels, batch_size, scratch)
+        subject = Subject(model, samples, labels, batch_size, scratch, measure)
         with contextlib.suppress(Unfit):  # raise the caller's error before any work
             _ = subject.reference
         rows = _export_each(subject, chosen, Path(directory), name, keep_going)
@@ -127,8 +129,11 @@ def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
     with contextlib.suppress(OSError):
         if key in FORMATS and target.exists():
             note += f". The {target.name} in {target.parent} is from an earlier export"
-    measured = (found.max_error, found.agreement, found.accuracy) if found else (None, None, None)
-    return ExportRow(key, None, None, None, unfit.status, note, *measured)
+    return ExportRow(key, None, None, None, unfit.status, note, *_figures(found))
+
+
+def _figures(found: Comparison | None) -> tuple[Any, ...]:
+    return (found.max_error, found.agreement, found.accuracy, found.metrics) if found else (None,) * 4
 
 
 def _export_keras(subject: Subject, target: Path) -> ExportRow:
@@ -146,7 +151,8 @@ def _export_keras(subject: Subject, target: Path) -> ExportRow:
         except Exception as error:
             raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
         zeros = _zeros_where_both_are_the_same(model, loaded)
-        found = subject.compare(FORMATS["keras"], subject.answers(loaded), "the samples")
+        answers = subject.answers(loaded)
+        found = subject.measured(subject.compare(FORMATS["keras"], answers, "the samples"), answers)
         total = sum(math.prod(weight.shape) for weight in model.weights)
         return _ship("keras", path, target, f"{zeros} zeros in {total} weights, each where the model has it", found)
 
@@ -232,7 +238,7 @@ def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> 
         answers = [outputs[f"{chunk}/{name}"] for name in traced.outputs]
         what = f"the first {count} samples one by one" if chunk == 1 else f"the samples in batches of {chunk}"
         found = subject.compare(FORMATS[key], [np.asarray(values, np.float32) for values in answers], what)
-    return found
+    return subject.measured(found, answers)
 
 
 def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> ExportRow:
@@ -243,7 +249,7 @@ def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> E
         compressed = gzip_size(iter(lambda: stream.read(1 << 20), b""))
     size = path.stat().st_size
     os.replace(path, target)
-    return ExportRow(key, target.name, size, compressed, "ok", note, found.max_error, found.agreement, found.accuracy)
+    return ExportRow(key, target.name, size, compressed, "ok", note, *_figures(found))
 
 
 @contextlib.contextmanager

@@ -3,10 +3,11 @@
 import contextlib
 import tempfile
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -39,6 +40,9 @@ class Format:
     mean_error: float = 1e-4
 
 
+Measure: TypeAlias = Callable[[list[np.ndarray]], Mapping[str, float]]
+
+
 class Subject:
     """Model to export, with its samples, reference outputs and conversion; outputs and conversion are cached.
 
@@ -48,6 +52,7 @@ class Subject:
         labels: Labels, as for `export`.
         batch_size: Batch size of LiteRT files; None keeps the model's batch size.
         scratch: Exit stack that removes the conversion's temporary folder.
+        measure: Function of outputs for the first samples that returns metrics by name.
 
     Raises:
         ValueError: The model is not built; samples or labels do not fit.
@@ -60,6 +65,7 @@ class Subject:
         labels: Any,
         batch_size: int | None,
         scratch: contextlib.ExitStack,
+        measure: Measure | None = None,
     ) -> None:
         if not model.built:
             raise ValueError("Only a built model has weights to export. Call it on a sample first.")
@@ -73,7 +79,7 @@ class Subject:
         self.inputs = [array.astype(spec.dtype) for array, spec in zip(arrays, self.specs, strict=True)]
         self.count = lengths.pop()
         self.labels = None if labels is None else self._classes(np.asarray(labels))
-        self._scratch = scratch
+        self._scratch, self._measure = scratch, measure
         self._converted: tuple[Traced, bytes] | ConversionError | None = None
 
     def _classes(self, labels: np.ndarray) -> np.ndarray:
@@ -131,6 +137,10 @@ class Subject:
         if isinstance(self._converted, ConversionError):
             raise Unfit("failed", f"the conversion failed: {self._converted}")
         return self._converted
+
+    def measured(self, found: Comparison, answers: list[np.ndarray]) -> Comparison:
+        """Returns the comparison with the metrics of `answers`, if there is a function that measures."""
+        return found if self._measure is None else replace(found, metrics=dict(self._measure(answers)))
 
     def compare(self, bounds: Format, answers: list[np.ndarray], what: str) -> Comparison:
         """Compares `answers`, the outputs for the first samples, with the reference outputs.

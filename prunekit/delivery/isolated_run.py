@@ -35,6 +35,7 @@ class Comparison:
         agreement: Fraction of samples with the same most likely class; None where the first output is no classifier.
         accuracy: Fraction of samples whose most likely class is the label; None without labels.
         alike: True if the Keras model's outputs are equal for all samples, so that the comparison proves little.
+        metrics: Metrics of the file's outputs, by name; None if not measured.
     """
 
     max_error: float
@@ -42,6 +43,7 @@ class Comparison:
     agreement: float | None
     accuracy: float | None
     alike: bool = False
+    metrics: dict[str, float] | None = None
 
 
 def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> Comparison:

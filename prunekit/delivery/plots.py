@@ -39,7 +39,7 @@ COLOURS = {
     "before": "#9fb0bf",
     "after": "#0b66c3",
     "zero": "#bf4d08",
-    "accuracy": "#76389f",
+    "metric": "#76389f",
 }
 _TEXT = 11.0
 _UNITS_PER_INCH = 72.0
@@ -90,30 +90,27 @@ def schedule_figure(
     curve: Sequence[tuple[float, float]] = (),
     *,
     baseline: float | None = None,
+    metric: str = "accuracy",
     width: int = 560,
 ) -> Figure:
-    """Returns a chart of sparsity per step: requested as a line, reached as dots; accuracy on a second axis.
+    """Returns a chart of sparsity per step: requested as a line, reached as dots; a metric on a second axis.
 
     Args:
         events: The mask updates.
         asked: Points of the requested-sparsity line, from `asked_line`.
-        curve: (step, validation accuracy); points that are not finite are left out.
-        baseline: Accuracy before pruning, drawn as a dotted line on the accuracy axis.
+        curve: (step, value of the metric on the validation data); points that are not finite are left out.
+        baseline: The metric before pruning, drawn as a dotted line on the second axis.
+        metric: Name of the metric.
         width: Width of the figure in CSS pixels.
     """
     figure = new_figure(width, 270 if width >= 500 else 250)
-    handles = _draw_schedule(figure.add_subplot(), events, asked, curve, baseline)
+    axes = figure.add_subplot()
+    handles = _draw_schedule(axes, events, asked) + _draw_metric(axes, curve, baseline, metric)
     _legend(figure, handles, "outside upper left")
     return figure
 
 
-def _draw_schedule(
-    axes: Axes,
-    events: Sequence[Event],
-    asked: Sequence[tuple[float, float]],
-    curve: Sequence[tuple[float, float]],
-    baseline: float | None,
-) -> list[Any]:
+def _draw_schedule(axes: Axes, events: Sequence[Event], asked: Sequence[tuple[float, float]]) -> list[Any]:
     plain_axes(axes)
     axes.grid(axis="y", color=COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
@@ -132,7 +129,12 @@ def _draw_schedule(
     axes.set_ylabel("sparsity", color=COLOURS["muted"], fontsize=_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: count(step)))
-    return handles + _draw_accuracy(axes, curve, baseline)
+    return handles
+
+
+def _plain(text: str) -> str:
+    """Returns a label for a legend, which has no `parse_math=False`."""
+    return text.replace("$", "\\$")
 
 
 def _legend(figure: FigureBase, handles: list[Any], place: str) -> None:
@@ -140,27 +142,27 @@ def _legend(figure: FigureBase, handles: list[Any], place: str) -> None:
         figure.legend(handles=handles, loc=place, ncols=2, frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"])
 
 
-def _draw_accuracy(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None) -> list[Any]:
+def _draw_metric(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None, metric: str) -> list[Any]:
     points = [(step, value) for step, value in curve if is_number(value)]
     if not points:
         return []
     other = axes.twinx()
     plain_axes(other)
-    colour = COLOURS["accuracy"]
+    colour, metric = COLOURS["metric"], shorten(clean(metric), 30)
     style: dict[str, Any] = {"linewidth": 1.5, "marker": "D", "markersize": 3.4, "linestyle": (0, (5, 2))}
-    handles = other.plot(*zip(*points, strict=True), color=colour, label="validation accuracy", **style)
+    handles = other.plot(*zip(*points, strict=True), color=colour, label=_plain(f"validation {metric}"), **style)
     values = [value for _, value in points]
     if baseline is not None and is_number(baseline):
         values.append(baseline)
         handles.append(
-            other.axhline(baseline, color=colour, linewidth=1, linestyle=":", label="accuracy before pruning")
+            other.axhline(baseline, color=colour, linewidth=1, linestyle=":", label=_plain(f"{metric} before pruning"))
         )
     low, high = min(values), max(values)
-    # The axis spans at least 0.05, so that a change of 0.1 % does not look like a large drop.
-    margin = max((high - low) * 0.12, (0.05 - (high - low)) / 2)
+    # The axis spans at least 5 % of the largest value, so that a change of 0.1 % does not look like a large drop.
+    margin = max((high - low) * 0.12, (0.05 * max(abs(low), abs(high)) - (high - low)) / 2) or 0.5
     other.set_ylim(low - margin, high + margin)
     other.yaxis.set_major_locator(MaxNLocator(5))
-    other.set_ylabel("accuracy", color=colour, fontsize=_TEXT)
+    other.set_ylabel(metric, color=colour, fontsize=_TEXT, parse_math=False)
     other.tick_params(axis="y", labelcolor=colour)
     return handles
 
@@ -227,6 +229,7 @@ def overview_figure(
     histogram: tuple[str, Mapping[str, Any]] | None = None,
     *,
     baseline: float | None = None,
+    metric: str = "accuracy",
 ) -> Figure:
     """Returns one figure, 1200 pixels wide, with the sparsity per weight, the schedule and one histogram.
 
@@ -234,9 +237,10 @@ def overview_figure(
         rows: Weights to show, at most about ten; choose them with `largest`.
         events: The mask updates.
         asked: Points of the line, from `asked_line`.
-        curve: (step, validation accuracy).
+        curve: (step, value of the metric on the validation data).
         histogram: A weight's name and its `weight_histogram`.
-        baseline: Accuracy before pruning.
+        baseline: The metric before pruning.
+        metric: Name of the metric.
     """
     figure = new_figure(1200, 330)
     panels: Any = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
@@ -248,7 +252,8 @@ def overview_figure(
         panel.set_facecolor("none")
         panel.suptitle(title, fontsize=_TEXT + 2, fontweight="bold", color=COLOURS["ink"], parse_math=False)
     _draw_sparsity(panels[0].add_subplot(), row_sparsities(rows), None, name_width=20)
-    handles = _draw_schedule(panels[1].add_subplot(), events, asked, curve, baseline)
+    axes = panels[1].add_subplot()
+    handles = _draw_schedule(axes, events, asked) + _draw_metric(axes, curve, baseline, metric)
     _legend(panels[1], handles, "outside lower center")
     return figure
 
@@ -278,7 +283,8 @@ def _schedule_plot(data: Mapping[str, Any], width: int) -> Figure:
     events = [Event(**event) for event in data["events"]]
     curve = [(step, value) for step, value in data.get("curve", ())]
     asked = asked_line(data.get("schedule"), events, max((step for step, _ in curve), default=0))
-    return schedule_figure(events, asked, curve, baseline=data.get("baseline"), width=width)
+    metric = str(data.get("metric", "accuracy"))
+    return schedule_figure(events, asked, curve, baseline=data.get("baseline"), metric=metric, width=width)
 
 
 def _histogram_plot(data: Mapping[str, Any], width: int) -> Figure:

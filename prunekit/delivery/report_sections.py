@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prunekit.anatomy.sections import Column, Picture, Section, Value
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import count, is_number, number
+from prunekit.delivery.metrics import Metric
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.run_report import RunReport, bound_text, json_ready
 
@@ -27,7 +28,8 @@ def sections_of(report: RunReport) -> list[Section]:
         ValueError: A section of a step's entry is damaged.
         TypeError: Likewise.
     """
-    found: list[Section | None] = [pictures(report), weights(report), steps(report), *step_sections(report)]
+    found: list[Section | None] = [pictures(report), metrics(report), weights(report), steps(report)]
+    found += step_sections(report)
     found += [make(report) for make in (expectations, exports, runtimes, skipped, reproduction)]
     return [section for section in found if section is not None]
 
@@ -36,6 +38,26 @@ def summary(report: RunReport) -> Section:
     """Returns the summary: quantity, figure, and what the figure is compared with."""
     columns = (Column("Quantity"), Column("Figure", "number"), Column("Compared with", "text"))
     return Section("Summary", columns, tuple(report.cards()))
+
+
+def metrics(report: RunReport) -> Section | None:
+    """Returns the table of all metrics before pruning and after the run; None if none was measured."""
+    if not report.measures:
+        return None
+    columns = (
+        Column("Metric"),
+        Column("Before pruning"),
+        Column("After"),
+        Column("Change"),
+        Column("Direction", keep=2),
+    )
+    rows = []
+    for metric in report.measures:
+        before, after = report.metric_values(metric)
+        name = f"{metric.name} (main)" if metric is report.main and len(report.measures) > 1 else metric.name
+        change = metric.change_text(before, after)
+        rows.append((name, metric.text(before), metric.text(after), change, metric.better))
+    return Section("Metrics", columns, tuple(rows), explanation="Measured on the test data.")
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -76,13 +98,15 @@ def _schedule(report: RunReport) -> Picture | None:
     caption += f"and reached {formatting.sparsity(last.reached)}."
     points = [value for _, value in report.curve if is_number(value)]
     label = f"Line chart of sparsity against training step. {caption}"
-    if points:
-        label += f" Validation accuracy from {formatting.accuracy(points[0])} to {formatting.accuracy(points[-1])}."
+    main = report.main
+    if points and main is not None:
+        label += f" Validation {main.title} from {main.text(points[0])} to {main.text(points[-1])}."
     data = {
         "events": [dataclasses.asdict(event) for event in report.events],
         "schedule": report.schedule,
         "curve": report.curve,
-        "baseline": report.metrics.get("accuracy_before"),
+        "baseline": None if main is None else report.metric_values(main)[0],
+        "metric": "accuracy" if main is None else main.title,
     }
     return Picture("Sparsity schedule: requested and reached", caption, label, "schedule", data, wide=True)
 
@@ -238,21 +262,22 @@ def steps(report: RunReport) -> Section:
     """Returns the table of the executed steps, with the course of each metric."""
     if not report.steps:
         return Section("Steps taken", notes=("No step was recorded.",))
+    main = report.main
     columns = (
         Column("Step"),
         Column("Name", "text"),
         Column("Duration", "seconds"),
         Column("Epochs", "count", keep=3),
-        Column("Accuracy after", "fraction"),
+        Column(f"{_heading(report)} after", "number" if main is None else main.column),
         Column("Metrics", "text", under="Name", keep=1),
     )
     rows = []
     for index, step in enumerate(report.steps, start=1):
         history = step.get("history") or {}
         epochs = max((len(values) for values in history.values()), default=0)
-        metrics = "; ".join(f"{metric} {_course(values)}" for metric, values in history.items() if values)
-        figures = (step.get("seconds"), epochs or None, step.get("accuracy"))
-        rows.append((f"{index}. {step.get('kind', '')}", step.get("name") or step.get("kind"), *figures, metrics))
+        courses = "; ".join(f"{metric} {_course(values)}" for metric, values in history.items() if values)
+        figures = (step.get("seconds"), epochs or None, _value_after(step, main))
+        rows.append((f"{index}. {step.get('kind', '')}", step.get("name") or step.get("kind"), *figures, courses))
     total = sum(step["seconds"] for step in report.steps if is_number(step.get("seconds")))
     return Section(
         "Steps taken",
@@ -261,6 +286,17 @@ def steps(report: RunReport) -> Section:
         ("Total", "", total, "", "", ""),
         explanation="Metrics: first epoch → last epoch.",
     )
+
+
+def _heading(report: RunReport) -> str:
+    return "Accuracy" if report.main is None else report.main.heading
+
+
+def _value_after(step: Mapping[str, Any], main: Metric | None) -> Any:
+    """Returns the main metric after a step; entries of older reports have only the accuracy."""
+    if main is None or "metrics" not in step:
+        return step.get("accuracy")
+    return step["metrics"].get(main.name)
 
 
 def _course(values: Sequence[Any]) -> str:
@@ -309,6 +345,7 @@ def exports(report: RunReport) -> Section:
     """Returns the table of the exported files with the results of their checks."""
     if not report.exports:
         return Section("Exported files", notes=("The recipe exports nothing.",))
+    main = report.main
     columns = (
         Column("Format"),
         Column("File", "name", under="Format", keep=2),
@@ -317,7 +354,7 @@ def exports(report: RunReport) -> Section:
         Column("gzip -9", "bytes"),
         Column("Largest error", "number", keep=3, digits=2),
         Column("Agreement", "fraction", keep=4),
-        Column("Accuracy", "fraction"),
+        Column(_heading(report), "fraction" if main is None else main.column),
         Column("Note", "text", keep=5),
     )
     rows = tuple(
@@ -329,7 +366,7 @@ def exports(report: RunReport) -> Section:
             row.gzip_bytes,
             row.max_error,
             row.agreement,
-            row.accuracy,
+            row.accuracy if row.metrics is None or main is None else row.metrics.get(main.name),
             row.note or "",
         )
         for row in report.exports

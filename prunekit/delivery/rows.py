@@ -28,6 +28,7 @@ class ExportRow:
         max_error: Largest absolute difference from the Keras model, as a fraction of the range of its outputs.
         agreement: Fraction of samples with the same most likely class; None if the first output is not a classifier.
         accuracy: Fraction of samples whose most likely class is the label, None without labels.
+        metrics: Metrics and loss of the file's outputs on the samples, by name; None if not measured.
     """
 
     format: str
@@ -39,3 +40,4 @@ class ExportRow:
     max_error: float | None
     agreement: float | None
     accuracy: float | None
+    metrics: dict[str, float] | None = None

@@ -13,8 +13,6 @@ import numpy as np
 
 from prunekit.delivery.formatting import (
     MISSING,
-    accuracy,
-    change,
     count,
     is_number,
     number,
@@ -24,12 +22,15 @@ from prunekit.delivery.formatting import (
     times,
 )
 from prunekit.delivery.gzip_size import gzip_size
+from prunekit.delivery.metrics import Metric, measured_in
 
 if TYPE_CHECKING:
     from prunekit.anatomy.reports import Event, Report, WeightRow
     from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 
 REPORT_VERSION = 1
+# Metrics that have a card of their own; the table of the metrics has all.
+_CARDS_OF_METRICS = 3
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,15 @@ class RunReport:
         recipe: The locked recipe, with all defaults written out.
         versions: Program or package -> version, and other facts of the environment that the result depends on.
         seed: The seed of the run.
-        steps: One mapping per executed step: kind, name, seconds, history (metric -> value per epoch), accuracy, and
-            optionally sections (`Section`s, or the results of their `to_dict`) that the step adds to the report.
+        steps: One mapping per executed step: kind, name, seconds, history (metric -> value per epoch), metrics (name ->
+            value after the step), accuracy, and optionally sections (`Section`s, or the results of their `to_dict`)
+            that the step adds to the report.
         before: `inspect` report of the model before the first pruning.
         after: `inspect` report of the final model, with its targets and skipped weights.
         metrics: Figures of the whole run, as pairs such as accuracy_before and accuracy_after.
         schedule: Type and fields of the first prune step's schedule, in optimizer updates.
         events: Every mask update.
-        curve: (step, validation accuracy).
+        curve: (step, value of the main metric on the validation data).
         exports: Export result of each format.
         expectations: Mappings with what (the quantity), bound ({"min": x} or {"max": x}), measured, met.
         histograms: `plot_data.weight_histogram` of the largest targets, by name.
@@ -58,6 +60,7 @@ class RunReport:
         compressed: `compressed_sizes` of the weights; empty if not measured.
         changes: Change of each weight by optimizer updates, by name, over the whole run; "relative" is the L2 norm of
             an update's change divided by the weight's L2 norm, averaged. Empty if not measured.
+        measures: The metrics of `metrics`, the main one first. Empty: they are inferred from the names.
     """
 
     title: str
@@ -79,6 +82,12 @@ class RunReport:
     advice: tuple[RuntimeAdvice, ...] = ()
     compressed: dict[str, dict[str, int]] = field(default_factory=dict)
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measures: tuple[Metric, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Infers the metrics of reports that name none."""
+        if not self.measures:
+            object.__setattr__(self, "measures", measured_in(self.metrics))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole report as strict JSON values: nan and infinities become None."""
@@ -107,7 +116,8 @@ class RunReport:
         for name in ("before", "after"):
             if name in values:
                 made[name] = _report_from(values[name])
-        for name, kind in (("events", Event), ("exports", ExportRow), ("advice", RuntimeAdvice)):
+        kinds = (("events", Event), ("exports", ExportRow), ("advice", RuntimeAdvice), ("measures", Metric))
+        for name, kind in kinds:
             made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
         for name in ("steps", "expectations", "notes"):
             made[name] = tuple(_rows(values, name))
@@ -115,6 +125,15 @@ class RunReport:
         return _rebuilt(cls, made)
 
     # ---- texts shared by the page and the terminal -------------------------------------------------------------------
+
+    @property
+    def main(self) -> Metric | None:
+        """The main metric; None if none was measured."""
+        return next(iter(self.measures), None)
+
+    def metric_values(self, metric: Metric) -> tuple[float | None, float | None]:
+        """Returns the value of a metric before pruning and that of the final model; None for one not measured."""
+        return self.metrics.get(f"{metric.name}_before"), self.metrics.get(f"{metric.name}_after")
 
     @property
     def pruned(self) -> list[WeightRow]:
@@ -167,13 +186,13 @@ class RunReport:
         """Returns the result of the run in one sentence with figures."""
         rows = self.pruned
         if not rows:
-            return "No weight was pruned." + self._accuracy_clause(" The accuracy is ", ".")
+            return "No weight was pruned." + self._metric_clause(" The ", ".")
         zeros, total = sum(row.zeros for row in rows), sum(row.size for row in rows)
         where = "1 weight matrix" if len(rows) == 1 else f"{len(rows)} weight matrices"
         text = (
             f"{count(zeros)} of {count(total)} weights in {where} are exactly zero (sparsity {sparsity(zeros / total)})"
         )
-        text += self._accuracy_clause("; the accuracy is ", "")
+        text += self._metric_clause("; the ", "")
         best = self.smallest
         if best is not None:
             text += f"; the smallest file that runs is {best.format}, {size(best.bytes)}"
@@ -182,12 +201,14 @@ class RunReport:
             text += f", where the weights before pruning take {size(self.before.bytes)}"
         return text + "."
 
-    def _accuracy_clause(self, start: str, end: str) -> str:
-        before, after = self.metrics.get("accuracy_before"), self.metrics.get("accuracy_after")
+    def _metric_clause(self, start: str, end: str) -> str:
+        if self.main is None:
+            return ""
+        before, after = self.metric_values(self.main)
         if not is_number(after):
             return ""
-        was = f", {accuracy(before)} before pruning" if is_number(before) else ""
-        return f"{start}{accuracy(after)}{was}{end}"
+        was = f", {self.main.text(before)} before pruning" if is_number(before) else ""
+        return f"{start}{self.main.title} is {self.main.text(after)}{was}{end}"
 
     def cards(self) -> list[tuple[str, str, str]]:
         """Returns (label, figure, comparison) for each summary card at the top of the page."""
@@ -215,16 +236,14 @@ class RunReport:
         return found
 
     def _metric_cards(self) -> list[tuple[str, str, str]]:
-        names = [key.removesuffix("_after") for key in self.metrics if key.endswith("_after")]
         found = []
-        for name in sorted(names, key=lambda name: name != "accuracy"):
-            before, after = self.metrics.get(f"{name}_before"), self.metrics[f"{name}_after"]
-            write = accuracy if name == "accuracy" else number
+        for metric in self.measures[:_CARDS_OF_METRICS]:
+            before, after = self.metric_values(metric)
             was = "not measured before pruning"
-            if before is not None and is_number(before):
-                was = f"before pruning {write(before)}"
-                was += f" ({change(before, after)})" if name == "accuracy" and is_number(after) else ""
-            found.append((name.replace("_", " ").capitalize(), write(after), was))
+            if is_number(before):
+                was = f"before pruning {metric.text(before)}"
+                was += f" ({metric.change_text(before, after)})" if is_number(after) else ""
+            found.append((metric.heading, metric.text(after), was))
         return found
 
 

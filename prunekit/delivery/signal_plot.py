@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Verdict -> colour and marker shape; shapes differ for readers who cannot tell the colours apart.
 _MARKS = {
     "healthy": (COLOURS["after"], "o"),
-    "vanishing": (COLOURS["accuracy"], "v"),
+    "vanishing": (COLOURS["metric"], "v"),
     "exploding": (COLOURS["zero"], "^"),
     "saturated": (COLOURS["ink"], "s"),
     "dead": (COLOURS["ink"], "X"),

@@ -1,4 +1,4 @@
-"""Draws a sweep: accuracy against size, with the Pareto front as a line."""
+"""Draws a sweep: the main metric against size, with the Pareto front as a line."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _BELOW_THE_STAIRS = (-45, 0, 45, -90, -135)
 
 
 def sweep_figure(report: SweepReport, *, width: int = 760, height: int = 460) -> Figure:
-    """Returns a chart of accuracy against size: Pareto front as filled dots on a line, other points as rings.
+    """Returns a chart of the main metric against size: Pareto front as filled dots on a line, other points as rings.
 
     Points on the front are labelled first; a label that would overlap a label or a point is left out.
 
     Args:
-        report: Sweep with at least one point that has an accuracy and a size.
+        report: Sweep with at least one point that has the main metric and a size.
         width: Width of the figure in CSS pixels.
         height: Height of the figure in CSS pixels.
 
     Raises:
-        ValueError: No point has both an accuracy and a size.
+        ValueError: No point has both the main metric and a size.
     """
     front = report.pareto
     if not front:
-        raise ValueError("A picture of a sweep needs a point with an accuracy and a size. Received: none.")
+        raise ValueError(f"A picture of a sweep needs a point with {report.main.title} and size. Received: none.")
     names = {point.name for point in front}
-    others = [p for p in report.points if p.accuracy is not None and p.size is not None and p.name not in names]
+    others = [p for p in report.points if p.main is not None and p.size is not None and p.name not in names]
     figure = new_figure(width, height)
     axes = figure.add_subplot()
-    _axes(axes, [*front, *others], _size_label(report))
+    _axes(axes, [*front, *others], report)
     _marks(axes, front, others)
     figure.suptitle(
-        f"{shorten(clean(report.title), 50)}: accuracy against size", fontsize=_TEXT + 2, fontweight="bold",
+        f"{shorten(clean(report.title), 50)}: {report.main.title} against size", fontsize=_TEXT + 2, fontweight="bold",
         color=COLOURS["ink"], parse_math=False,
     )  # fmt: skip
     handles, _ = axes.get_legend_handles_labels()
@@ -69,7 +69,7 @@ def _size_label(report: SweepReport) -> str:
     return "bytes of all weights, each after gzip" if report.size == WEIGHTS else f"bytes, {report.size}"
 
 
-def _axes(axes: Axes, points: Sequence[SweptPoint], below: str) -> None:
+def _axes(axes: Axes, points: Sequence[SweptPoint], report: SweepReport) -> None:
     plain_axes(axes)
     axes.grid(color=COLOURS["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
@@ -87,18 +87,18 @@ def _axes(axes: Axes, points: Sequence[SweptPoint], below: str) -> None:
         axes.set_xlim(min(sizes) - margin, max(sizes) + margin)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
-    accuracies = [point.accuracy or 0.0 for point in points]
-    low, high = min(accuracies), max(accuracies)
-    # The axis spans at least 0.02, so that a change of 0.1 % does not look like a large drop.
-    margin = max((high - low) * 0.14, (0.02 - (high - low)) / 2)
+    values = [point.main or 0.0 for point in points]
+    low, high = min(values), max(values)
+    # The axis spans at least 2 % of the largest value, so that a change of 0.1 % does not look like a large drop.
+    margin = max((high - low) * 0.14, (0.02 * max(abs(low), abs(high)) - (high - low)) / 2) or 0.5
     axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel(below, color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
-    axes.set_ylabel("accuracy", color=COLOURS["muted"], fontsize=_TEXT)
+    axes.set_xlabel(_size_label(report), color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
+    axes.set_ylabel(report.main.title, color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
 
 
 def _marks(axes: Axes, front: Sequence[SweptPoint], others: Sequence[SweptPoint]) -> None:
-    # Steps, not slopes: a byte limit between two points of the front only allows the smaller point's accuracy.
+    # Steps, not slopes: a byte limit between two points of the front only allows the smaller point's value.
     axes.plot(*_places(front), color=COLOURS["after"], linewidth=1.4, drawstyle="steps-post", zorder=2)
     ring: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 7, "zorder": 3}
     dot = {**ring, "markersize": 8, "zorder": 4, "markeredgewidth": 0}
@@ -113,7 +113,7 @@ def _marks(axes: Axes, front: Sequence[SweptPoint], others: Sequence[SweptPoint]
 
 
 def _places(points: Sequence[SweptPoint]) -> tuple[list[float], list[float]]:
-    return [float(point.size or 0) for point in points], [point.accuracy or 0.0 for point in points]
+    return [float(point.size or 0) for point in points], [point.main or 0.0 for point in points]
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[Swe
         label = ", ".join(f"{name} {literal(point.values[name])}" for name in varied)
         for place in _candidates(_ABOVE_THE_STAIRS if point in front else _BELOW_THE_STAIRS):
             text = axes.annotate(
-                shorten(label, _LONGEST_LABEL), (float(point.size or 0), point.accuracy or 0.0),
+                shorten(label, _LONGEST_LABEL), (float(point.size or 0), point.main or 0.0),
                 textcoords="offset points", fontsize=_TEXT - 1, color=colour, parse_math=False, zorder=6, **place,
             )  # fmt: skip
             # Exclude labels from the layout: they would move the axes again.
@@ -146,14 +146,14 @@ def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[Swe
 
 def _stairs(axes: Axes, front: Sequence[SweptPoint]) -> Iterator[Bbox]:
     """Yields the bounding boxes of the front's line segments."""
-    corners = [axes.transData.transform((float(point.size or 0), point.accuracy or 0.0)) for point in front]
+    corners = [axes.transData.transform((float(point.size or 0), point.main or 0.0)) for point in front]
     for (x0, y0), (x1, y1) in pairwise(corners):
         yield Bbox.from_extents(x0, y0 - 1, x1, y0 + 1)
         yield Bbox.from_extents(x1 - 1, y0, x1 + 1, y1)
 
 
 def _around(axes: Axes, point: SweptPoint) -> Bbox:
-    x, y = axes.transData.transform((float(point.size or 0), point.accuracy or 0.0))
+    x, y = axes.transData.transform((float(point.size or 0), point.main or 0.0))
     return Bbox.from_extents(x, y, x, y).padded(8 if point.outcome == "not met" else 5)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from prunekit.anatomy.sections import Column, Section
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean, is_number
+from prunekit.delivery.metrics import Metric, inferred, measured_in, with_main_first
 from prunekit.delivery.run_report import RunReport, json_ready
 from prunekit.delivery.terminal_report import FittedTable
 
@@ -34,12 +35,13 @@ class SweptPoint:
         outcome: "done", "not met" (the run is complete, but an expectation is not met), "failed" (there is no
             run directory) or "waiting".
         reason: Reason why the outcome is not "done", in one line.
-        metrics: Metrics of the run, such as accuracy_before and accuracy_after.
+        metrics: Figures of the run, such as accuracy_before and accuracy_after.
         sparsity: Fraction of zeros in the pruned weights.
         sizes: Bytes by format; "FORMAT-gzip" is the file after `gzip -9`, "weights-gzip" all weights after gzip.
         size: The size that the sweep compares, in bytes.
         size_of: The format that `size` belongs to.
         seconds: Duration of the run's steps.
+        measures: The metrics of `metrics`, the main one first.
     """
 
     name: str
@@ -52,6 +54,18 @@ class SweptPoint:
     size: int | None = None
     size_of: str = ""
     seconds: float | None = None
+    measures: tuple[Metric, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Infers the metrics of points that name none."""
+        if not self.measures:
+            object.__setattr__(self, "measures", measured_in(self.metrics))
+
+    @property
+    def main(self) -> float | None:
+        """Main metric of the final model on the whole test part; None if not measured."""
+        value = self.metrics.get(f"{self.measures[0].name}_after") if self.measures else None
+        return value if is_number(value) else None
 
     @property
     def accuracy(self) -> float | None:
@@ -93,18 +107,31 @@ class SweepReport:
     points: tuple[SweptPoint, ...]
 
     @property
-    def pareto(self) -> tuple[SweptPoint, ...]:
-        """Pareto front: no other point is at least as accurate and as small, and better in one of the two.
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of all points, the main one first."""
+        found = {metric.name: metric for point in reversed(self.points) for metric in point.measures}
+        first = next((point.measures for point in self.points if point.measures), ())
+        return with_main_first(found.values(), first[0].name) if first else ()
 
-        Sorted by size, smallest first. Points without an accuracy or a size are excluded.
+    @property
+    def main(self) -> Metric:
+        """The main metric, by which points are compared; the accuracy while no point has ended."""
+        return next(iter(self.metrics), inferred("accuracy"))
+
+    @property
+    def pareto(self) -> tuple[SweptPoint, ...]:
+        """Pareto front: no other point has as good a main metric and as small a size, and is better in one of the two.
+
+        Sorted by size, smallest first. Points without the main metric or a size are excluded.
         """
-        measured = [point for point in self.points if point.accuracy is not None and point.size is not None]
-        ordered = sorted(measured, key=lambda point: (point.size or 0, -(point.accuracy or 0.0)))
+        sign = -1.0 if self.main.direction == "max" else 1.0
+        measured = [point for point in self.points if point.main is not None and point.size is not None]
+        ordered = sorted(measured, key=lambda point: (point.size or 0, sign * (point.main or 0.0)))
         front: list[SweptPoint] = []
         for point in ordered:
-            # Sorted by size: a point is on the front only if its accuracy is higher, or if both figures are equal.
+            # Sorted by size: a point is on the front only if its metric is better, or if both figures are equal.
             best = front[-1] if front else None
-            if best is None or (point.accuracy or 0.0) > (best.accuracy or 0.0) or _alike(point, best):
+            if best is None or self.main.is_better(point.main or 0.0, best.main or 0.0) or _alike(point, best):
                 front.append(point)
         return tuple(front)
 
@@ -123,6 +150,7 @@ class SweepReport:
                 "directory": str(self.directory),
                 "over": self.over,
                 "size": self.size,
+                "main": self.main,
                 "points": points,
                 "pareto": [point.name for point in self.pareto],
             }
@@ -130,7 +158,7 @@ class SweepReport:
 
 
 def _alike(point: SweptPoint, other: SweptPoint) -> bool:
-    return (point.size, point.accuracy) == (other.size, other.accuracy)
+    return (point.size, point.main) == (other.size, other.main)
 
 
 def swept_point(name: str, values: Mapping[str, Any], report: RunReport, size: str) -> SweptPoint:
@@ -165,6 +193,7 @@ def swept_point(name: str, values: Mapping[str, Any], report: RunReport, size: s
         size=sizes.get(size_of),
         size_of=size_of if size_of in sizes else "",
         seconds=sum(step["seconds"] for step in report.steps if is_number(step.get("seconds"))),
+        measures=report.measures,
     )
 
 
@@ -174,9 +203,11 @@ def swept_point(name: str, values: Mapping[str, Any], report: RunReport, size: s
 def sweep_table(report: SweepReport) -> FittedTable:
     """Returns a table with one row per point, in grid order; a star marks the points on the Pareto front."""
     front = {point.name for point in report.pareto}
+    metrics = report.metrics or (report.main,)
     columns = (
         *(Column(name, "number" if all(map(is_number, values)) else "label") for name, values in report.over.items()),
-        Column("accuracy", "fraction"),
+        Column(metrics[0].name, metrics[0].column),
+        *(Column(metric.name, metric.column, keep=0) for metric in metrics[1:]),
         Column("sparsity", "sparsity", keep=4),
         Column("size", "bytes"),
         Column("of", keep=3),
@@ -188,7 +219,7 @@ def sweep_table(report: SweepReport) -> FittedTable:
     rows = tuple(
         (
             *(formatting.literal(value) for value in point.values.values()),
-            point.accuracy,
+            *(point.metrics.get(f"{metric.name}_after") for metric in metrics),
             point.sparsity,
             point.size,
             point.size_of,
@@ -215,7 +246,7 @@ def show_sweep(report: SweepReport, console: Console) -> None:
 def point_line(event: Swept) -> str:
     """Returns one line of text on a point that ended."""
     point = event.point
-    figures = [f"accuracy {formatting.accuracy(point.accuracy)}"] if point.accuracy is not None else []
+    figures = [f"{point.measures[0].name} {point.measures[0].text(point.main)}"] if point.main is not None else []
     figures += [f"{formatting.size(point.size)} {point.size_of}"] if point.size is not None else []
     told = [point.outcome, *figures, *([point.reason] if point.reason else [])]
     return clean(f"[{event.ended}/{event.points}] {point.label}: {', '.join(told)}")
@@ -227,10 +258,15 @@ def sweep_csv(report: SweepReport) -> str:
     formats = list(dict.fromkeys(name for point in report.points for name in point.sizes))
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
-    figures = ("accuracy", "accuracy_before", "sparsity", "size", "size_of", "pareto", "seconds")
+    metrics = dict.fromkeys([metric.name for metric in report.metrics] or ["accuracy"])
+    # An accuracy of another name is also in the column that every sweep of a classifier has.
+    metrics |= {"accuracy": None} if any(point.accuracy is not None for point in report.points) else {}
+    figures = [column for name in metrics for column in (name, f"{name}_before")]
+    figures += ["sparsity", "size", "size_of", "pareto", "seconds"]
     writer.writerow([*report.over, "outcome", *figures, *(f"bytes {name}" for name in formats), "directory", "reason"])
     for point in report.points:
-        measured = (point.accuracy, point.metrics.get("accuracy_before"), point.sparsity, point.size, point.size_of)
+        values = [point.metrics.get(f"{name}_{when}") for name in metrics for when in ("after", "before")]
+        measured = (*values, point.sparsity, point.size, point.size_of)
         writer.writerow(
             [
                 *(formatting.literal(value) for value in point.values.values()),

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,15 +14,19 @@ from prunekit.anatomy.inspection import inspect
 from prunekit.anatomy.targets import Skipped
 from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
+from prunekit.delivery.metrics import Metric
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, weight_histogram
 from prunekit.delivery.run_report import RunReport, compressed_sizes
+from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.preparation import Prepared
 from prunekit.recipe.run_state import RunState
 from prunekit.sparsity.schedules import SCHEDULES
 
 
-def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: dict[str, str]) -> RunReport:
+def report_of(
+    prepared: Prepared, model: keras.Model, record: RunState, hashes: dict[str, str], metrics: Sequence[Metric]
+) -> RunReport:
     """Returns the report of a finished run.
 
     Args:
@@ -30,6 +34,7 @@ def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: 
         model: The model in its final state.
         record: Results of the steps.
         hashes: Digests of recipe, model and data at the start of the run.
+        metrics: The metrics that the run measured, the main one first.
     """
     recipe = prepared.recipe
     after = dataclasses.replace(
@@ -40,7 +45,6 @@ def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: 
         notes=tuple(record.notes),
     )
     now = weight_arrays(model)
-    metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}
     return RunReport(
         title=recipe.name,
         recipe=recipe.model_dump(mode="json", exclude_none=True),
@@ -49,7 +53,7 @@ def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: 
         steps=tuple(record.steps),
         before=record.before,
         after=after,
-        metrics={name: value for name, value in metrics.items() if value is not None},
+        metrics=_metrics(metrics, record),
         schedule=_schedule(prepared),
         events=tuple(record.events),
         curve=tuple(record.curve),
@@ -61,7 +65,19 @@ def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: 
         advice=tuple(runtime_advice(after, model)),
         compressed=compressed_sizes(record.weights_before, now),
         changes=record.changes,
+        measures=tuple(metric for metric in metrics if metric.name in record.metrics),
     )
+
+
+def _metrics(metrics: Sequence[Metric], record: RunState) -> dict[str, float]:
+    """Returns every metric as NAME_before and NAME_after; an accuracy of another name also as accuracy_before ..."""
+    found = {f"{name}_before": value for name, value in record.metrics_before.items()}
+    found |= {f"{name}_after": value for name, value in record.metrics.items()}
+    accuracy = accuracy_name(metrics)
+    if accuracy not in (None, "accuracy"):
+        pairs = (("before", record.metrics_before), ("after", record.metrics))
+        found |= {f"accuracy_{when}": values[accuracy] for when, values in pairs if accuracy in values}
+    return found
 
 
 def _skipped(record: RunState) -> tuple[Skipped, ...]:

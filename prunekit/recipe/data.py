@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from prunekit.loops.activation_cache import array_digest
@@ -33,6 +34,7 @@ FASHION_FILES = {
 }
 PARTS = tuple(FASHION_FILES)
 _DIGITS_TEST = 360
+_DIABETES_TEST = 88
 
 Arrays = dict[str, np.ndarray]
 
@@ -101,6 +103,12 @@ def load_data(source: DataSource, seed: int) -> Data:
     return Data(name=name, train=_scaled(train, scale), validation=validation, test=test)
 
 
+def first_examples(part: tuple[Any, Any], count: int) -> tuple[Any, Any]:
+    """Returns the first `count` examples of a part of the data; inputs and labels may be nested."""
+    inputs, labels = (keras.tree.map_structure(lambda array: array[:count], values) for values in part)
+    return inputs, labels
+
+
 def given_data(pairs: Any) -> Data:
     """Returns data given in Python, ((train inputs, labels), (test inputs, labels)), without changes.
 
@@ -121,6 +129,8 @@ def given_data(pairs: Any) -> Data:
 def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
     if source.builtin == "digits":
         return "digits", _digits
+    if source.builtin == "diabetes":
+        return "diabetes", _diabetes
     if source.builtin is not None:
         return source.builtin, lambda: _with_channel(_read_files(fashion_files(source.path), read_idx))
     if source.idx is not None:
@@ -137,17 +147,39 @@ def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
 
 def _digits() -> Arrays:
     """Returns scikit-learn's copy of the UCI digits: 1,797 images of 8x8 in [0, 1], split into 1,437 + 360."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise RecipeError(f"the digits come with scikit-learn, which is not installed: {GET_DIGITS}.") from error
-    digits = load_digits()
+    digits = _sklearn("digits").load_digits()
     inputs = (digits.images[..., np.newaxis] / 16.0).astype("float32")
-    labels = digits.target.astype("int64")
-    # Shuffle: the last images of the file are by other writers than the first. The split does not depend on the
-    # recipe's seed, so that accuracies of different seeds are comparable.
+    # The last images of the file are by other writers than the first.
+    return _shuffled(inputs, digits.target.astype("int64"), _DIGITS_TEST)
+
+
+def _diabetes() -> Arrays:
+    """Returns scikit-learn's diabetes data: 442 patients, 10 standardised measurements, split into 354 + 88.
+
+    The target is the progression of the disease after one year, 25 to 346.
+
+    Source: Efron, Hastie, Johnstone and Tibshirani 2004, Least Angle Regression, Annals of Statistics 32.
+    """
+    inputs, target = _sklearn("diabetes").load_diabetes(return_X_y=True)
+    # scikit-learn scales each column to a sum of squares of 1.
+    return _shuffled((inputs * np.sqrt(len(inputs))).astype("float32"), target.astype("float32"), _DIABETES_TEST)
+
+
+def _sklearn(name: str) -> Any:
+    try:
+        import sklearn.datasets
+    except ImportError as error:
+        raise RecipeError(f"the {name} come with scikit-learn, which is not installed: {GET_DIGITS}.") from error
+    return sklearn.datasets
+
+
+def _shuffled(inputs: np.ndarray, labels: np.ndarray, held_out: int) -> Arrays:
+    """Returns the examples in a random order, the last `held_out` as the test part.
+
+    The split does not depend on the recipe's seed, so that metrics of different seeds are comparable.
+    """
     order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[:-_DIGITS_TEST], order[-_DIGITS_TEST:]
+    train, test = order[:-held_out], order[-held_out:]
     return dict(zip(PARTS, (inputs[train], labels[train], inputs[test], labels[test]), strict=True))
 
 

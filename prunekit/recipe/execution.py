@@ -10,9 +10,10 @@ import keras
 
 from prunekit.anatomy.targets import find_targets, weights_in
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
+from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.models import rebuilt_model
 from prunekit.recipe.preparation import Prepared
-from prunekit.recipe.progress import Listener, Progress
+from prunekit.recipe.progress import Listener, Progress, metric_texts
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import StepResult, handler_of
@@ -85,13 +86,14 @@ class Execution:
         result = handler_of(step.kind).run(self._prepared.steps[index], workspace)
         self._adopt(result)
         if step.changes_weights:
-            workspace.state.accuracy = workspace.evaluate()
+            workspace.state.metrics = workspace.evaluate()
         row: dict[str, Any] = {
             "kind": step.kind,
             "name": described(step),
             "seconds": round(time.monotonic() - started, 3),
             "history": result.history,
-            "accuracy": workspace.state.accuracy,
+            "metrics": dict(workspace.state.metrics),
+            "accuracy": workspace.state.metrics.get(accuracy_name(workspace.metrics) or ""),
         }
         if result.sections:
             row["sections"] = [section.to_dict() for section in result.sections]
@@ -105,9 +107,8 @@ class Execution:
             self.workspace.replace_masks(result.masks)
 
     def _summary(self, step: Step) -> str:
-        state, parts = self.workspace.state, []
-        if state.accuracy is not None:
-            parts.append(f"accuracy {state.accuracy:.4f}")
+        state = self.workspace.state
+        parts = metric_texts(self.workspace.metrics, state.metrics)
         if state.targets:
             parts.append(f"sparsity {self.workspace.sparsity_of_targets()[0]:.4f}")
         return ", ".join(parts) or described(step)

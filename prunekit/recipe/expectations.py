@@ -1,38 +1,70 @@
 """Compares the bounds of an `expect` step with the measured values."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prunekit.delivery.export import ExportRow
+from prunekit.delivery.metrics import Metric, inferred
+from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.step_settings import Expect
 
 
-def checked(
-    settings: Expect,
-    accuracy: float | None,
-    drop: float | None,
-    sparsity: tuple[float, float],
-    exports: Sequence[ExportRow],
-) -> list[dict[str, Any]]:
-    """Returns a row {"what", "bound", "measured", "met"} per bound; a value that was not measured is not met.
+@dataclass(frozen=True)
+class Measured:
+    """Values that bounds are compared with.
 
-    Args:
-        settings: Settings of the step.
-        accuracy: Current accuracy.
-        drop: Loss of accuracy since just before the first prune step.
+    Attributes:
+        metrics: The metrics of the run, the main one first.
+        values: Metrics and loss of the current model, by name.
+        before: The same just before the first prune step.
         sparsity: Sparsity over all targets, and its rounding tolerance.
         exports: Exports so far; the last export of a format counts.
     """
+
+    metrics: Sequence[Metric]
+    values: Mapping[str, float]
+    before: Mapping[str, float]
+    sparsity: tuple[float, float]
+    exports: Sequence[ExportRow]
+
+    def drop(self, name: str, relative: bool = False) -> float | None:
+        """Returns by how much a metric is worse than before pruning; None if it was not measured.
+
+        Args:
+            name: Name of the metric.
+            relative: True for a fraction of the value before.
+        """
+        now, was = self.values.get(name), self.before.get(name)
+        if now is None or was is None:
+            return None
+        metric = next((metric for metric in self.metrics if metric.name == name), inferred(name))
+        drop = metric.drop(was, now)
+        if not relative:
+            return drop
+        return drop / abs(was) if was else 0.0 if drop <= 0 else math.inf
+
+
+def checked(settings: Expect, measured: Measured) -> list[dict[str, Any]]:
+    """Returns a row {"what", "bound", "measured", "met"} per bound; a value that was not measured is not met."""
     rows: list[dict[str, Any]] = []
+    for name, bound in (settings.metrics or {}).items():
+        rows += _rows(name, measured.values.get(name), bound.min, bound.max)
+    relative = settings.drops_are_relative
+    for name, most in settings.drops.items():
+        what = f"{'relative ' if relative else ''}drop of {name}"
+        rows += _rows(what, measured.drop(name, relative), None, most)
+    accuracy = accuracy_name(measured.metrics) or ""
     if settings.accuracy is not None:
-        rows += _rows("accuracy", accuracy, settings.accuracy.min, None)
+        rows += _rows("accuracy", measured.values.get(accuracy), settings.accuracy.min, None)
     if settings.accuracy_drop is not None:
-        rows += _rows("accuracy drop", drop, None, settings.accuracy_drop.max)
+        rows += _rows("accuracy drop", measured.drop(accuracy), None, settings.accuracy_drop.max)
     if settings.sparsity is not None:
-        measured, slack = sparsity
-        rows += _rows("sparsity", measured, settings.sparsity.min, settings.sparsity.max, slack)
+        value, slack = measured.sparsity
+        rows += _rows("sparsity", value, settings.sparsity.min, settings.sparsity.max, slack)
     for name, size in (settings.bytes or {}).items():
-        row = next(row for row in reversed(exports) if row.format == name)
+        row = next(row for row in reversed(measured.exports) if row.format == name)
         rows += _rows(f"bytes of {name}", row.bytes, None, size.max)
         rows += _rows(f"bytes of {name} with gzip", row.gzip_bytes, None, size.gzip_max)
     return rows

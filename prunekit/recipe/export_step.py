@@ -1,12 +1,14 @@
 """The handler of the step kind export."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from prunekit.delivery.export import export
-from prunekit.recipe.data import Data
+from prunekit.recipe.compile_settings import OutputMetrics, output_names
+from prunekit.recipe.data import Data, first_examples
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult, require_backend
@@ -35,6 +37,7 @@ class ExportStep(StepHandler[PreparedStep]):
         """Writes the files into the exports of the run, and adds a row for each to the state."""
         settings, state = prepared.settings, workspace.state
         samples, labels = export_samples(workspace.model, workspace.run.data, workspace.run.recipe.seed)
+        measure = _measure(workspace)
         rows = []
         for number, name in enumerate(settings.formats):
             workspace.report_progress(number / len(settings.formats), f"exporting {name}")
@@ -44,12 +47,31 @@ class ExportStep(StepHandler[PreparedStep]):
                 [name],
                 samples,
                 labels=labels,
+                measure=measure,
                 name=settings.name,
                 keep_going=False,
             )
         state.exports += rows
         refused = ", ".join(f"{row.format} {row.status}" for row in rows if row.status != "ok")
         return StepResult(text=refused or "all formats written and checked")
+
+
+def _measure(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
+    """Returns the function that measures a file's outputs on the test data; None without data."""
+    run, model = workspace.run, workspace.model
+    if run.data is None or run.compile is None:
+        return None
+    outputs = model(first_examples(run.data.test, 1)[0], training=False)
+    names = output_names(model, outputs)
+    # Outputs of a file are in the order in which Keras flattens the model's outputs; mappings are sorted by name.
+    order = tuple(sorted(names)) if names is not None and isinstance(outputs, Mapping) else names
+    metrics = OutputMetrics(run.compile, order)
+    test = run.data.test
+
+    def measure(answers: list[np.ndarray]) -> dict[str, float]:
+        return metrics(answers, first_examples(test, len(answers[0]))[1])
+
+    return measure
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
@@ -59,10 +81,11 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         RecipeError: There are no data, and the shape of the model's inputs is not fully known.
     """
     if data is not None:
-        inputs, labels = data.test
+        inputs, labels = first_examples(data.test, _SAMPLES)
+        if not hasattr(labels, "shape"):
+            return inputs, None
         classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-        whole = classes.dtype.kind in "iu" and classes.ndim == 1
-        return inputs[:_SAMPLES], classes[:_SAMPLES] if whole else None
+        return inputs, classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
     random = np.random.default_rng(seed)
 
     def sample(tensor: Any) -> np.ndarray:

@@ -145,7 +145,7 @@ def require_trust(recipe: Recipe, trust: bool, model_given: bool = False, data_g
         RecipeError: The recipe names Python code and `trust` is False; the message names the code.
     """
     given = {"model": model_given, "data": data_given}
-    factories = [text for text in recipe.factories() if not given[text.partition(":")[0]]]
+    factories = [text for text in recipe.factories() if not given.get(text.partition(":")[0])]
     if factories and not trust:
         raise RecipeError(
             f"recipe {recipe.name!r} imports and runs Python code ({', '.join(factories)}). Read that code, and "

@@ -71,10 +71,27 @@ def fashion_cnn() -> keras.Model:
     )
 
 
+def diabetes_mlp() -> keras.Model:
+    """Returns a perceptron for the 10 measurements of the diabetes data: 2,817 weights, one output in its unit."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((10,), name="measurements"),
+            layers.Dense(64, activation="relu", name="fc_1"),
+            layers.Dense(32, activation="relu", name="fc_2"),
+            layers.Dense(1, name="standardised"),
+            # Mean and standard deviation of the target in the training part.
+            layers.Rescaling(77.0, offset=152.0, name="progression"),
+        ],
+        name="diabetes_mlp",
+    )
+
+
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "digits-cnn": digits_cnn,
     "fashion-mlp": fashion_mlp,
     "fashion-cnn": fashion_cnn,
+    "diabetes-mlp": diabetes_mlp,
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prunekit.delivery.formatting import clean, count, sparsity
+from prunekit.delivery.metrics import Metric
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
@@ -26,6 +27,7 @@ class Plan:
     steps_per_epoch: int | None
     steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-compatible values."""
@@ -59,6 +61,7 @@ def plan(
         steps_per_epoch=prepared.steps_per_epoch,
         steps=tuple(steps),
         notes=tuple(notes),
+        metrics=prepared.metrics,
     )
 
 
@@ -79,6 +82,9 @@ def show_plan(plan: Plan, console: "Console") -> None:
 
     per_epoch = f", {count(plan.steps_per_epoch)} steps per epoch" if plan.steps_per_epoch else ""
     console.print(f"[bold]{line(plan.name)}[/]: {line(plan.model)}, {count(plan.parameters)} parameters{per_epoch}")
+    if plan.metrics:
+        main, *others = (f"{metric.name} ({metric.better or 'direction not known'})" for metric in plan.metrics)
+        console.print(f"measures: {line(', '.join([f'{main}, the main metric', *others]))}")
     for i, step in enumerate(plan.steps, start=1):
         console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
         if step.targets:

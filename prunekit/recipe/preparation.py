@@ -9,15 +9,24 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.delivery.metrics import Metric
 from prunekit.recipe import data as data_module
-from prunekit.recipe.compile_settings import accuracy_metric, optimizer_from, reason_of
+from prunekit.recipe.compile_fields import Compile
+from prunekit.recipe.compile_settings import (
+    accuracy_name,
+    compile_arguments,
+    metrics_of,
+    optimizer_from,
+    output_names,
+    reason_of,
+)
 from prunekit.recipe.data import Data
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
 from prunekit.recipe.models import build_model, check_model_file, model_description, rebuilt_model
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.schema import Recipe, Step
-from prunekit.recipe.sources import Compile, ModelSource
+from prunekit.recipe.sources import ModelSource
 from prunekit.recipe.step_handler import PreparedStep, handler_of
 
 
@@ -92,16 +101,17 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
     with replicas.scope():
         built = _model(recipe, model)
     _check_optimizer(settings)
+    metrics: tuple[Metric, ...] = ()
     if found is not None and settings is not None:
         with replicas.scope():
-            _check_fit(built, found, settings, recipe.seed)
+            metrics = _check_fit(built, found, settings, recipe.seed)
     elif not built.built:
         raise RecipeError(
             f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
             "keras.Input, or call it once."
         )
     steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
-    run = RunInputs(recipe, built, found, settings, steps_per_epoch, replicas)
+    run = RunInputs(recipe, built, found, settings, steps_per_epoch, replicas, metrics)
     given_parts = (("model", built is model), ("data", data is not None))
     return Prepared(
         **vars(run),
@@ -132,52 +142,121 @@ def _check_optimizer(settings: Compile | None) -> None:
         optimizer_from(settings)
 
 
-def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> None:
-    """Checks that model, data and loss fit together; builds a model that is not built yet."""
+def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> tuple[Metric, ...]:
+    """Checks that model, data and compile settings fit together; builds a model that is not built yet.
+
+    Returns:
+        The metrics of the run, the main one first.
+    """
     inputs, labels = data.train
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
-        outputs = model(inputs[:2], training=False)
+        outputs = model(data_module.first_examples(data.train, 2)[0], training=False)
     except Exception as error:
         # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
-            f"the model {model.name!r} does not accept the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
-            f"{inputs.dtype}: {reason_of(error)}."
+            f"the model {model.name!r} does not accept the inputs of {data.name}, of {_described(inputs)}: "
+            f"{reason_of(error)}."
         ) from error
-    if not hasattr(outputs, "shape"):
+    names = output_names(model, outputs)
+    compile_arguments(settings, names)
+    for name, made in _by_name(outputs, names).items():
+        loss = dict(settings.losses()).get(name, dict(settings.losses()).get(None))
+        if isinstance(loss, str):
+            given = {
+                part: _labels_of(model, name, names, pair[1], data)
+                for part, pair in {"training": data.train, "validation": data.validation, "test": data.test}.items()
+            }
+            _check_labels(_Output(model.name, name, tuple(made.shape)[1:], data.name), loss, given)
+    return metrics_of(settings, names, model)
+
+
+def _described(inputs: Any) -> str:
+    if hasattr(inputs, "shape"):
+        return f"shape {inputs.shape[1:]} and type {inputs.dtype}"
+    return "shapes and types " + str(keras.tree.map_structure(lambda one: f"{one.shape[1:]} {one.dtype}", inputs))
+
+
+def _by_name(values: Any, names: tuple[str, ...] | None) -> dict[str | None, Any]:
+    """Returns outputs or labels by the name of the output; None is the name of a single output."""
+    if names is None:
+        return {None: values}
+    return {name: values[name] if isinstance(values, Mapping) else values[i] for i, name in enumerate(names)}
+
+
+def _labels_of(model: keras.Model, name: str | None, names: tuple[str, ...] | None, labels: Any, data: Data) -> Any:
+    """Returns the labels of one output."""
+    if names is None:
+        if not hasattr(labels, "shape"):
+            raise RecipeError(
+                f"the model {model.name!r} has one output, so labels are one array. Received: a "
+                f"{type(labels).__name__} from {data.name}."
+            )
+    elif not (set(labels) >= set(names) if isinstance(labels, Mapping) else _lists(labels, len(names))):
         raise RecipeError(
-            f"recipes train models with one output. Received: {model.name!r}, which returns a {type(outputs).__name__}."
+            f"the model {model.name!r} has the outputs {', '.join(names)}, so labels are a mapping with an array for "
+            f"each. Received: {', '.join(labels) if isinstance(labels, Mapping) else type(labels).__name__} from "
+            f"{data.name}."
         )
-    given, made = labels.shape[1:], tuple(outputs.shape)[1:]
-    if settings.loss == "sparse_categorical_crossentropy":
-        _check_classes(model, data, given, made)
+    return _by_name(labels, names)[name]
+
+
+def _lists(labels: Any, length: int) -> bool:
+    return isinstance(labels, list | tuple) and len(labels) == length
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output of a model: the model's name, the output's, its shape without the batch; and the name of the data."""
+
+    model: str
+    name: str | None
+    shape: tuple[int, ...]
+    data: str
+
+    @property
+    def title(self) -> str:
+        return repr(self.model) if self.name is None else f"{self.model!r} ({self.name})"
+
+
+def _check_labels(output: _Output, loss: str, parts: Mapping[str, np.ndarray]) -> None:
+    """Checks the labels of each part of the data against one output and its loss."""
+    labels = parts["training"]
+    given, made = labels.shape[1:], output.shape
+    if loss == "sparse_categorical_crossentropy":
+        _check_classes(output, parts)
     elif given != made and not (made == (1,) and given == ()):
         hint = " For class numbers, write loss: sparse_categorical_crossentropy." if labels.dtype.kind in "iu" else ""
         raise RecipeError(
-            f"with loss {settings.loss}, labels must have the shape of the outputs of {model.name!r}, {made}. "
-            f"Received: labels of shape {given} from {data.name}.{hint}"
+            f"with loss {loss}, labels must have the shape of the outputs of {output.title}, {made}. "
+            f"Received: labels of shape {given} from {output.data}.{hint}"
         )
 
 
-def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made: tuple[int, ...]) -> None:
+def _check_classes(output: _Output, parts: Mapping[str, np.ndarray]) -> None:
+    given, made = parts["training"].shape[1:], output.shape
     if given not in (made[:-1], (*made[:-1], 1)) or not made:
         raise RecipeError(
             f"with loss sparse_categorical_crossentropy, labels must be class numbers of shape {made[:-1]}, one for "
-            f"each output of {model.name!r} (shape {made}). Received: labels of shape {given} from {data.name}. "
+            f"each output of {output.title} (shape {made}). Received: labels of shape {given} from {output.data}. "
             "For one-hot labels, write loss: categorical_crossentropy."
         )
-    for part, (_, labels) in {"training": data.train, "validation": data.validation, "test": data.test}.items():
+    for part, labels in parts.items():
         if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
             raise RecipeError(
-                f"class numbers must be whole numbers. Received: fractions among the {part} labels of {data.name}."
+                f"class numbers must be whole numbers. Received: fractions among the {part} labels of {output.data}."
             )
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= made[-1]:
             raise RecipeError(
-                f"the model {model.name!r} has {made[-1]} outputs, so labels must be 0 to {made[-1] - 1}. Received: "
-                f"{part} labels from {low} to {high} from {data.name}."
+                f"the model {output.title} has {made[-1]} outputs, so labels must be 0 to {made[-1] - 1}. Received: "
+                f"{part} labels from {low} to {high} from {output.data}."
             )
+
+
+def _several_outputs(run: RunInputs) -> bool:
+    return run.data is not None and not hasattr(run.data.train[1], "shape")
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -199,7 +278,7 @@ def _prepared_steps(run: RunInputs) -> tuple[PreparedStep, ...]:
 
 
 def _prepared(step: Step, run: RunInputs) -> PreparedStep:
-    if step.measures_accuracy and accuracy_metric(run.compile) is None:
+    if "accuracy" in step.metrics and accuracy_name(run.metrics, _several_outputs(run)) is None:
         raise RecipeError("accuracy is not measured: add it to compile: {metrics: [accuracy]}.")
     with run.replicas.scope():
         prepared = handler_of(step.kind).prepare(step.settings, run)

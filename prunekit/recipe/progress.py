@@ -1,11 +1,13 @@
 """Reports the progress of a run to a listener function; prints nothing."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+
+from prunekit.delivery.metrics import Metric
 
 # Minimum seconds between two reports inside an epoch.
 _PAUSE = 0.1
@@ -20,7 +22,7 @@ class Progress:
         steps: Number of steps.
         kind: Name of the step's kind, such as "train".
         fraction: Completed fraction of the step, in [0, 1]; 1.0 only at the end of the last epoch and of the step.
-        text: Status in one line, such as "epoch 3/12, accuracy 0.971, sparsity 0.62".
+        text: Status in one line, such as "epoch 3/12, accuracy 0.971, loss 0.0931, sparsity 0.62".
         epoch: Number of the epoch that just ended, from 1; None inside an epoch.
         finished: True in the last progress event of a run.
     """
@@ -42,13 +44,13 @@ class EpochProgress(keras.callbacks.Callback):
 
     Args:
         tell: Function of (fraction, text, epoch number at the end of an epoch, else None).
-        accuracy: Name of the metric to show; None shows the validation loss.
+        metrics: Metrics whose values on the validation data are shown, in this order.
     """
 
-    def __init__(self, tell: Callable[[float, str, int | None], None], accuracy: str | None):
+    def __init__(self, tell: Callable[[float, str, int | None], None], metrics: Sequence[Metric]):
         super().__init__()
         self._tell = tell
-        self._accuracy = accuracy
+        self._metrics = metrics
         self._epoch = 0
         self._last = 0.0
 
@@ -73,11 +75,12 @@ class EpochProgress(keras.callbacks.Callback):
 
     def _summary(self, epoch: int, logs: Mapping[str, Any]) -> str:
         parts = [f"epoch {epoch}/{self._epochs}"]
-        accuracy = logs.get(f"val_{self._accuracy}")
-        if accuracy is not None:
-            parts.append(f"accuracy {accuracy:.4f}")
-        elif "val_loss" in logs:
-            parts.append(f"loss {logs['val_loss']:.4g}")
+        parts += metric_texts(self._metrics, {metric.name: logs.get(f"val_{metric.name}") for metric in self._metrics})
         if "sparsity" in logs:
             parts.append(f"sparsity {logs['sparsity']:.4f}")
         return ", ".join(parts)
+
+
+def metric_texts(metrics: Sequence[Metric], values: Mapping[str, Any]) -> list[str]:
+    """Returns "name value" for each metric that has a value."""
+    return [f"{one.name} {one.text(values[one.name])}" for one in metrics if values.get(one.name) is not None]

@@ -15,11 +15,11 @@ import numpy as np
 
 from prunekit.core import distribution
 from prunekit.recipe import replica_state
+from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.interruption import ctrl_c_handled_by
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.progress import Listener, Progress
 from prunekit.recipe.schema import Recipe
-from prunekit.recipe.sources import Compile
 
 _BACKENDS = {"mirrored": "tensorflow", "multi_worker": "tensorflow", "data_parallel": "jax"}
 _TF_CONFIG = '{"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}'

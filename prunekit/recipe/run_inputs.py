@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import keras
 
+from prunekit.delivery.metrics import Metric
+from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.data import Data
 from prunekit.recipe.replicas import ALONE, Replicas
 from prunekit.recipe.schema import Recipe
-from prunekit.recipe.sources import Compile
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,7 @@ class RunInputs:
         compile: Compile settings for training and evaluation; None if neither the recipe has them nor data exist.
         steps_per_epoch: Optimizer updates per epoch; None without data.
         replicas: Replicas on which the model is built.
+        metrics: The metrics that the settings name, and the loss, the main one first; () without data.
     """
 
     recipe: Recipe
@@ -30,3 +32,4 @@ class RunInputs:
     compile: Compile | None
     steps_per_epoch: int | None
     replicas: Replicas = ALONE
+    metrics: tuple[Metric, ...] = ()

@@ -58,8 +58,8 @@ class RunState:
     Attributes:
         before: Report of the model just before the first prune step, or at the start without a prune step.
         weights_before: Weights at the time of `before`, by name.
-        accuracy_before: Accuracy at the time of `before`; None if not measured.
-        accuracy: Accuracy after the last step that changed weights.
+        metrics_before: Metrics and loss at the time of `before`, by name; empty if not measured.
+        metrics: Metrics and loss after the last step that changed weights.
         pruning_since: Optimizer updates before the first prune step; events and curve count from this update.
         updates: Optimizer updates of all finished steps.
         targets: Names of the weights that were pruned.
@@ -73,8 +73,8 @@ class RunState:
 
     before: Report
     weights_before: dict[str, np.ndarray] = field(metadata={"arrays": True})
-    accuracy_before: float | None = None
-    accuracy: float | None = None
+    metrics_before: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     pruning_since: int | None = None
     updates: int = 0
     steps: list[dict[str, Any]] = field(default_factory=list)

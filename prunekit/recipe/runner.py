@@ -180,7 +180,7 @@ def _run(
             execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
             record = execution.run()
             record.notes += device_notes(record) + replicas.notes()
-            report = report_of(prepared, execution.model, record, hashes)
+            report = report_of(prepared, execution.model, record, hashes, execution.workspace.metrics)
             if written is not None:
                 _write(folder, prepared, execution.model, report)
     return _expected(Result(execution.model, report, written), record.failures)

@@ -10,8 +10,9 @@ from pydantic import Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.fields import Listed, Name, Settings, Text, refusal, refused_at
-from prunekit.recipe.sources import Compile, DataSource, ModelSource
+from prunekit.recipe.sources import DataSource, ModelSource
 from prunekit.recipe.step_kinds import STEP_KINDS, StepKind
 
 VERSION: Literal[1] = 1
@@ -54,9 +55,9 @@ class Step(Settings):
         return self.row.reads_data(self.settings)
 
     @property
-    def measures_accuracy(self) -> bool:
-        """True if the step compares an accuracy with a bound."""
-        return self.row.measures_accuracy(self.settings)
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that the step compares with bounds."""
+        return self.row.metrics(self.settings)
 
     @property
     def changes_weights(self) -> bool:
@@ -119,7 +120,7 @@ class Recipe(Settings):
         i_needs = self.needs_data()
         if need_data and self.data is None and i_needs is not None:
             step = self.steps[i_needs]
-            what = "trains" if step.trains else "measures accuracy" if step.measures_accuracy else "reads data"
+            what = "trains" if step.trains else f"measures {step.metrics[0]}" if step.metrics else "reads data"
             raise refusal(
                 f"this step {what}, and the recipe has no 'data': add for example data: {{builtin: digits}}.",
                 *("steps", i_needs, step.kind),
@@ -127,13 +128,14 @@ class Recipe(Settings):
 
     def needs_data(self) -> int | None:
         """Returns the index of the first step that needs data, or None."""
-        needing = (i for i, step in enumerate(self.steps) if step.trains or step.measures_accuracy or step.reads_data)
+        needing = (i for i, step in enumerate(self.steps) if step.trains or step.metrics or step.reads_data)
         return next(needing, None)
 
     def factories(self) -> tuple[str, ...]:
         """Returns the Python functions that a run would import and call, such as 'model: my.models:build'."""
         sources = {"model": self.model, "data": self.data}
-        return tuple(f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory)
+        found = [f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory]
+        return (*found, *(f"compile: {factory}" for factory in (self.compile.factories if self.compile else ())))
 
 
 def register_step(kind: StepKind) -> StepKind:

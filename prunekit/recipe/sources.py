@@ -1,82 +1,20 @@
-"""Defines the recipe fields for the sources of model and data, and for the compile settings."""
+"""Defines the recipe fields for the sources of model and data."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
 from prunekit.recipe.fields import (
     Arguments,
     Count,
     Factory,
     FilePath,
-    Listed,
     Positive,
     Settings,
     Sparsity,
     Text,
-    one_of,
     refusal,
     shown,
-)
-
-# Name in a recipe -> class in keras.optimizers. `keras.optimizers.get` lacks some of them and spells names differently.
-OPTIMIZERS = {
-    "adadelta": "Adadelta",
-    "adafactor": "Adafactor",
-    "adagrad": "Adagrad",
-    "adam": "Adam",
-    "adamax": "Adamax",
-    "adamw": "AdamW",
-    "ftrl": "Ftrl",
-    "lamb": "Lamb",
-    "lion": "Lion",
-    "muon": "Muon",
-    "nadam": "Nadam",
-    "rmsprop": "RMSprop",
-    "schedule_free_adamw": "ScheduleFreeAdamW",
-    "sgd": "SGD",
-}
-# Losses that can take unnormalised outputs -> class in keras.losses.
-LOGIT_LOSSES = {
-    "binary_crossentropy": "BinaryCrossentropy",
-    "binary_focal_crossentropy": "BinaryFocalCrossentropy",
-    "categorical_crossentropy": "CategoricalCrossentropy",
-    "categorical_focal_crossentropy": "CategoricalFocalCrossentropy",
-    "sparse_categorical_crossentropy": "SparseCategoricalCrossentropy",
-}
-LOSSES = (
-    *LOGIT_LOSSES,
-    "categorical_hinge",
-    "cosine_similarity",
-    "hinge",
-    "huber",
-    "kl_divergence",
-    "log_cosh",
-    "mae",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_error",
-    "mean_squared_logarithmic_error",
-    "mse",
-    "poisson",
-    "squared_hinge",
-)
-METRICS = (
-    "accuracy",
-    "auc",
-    "binary_accuracy",
-    "categorical_accuracy",
-    "cosine_similarity",
-    "mae",
-    "mean_absolute_error",
-    "mean_squared_error",
-    "mse",
-    "precision",
-    "recall",
-    "root_mean_squared_error",
-    "sparse_categorical_accuracy",
-    "sparse_top_k_categorical_accuracy",
-    "top_k_categorical_accuracy",
 )
 
 
@@ -85,7 +23,7 @@ class ModelSource(Settings):
 
     example: ClassVar[str] = "{builtin: digits-cnn}"
     file: FilePath | None = None
-    builtin: Literal["digits-cnn", "fashion-mlp", "fashion-cnn"] | None = None
+    builtin: Literal["digits-cnn", "fashion-mlp", "fashion-cnn", "diabetes-mlp"] | None = None
     factory: Factory | None = None
     arguments: Arguments = {}
 
@@ -134,7 +72,7 @@ class DataSource(Settings):
     """
 
     example: ClassVar[str] = "{builtin: digits}"
-    builtin: Literal["digits", "fashion-mnist"] | None = None
+    builtin: Literal["digits", "diabetes", "fashion-mnist"] | None = None
     path: FilePath | None = None
     idx: ArrayFiles | None = None
     npz: FilePath | None = None
@@ -152,8 +90,8 @@ class DataSource(Settings):
         self.only_with("factory", "arguments")
         self.only_with("npz", "arrays")
         self.only_with("builtin", "path")
-        if self.builtin == "digits" and self.path is not None:
-            raise refusal("the digits come with scikit-learn, not from a folder: leave out 'path'.", "path")
+        if self.builtin in ("digits", "diabetes") and self.path is not None:
+            raise refusal(f"the {self.builtin} come with scikit-learn, not from a folder: leave out 'path'.", "path")
         if self.scale is not None and (self.builtin or self.factory):
             raise refusal("built-in data and a factory's data are scaled already: leave out 'scale'.", "scale")
         return self
@@ -162,43 +100,3 @@ class DataSource(Settings):
     def kind(self) -> str:
         """Kind of the source: builtin, idx, npz, npy or factory."""
         return self.given("builtin", "idx", "npz", "npy", "factory")[0]
-
-
-class Optimizer(Settings):
-    """A Keras optimizer; `arguments` are the other keyword arguments of its class."""
-
-    example: ClassVar[str] = "{name: adam, learning_rate: 0.001}"
-    name: Annotated[str, one_of("optimizer", OPTIMIZERS)] = "adam"
-    learning_rate: Positive | None = None
-    arguments: Arguments = {}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if "learning_rate" in self.arguments:
-            raise refusal(
-                "'learning_rate' belongs beside 'name', not inside 'arguments'.", "arguments", "learning_rate"
-            )
-        return self
-
-
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-class Compile(Settings):
-    """Compile settings of the model for training."""
-
-    example: ClassVar[str] = "{optimizer: adam, loss: sparse_categorical_crossentropy}"
-    optimizer: Annotated[Optimizer, BeforeValidator(_named)] = Optimizer()
-    loss: Annotated[str, one_of("loss", LOSSES)] = "sparse_categorical_crossentropy"
-    from_logits: bool = False
-    metrics: Annotated[tuple[Annotated[str, one_of("metric", METRICS)], ...], Listed] = ("accuracy",)
-    batch_size: Annotated[int, Field(ge=1, le=2**31 - 1)] = 32
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.from_logits and self.loss not in LOGIT_LOSSES:
-            raise refusal(
-                f"{self.loss!r} has no from_logits; only these have: {', '.join(LOGIT_LOSSES)}.", "from_logits"
-            )
-        return self

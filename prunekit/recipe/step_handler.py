@@ -78,7 +78,7 @@ class StepResult:
             weights that the model still has under the same name and in the same shape.
         history: Metric -> value per epoch.
         sections: Sections of the report, which follow the table of the steps.
-        text: One line for the terminal at the end of the step; "" shows accuracy and sparsity.
+        text: One line for the terminal at the end of the step; "" shows metrics and sparsity.
     """
 
     model: keras.Model | None = None

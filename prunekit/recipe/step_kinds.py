@@ -37,7 +37,7 @@ def _accept(settings: Any, earlier: Sequence[EarlierStep]) -> None:
     """Refuses nothing."""
 
 
-def _no_formats(settings: Any) -> tuple[str, ...]:
+def _nothing(settings: Any) -> tuple[str, ...]:
     return ()
 
 
@@ -54,7 +54,7 @@ class StepKind(Row):
             begins at the settings.
         trains: Returns True if the step runs the optimizer, so that it needs data and compile settings.
         reads_data: Returns True if the step needs data for another reason than training.
-        measures_accuracy: Returns True if the step compares an accuracy with a bound, so that it needs data.
+        metrics: Returns the names of the metrics that the step compares with bounds, so that it needs data.
         changes_weights: Returns True if the step may change weights: the model is evaluated after it, and `verify`
             repeats it.
         formats: Returns the formats of exported files that the step writes.
@@ -67,9 +67,9 @@ class StepKind(Row):
     check: Callable[[Any, Sequence[EarlierStep]], None] = _accept
     trains: Callable[[Any], bool] = _no
     reads_data: Callable[[Any], bool] = _no
-    measures_accuracy: Callable[[Any], bool] = _no
+    metrics: Callable[[Any], tuple[str, ...]] = _nothing
     changes_weights: Callable[[Any], bool] = _no
-    formats: Callable[[Any], tuple[str, ...]] = _no_formats
+    formats: Callable[[Any], tuple[str, ...]] = _nothing
     returns_new_model: bool = False
     checkpointed: bool = True
 
@@ -152,7 +152,10 @@ def _export_formats(export: Export) -> tuple[str, ...]:
 
 def _expect_text(expect: Expect) -> str:
     bounds = expect.model_dump(exclude_none=True)
-    sizes = bounds.pop("bytes", {})
+    drop, sizes = bounds.pop("drop", {}), bounds.pop("bytes", {})
+    bounds |= bounds.pop("metrics", {})
+    relative = "relative " if drop.pop("relative", False) else ""
+    bounds |= {f"{relative}drop of {name}": {"max": most} for name, most in drop.items()}
     bounds |= {f"bytes of {name}": bound for name, bound in sizes.items()}
     words = {"min": "at least", "max": "at most", "gzip_max": "compressed at most"}
     return ", ".join(
@@ -163,7 +166,7 @@ def _expect_text(expect: Expect) -> str:
 
 def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
     if not any(isinstance(step.settings, Prune) for step in earlier):
-        for name in expect.given("accuracy_drop", "sparsity"):
+        for name in expect.given("accuracy_drop", "drop", "sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
     wanted = expect.bytes or {}
     if not wanted:
@@ -177,8 +180,8 @@ def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
             )
 
 
-def _expect_measures_accuracy(expect: Expect) -> bool:
-    return bool(expect.given("accuracy", "accuracy_drop"))
+def _expect_metrics(expect: Expect) -> tuple[str, ...]:
+    return (*(["accuracy"] if expect.given("accuracy", "accuracy_drop") else []), *expect.bounded_metrics)
 
 
 # ---- the rows --------------------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             Expect,
             _expect_text,
             check=_check_expect,
-            measures_accuracy=_expect_measures_accuracy,
+            metrics=_expect_metrics,
             checkpointed=False,
         ),
     ],

@@ -246,6 +246,33 @@ class Range(Settings):
         return self
 
 
+class MetricBound(Settings):
+    """Bounds `min` and `max` on a metric; one of them may be left out."""
+
+    example: ClassVar[str] = "{max: 0.3}"
+    min: float | None = None
+    max: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
+
+
+def _drops(value: dict[str, bool | float]) -> dict[str, bool | float]:
+    for name, most in value.items():
+        if name == "relative":
+            if not isinstance(most, bool):
+                raise refusal(f"'relative' is true or false. Received: {shown(most)}.", name)
+        elif isinstance(most, bool) or most < 0:
+            raise refusal(f"expected the largest drop that is allowed, at least 0. Received: {shown(most)}.", name)
+    if not set(value) - {"relative"}:
+        raise refusal("expected at least one metric, such as {mae: 0.02}.")
+    return value
+
+
 class ByteBound(Settings):
     """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
 
@@ -262,13 +289,18 @@ class Expect(Settings):
     """A step that fails the run if a bound is not met.
 
     Attributes:
-        accuracy: Bound on the accuracy of the current model.
-        accuracy_drop: Bound on the decrease of accuracy since just before the first prune step.
+        metrics: Bounds on metrics of the current model, or on its loss.
+        drop: Metric -> by how much it may be worse than just before the first prune step: lower where higher is
+            better, else higher. With `relative: true` as a fraction of the value before.
+        accuracy: Bound on the accuracy; a shorthand of `metrics`.
+        accuracy_drop: Bound on the drop of the accuracy; a shorthand of `drop`.
         sparsity: Bounds on the sparsity over all targets of the prune steps so far.
         bytes: Bounds on the size of an exported file, by name of the format.
     """
 
-    example: ClassVar[str] = "{accuracy: {min: 0.96}, bytes: {litert: {max: 100000}}}"
+    example: ClassVar[str] = "{metrics: {accuracy: {min: 0.96}}, bytes: {litert: {max: 100000}}}"
+    metrics: dict[str, MetricBound] | None = None
+    drop: Annotated[dict[str, bool | float], AfterValidator(_drops)] | None = None
     accuracy: Minimum | None = None
     accuracy_drop: Maximum | None = None
     sparsity: Range | None = None
@@ -278,4 +310,21 @@ class Expect(Settings):
     def _check(self) -> Self:
         if self.bytes is not None and not self.bytes:
             raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
-        return self.at_least_one("accuracy", "accuracy_drop", "sparsity", "bytes")
+        if self.metrics is not None and not self.metrics:
+            raise refusal("expected at least one metric, such as {mae: {max: 0.3}}.", "metrics")
+        return self.at_least_one("metrics", "drop", "accuracy", "accuracy_drop", "sparsity", "bytes")
+
+    @property
+    def drops(self) -> dict[str, float]:
+        """Metric -> largest drop, from `drop`."""
+        return {name: float(most) for name, most in (self.drop or {}).items() if name != "relative"}
+
+    @property
+    def drops_are_relative(self) -> bool:
+        """True if `drop` holds fractions of the values before pruning."""
+        return bool((self.drop or {}).get("relative", False))
+
+    @property
+    def bounded_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics in `metrics` and `drop`."""
+        return tuple(dict.fromkeys([*(self.metrics or {}), *self.drops]))

@@ -14,10 +14,11 @@ from prunekit.anatomy.inspection import inspect
 from prunekit.core import backend, distribution, jax_state
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.random_state import random_state
+from prunekit.delivery.metrics import Metric, inferred
 from prunekit.loops.weight_changes import WeightChanges
 from prunekit.recipe.checkpoint import CheckpointState, EpochCheckpoints
-from prunekit.recipe.compile_settings import accuracy_metric, loss_from, optimizer_from, reason_of
-from prunekit.recipe.data import Order, batches
+from prunekit.recipe.compile_settings import as_floats, compile_arguments, optimizer_from, output_names, reason_of
+from prunekit.recipe.data import Order, batches, first_examples
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
@@ -68,6 +69,7 @@ class Workspace:
         state: Results of earlier steps, and the masks that outlive a step.
         step: The step that runs.
         exports: Folder that export steps write into.
+        metrics: The metrics that `evaluate` measures, the main one first; () without data.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Workspace:
         self.step = CurrentStep()
         self._listener = listener
         self._save, self._save_every = save, save_every
-        self._accuracy = accuracy_metric(run.compile)
+        self.metrics: tuple[Metric, ...] = run.metrics
         self._evaluation_batch = _EVALUATION_BATCH // run.replicas.count * run.replicas.count
         self._learning_rate = 0.0
         self._changes: WeightChanges | None = None
@@ -113,7 +115,8 @@ class Workspace:
         with self._patched:
             self._patched.enter_context(distribution.across_replicas(self.model))
             self._compile(self.model)
-            self.state.accuracy_before = self.state.accuracy = self.evaluate()
+            self.state.metrics = self.evaluate()
+            self.state.metrics_before = dict(self.state.metrics)
             yield
 
     def replace_model(self, model: keras.Model, masks: Mapping[str, np.ndarray] | None = None) -> None:
@@ -161,16 +164,21 @@ class Workspace:
         with self.run.replicas.scope():
             optimizer = optimizer_from(settings)
             self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-            model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
+            model.compile(optimizer=optimizer, **compile_arguments(settings, self._outputs(model)))
         try:
-            few = slice(2 * self.run.replicas.count)
+            few = first_examples(data.train, 2 * self.run.replicas.count)
             with ctrl_c_held_back():
-                model.evaluate(data.train[0][few], data.train[1][few], verbose=0)
+                measured = model.evaluate(*few, verbose=0, return_dict=True)
         except Exception as error:
             # Catch every exception: each backend has its own exception types.
             raise RecipeError(
                 f"compile: loss and metrics do not fit the outputs of {model.name!r}: {reason_of(error)}."
             ) from error
+        self.metrics = measured_metrics(self.run.metrics, measured, model)
+
+    def _outputs(self, model: keras.Model) -> tuple[str, ...] | None:
+        data = self.run.data
+        return None if data is None else output_names(model, model(first_examples(data.train, 1)[0], training=False))
 
     # ---- training and evaluation -------------------------------------------------------------------------------------
 
@@ -194,7 +202,7 @@ class Workspace:
         if callback is not None:
             callback.resumption.state = resumed.pruner
         order = Order(len(data.train[1]), self.seed)
-        progress = EpochProgress(self.report_progress, self._accuracy)
+        progress = EpochProgress(self.report_progress, self.metrics)
         saving = EpochCheckpoints(
             order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
         )
@@ -210,7 +218,8 @@ class Workspace:
                 verbose=0,
             )
         jax_state.unshare_ema_arrays(optimizers_of(self.model))
-        self._add_to_curve(saving.history.get(f"val_{self._accuracy}", []))
+        if self.metrics:
+            self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", []))
         self.state.updates += epochs * (self.run.steps_per_epoch or 0)
         return saving.history
 
@@ -248,18 +257,18 @@ class Workspace:
         if self._changes is not None:
             self.state.change_figures = self._changes.figures.tolist()
 
-    def _add_to_curve(self, accuracies: Sequence[float]) -> None:
+    def _add_to_curve(self, values: Sequence[float]) -> None:
         if self.state.pruning_since is None:
             return
         start = self.state.updates - self.state.pruning_since
-        for epoch, accuracy in enumerate(accuracies, start=1):
-            self.state.curve.append((start + epoch * (self.run.steps_per_epoch or 0), accuracy))
+        for epoch, value in enumerate(values, start=1):
+            self.state.curve.append((start + epoch * (self.run.steps_per_epoch or 0), value))
 
-    def evaluate(self) -> float | None:
-        """Returns the accuracy on the test data; None without data or an accuracy metric."""
+    def evaluate(self) -> dict[str, float]:
+        """Returns the metrics and the loss on the test data, by name; {} without data."""
         data = self.run.data
-        if data is None or self._accuracy is None:
-            return None
+        if data is None:
+            return {}
         with ctrl_c_held_back() as interruptible:
             results = self.model.evaluate(
                 *data.test,
@@ -268,8 +277,7 @@ class Workspace:
                 verbose=0,
                 return_dict=True,
             )
-        # A model that a step returned compiled may measure something else.
-        return float(results[self._accuracy]) if self._accuracy in results else None
+        return as_floats(results)
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
@@ -301,16 +309,16 @@ class Workspace:
             )
 
     def remember_before(self) -> None:
-        """Records model and accuracy as those before the first prune step; later calls do nothing."""
+        """Records model and metrics as those before the first prune step; later calls do nothing."""
         state = self.state
         if state.pruning_since is not None:
             return
         state.before = inspect(self.model)
         state.weights_before = weight_arrays(self.model)
-        state.accuracy_before = state.accuracy
+        state.metrics_before = dict(state.metrics)
         state.pruning_since = state.updates
-        if state.accuracy is not None:
-            state.curve.append((0, state.accuracy))
+        if self.metrics and self.metrics[0].name in state.metrics:
+            state.curve.append((0, state.metrics[self.metrics[0].name]))
 
     def sparsity_of_targets(self) -> tuple[float, float]:
         """Returns the sparsity over all targets so far, and its rounding tolerance of half a weight per target."""
@@ -342,6 +350,29 @@ class Workspace:
         if self._listener is not None:
             steps = len(self.run.recipe.steps)
             self._listener(Progress(self.step.index + 1, steps, self.step.kind, fraction, text, epoch))
+
+
+def measured_metrics(
+    expected: Sequence[Metric], measured: Mapping[str, float], model: keras.Model
+) -> tuple[Metric, ...]:
+    """Returns the metrics that `evaluate` measures: the expected ones, then those of a training step of the model's.
+
+    Args:
+        expected: Metrics of the compile settings, the main one first.
+        measured: Results of `model.evaluate`.
+        model: The model, for the error.
+
+    Raises:
+        RecipeError: The main metric is not measured.
+    """
+    if expected and expected[0].name not in measured:
+        raise RecipeError(
+            f"compile: {model.name!r} does not measure the main metric {expected[0].name!r}. It measures: "
+            f"{', '.join(measured)}. Name one of these with monitor."
+        )
+    known = [metric for metric in expected if metric.name in measured]
+    names = {metric.name for metric in known}
+    return (*known, *(inferred(name) for name in measured if name not in names))
 
 
 def _check_masks(masks: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> None:

@@ -114,5 +114,5 @@ class TestPicture:
         assert to_png(sweep_figure(report)) == to_png(sweep_figure(report))
 
     def test_without_a_measured_point_there_is_nothing_to_draw(self):
-        with pytest.raises(ValueError, match="needs a point with an accuracy and a size. Received: none"):
+        with pytest.raises(ValueError, match="needs a point with accuracy and size. Received: none"):
             sweep_figure(report_of([swept("a", None, 5)]))

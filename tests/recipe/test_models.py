@@ -13,7 +13,14 @@ pytestmark = pytest.mark.every_backend
 WEIGHTS = {"digits-cnn": 38_282, "fashion-mlp": 266_610, "fashion-cnn": 421_642}
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_the_built_in_model_of_a_regression_has_one_output_in_the_unit_of_the_target():
+    model = build_model(ModelSource(builtin="diabetes-mlp"), seed=1)
+    assert model.count_params() == 2_817 and "2,817 weights" in (MODELS["diabetes-mlp"].__doc__ or "")
+    outputs = keras.ops.convert_to_numpy(model(np.zeros((2, 10))))
+    np.testing.assert_array_equal(outputs, [[152.0], [152.0]])
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_built_in_models_have_named_layers_and_as_many_weights_as_they_say(name):
     model = build_model(ModelSource(builtin=name), seed=1)
     assert model.count_params() == WEIGHTS[name] and f"{WEIGHTS[name]:,} weights" in (MODELS[name].__doc__ or "")

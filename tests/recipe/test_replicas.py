@@ -19,12 +19,12 @@ from interrupted_recipes import ended, lines, write
 
 from prunekit.recipe import replica_state
 from prunekit.recipe import replicas as replicas_module
+from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.data import Order, batches
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, weight_arrays
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution, distributed
 from prunekit.recipe.runner import compress, plan
-from prunekit.recipe.sources import Compile
 
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="starts processes of each backend itself")
 CONFIG = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import os
 
 import pytest
@@ -9,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
-from prunekit.recipe import sources, step_settings
+from prunekit.delivery.metrics import KERAS_METRICS
+from prunekit.recipe import compile_fields, sources, step_settings
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.timing import Duration
 from prunekit.sparsity import schedules, shorthands
@@ -19,7 +21,7 @@ def test_every_default_is_filled_in():
     loaded = load_recipe(recipe())
     assert (loaded.seed, loaded.variables, loaded.steps[0].kind) == (0, {}, "train")
     assert loaded.compile.batch_size == 32
-    assert loaded.compile.optimizer == sources.Optimizer(name="adam", learning_rate=None)
+    assert loaded.compile.optimizer == compile_fields.Optimizer(name="adam", learning_rate=None)
     assert loaded.data.validation_split == 0.0
 
 
@@ -225,23 +227,35 @@ class TestAgreementWithTheRestOfPrunekit:
             if isinstance(value, type) and issubclass(value, keras.Optimizer)
         }
         # These wrap other optimizers, or are none themselves.
-        assert classes - {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"} <= set(sources.OPTIMIZERS.values())
+        known = set(compile_fields.OPTIMIZERS.values())
+        assert classes - {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"} <= known
         newer = {"ScheduleFreeAdamW", "Muon"}
-        assert set(sources.OPTIMIZERS.values()) - newer <= classes
+        assert known - newer <= classes
 
     def test_losses(self):
         import keras
 
-        for name in sources.LOSSES:
+        for name in compile_fields.LOSSES:
             assert callable(keras.losses.get(name))
-        for name in sources.LOGIT_LOSSES.values():
+        for name in compile_fields.LOGIT_LOSSES.values():
             assert getattr(keras.losses, name)(from_logits=True)
 
     def test_metrics(self):
         import keras
 
-        for name in sources.METRICS:
-            assert name == "accuracy" or callable(keras.metrics.get(name))
+        aggregates = {"Mean", "Metric", "MeanMetricWrapper", "Sum"}
+        classes = {
+            name
+            for name, value in vars(keras.metrics).items()
+            if isinstance(value, type) and issubclass(value, keras.metrics.Metric)
+        }
+        assert classes - aggregates <= {metric.kind for metric in KERAS_METRICS.values()}
+        for name, metric in KERAS_METRICS.items():
+            # Keras reads these names, which are also the names of the results.
+            assert metric.needs or callable(keras.metrics.get(name))
+            assert [*inspect.signature(getattr(keras.metrics, metric.kind)).parameters][: len(metric.needs)] == [
+                *metric.needs
+            ]
 
 
 def _choices(model, name):

@@ -101,7 +101,62 @@ REFUSED = {
         "no export step comes before",
     ),
     "expect of an unknown format": (recipe({"expect": {"bytes": {"kera": {"max": 5}}}}), "Did you mean 'keras'"),
-    "expect nothing": (recipe({"expect": {}}), "at least one of accuracy, accuracy_drop, sparsity, bytes"),
+    "expect nothing": (recipe({"expect": {}}), "at least one of metrics, drop, accuracy, accuracy_drop, sp"),
+    "expect no metric": (
+        recipe({"expect": {"metrics": {}}}),
+        r"expect\.metrics: expected at least one metric, such as",
+    ),
+    "expect a metric without bound": (
+        recipe({"expect": {"metrics": {"mae": {}}}}),
+        r"mae: expected at least one of min",
+    ),
+    "expect crossed bounds": (
+        recipe({"expect": {"metrics": {"mae": {"min": 2.0, "max": 1.0}}}}),
+        r"mae\.max: expected min <= max\. Received: 2 and 1",
+    ),
+    "expect no drop": (
+        recipe({"expect": {"drop": {"relative": True}}}),
+        r"drop: expected at least one metric, such as",
+    ),
+    "expect a drop below zero": (recipe({"expect": {"drop": {"mae": -1}}}), r"drop\.mae: .*at least 0\. Received: -1"),
+    "expect a relative number": (
+        recipe({"expect": {"drop": {"mae": 1, "relative": 2}}}),
+        r"drop\.relative: 'relative' is true or false\. Received: 2",
+    ),
+    "expect a drop of a metric unpruned": (
+        recipe({"expect": {"drop": {"mae": 1}}}),
+        "'drop' can be measured only after",
+    ),
+    "unknown metric with arguments": (
+        recipe(compile={"metrics": {"out": [{"metric": "mea"}]}}),
+        r"metrics\.out\[0\]\.metric: unknown metric 'mea'",
+    ),
+    "a metric that needs arguments": (
+        recipe(compile={"metrics": ["mean_io_u"]}),
+        r"metrics\[0\]: 'mean_io_u' needs arguments: write {metric: mean_io_u, arguments: {num_classes: \.\.\.}}",
+    ),
+    "a metric without its arguments": (
+        recipe(compile={"metrics": [{"metric": "io_u", "arguments": {"num_classes": 3}}]}),
+        r"metrics\[0\]\.arguments: 'io_u' needs the arguments target_class_ids",
+    ),
+    "a direction that is known": (
+        recipe(compile={"metrics": [{"metric": "mae", "direction": "max"}]}),
+        r"metrics\[0\]\.direction: 'direction' needs 'factory'",
+    ),
+    "accuracy with arguments": (
+        recipe(compile={"metrics": [{"metric": "accuracy", "arguments": {"threshold": 0.5}}]}),
+        "Keras chooses the class of 'accuracy'",
+    ),
+    "unknown loss of an output": (recipe(compile={"loss": {"out": "mes"}}), r"compile\.loss\.out: unknown loss 'mes'"),
+    "a list of losses": (recipe(compile={"loss": ["mse"]}), r"compile\.loss: expected a mapping\. Received: a list"),
+    "a weight of an unknown output": (
+        recipe(compile={"loss": {"out": "mse"}, "loss_weights": {"other": 1.0}}),
+        r"loss_weights\.other: the loss of output 'other' has a weight, but 'loss' does not name",
+    ),
+    "unknown direction": (
+        recipe(compile={"monitor": {"name": "mae", "direction": "up"}}),
+        r"monitor\.direction: unknown value 'up'",
+    ),
     "expect no bytes": (recipe({"expect": {"bytes": {}}}), r"expect\.bytes: expected at least one exported format"),
     "expect a percentage": (recipe({"expect": {"accuracy": {"min": 96}}}), r"Received: 96\. Write 0\.96 for 96 %"),
     "expect sparsity unpruned": (recipe({"expect": {"sparsity": {"min": 0.5}}}), "only after a prune step"),

@@ -294,7 +294,7 @@ class TestCommandLine:
         lines = err.splitlines()
         assert lines[0] == "[1/2] final 0.5, kind ok: done, accuracy 0.9842, 10.1 kB litert"
         rows = out.splitlines()
-        assert rows[0].split() == "final kind accuracy sparsity size of best took outcome why".split()
+        assert rows[0].split() == "final kind accuracy loss sparsity size of best took outcome why".split()
         assert rows[1].split()[:2] == ["0.5", "ok"] and len(rows) == 5
         assert rows[-1] == "Written to runs/small-sweep; the picture is runs/small-sweep/sweep.png."
         assert (tmp_path / "runs" / "small-sweep" / "final=0.5,kind=ok" / "report.json").exists()

@@ -1,0 +1,216 @@
+"""Losses and metrics of a recipe: what `compile` receives, what the results are named, which one is the main one."""
+
+import keras
+import numpy as np
+import pytest
+
+from prunekit.recipe.compile_fields import Compile
+from prunekit.recipe.compile_settings import (
+    OutputMetrics,
+    accuracy_name,
+    compile_arguments,
+    metrics_of,
+    output_names,
+)
+from prunekit.recipe.loader import RecipeError
+
+TWO = ("left", "right")
+INPUTS = np.linspace(-1, 1, 24, dtype="float32").reshape(6, 4)
+LABELS = {"left": np.arange(6, dtype="float32")[:, None], "right": np.array([0, 1, 2, 0, 1, 2])}
+
+
+def spread(labels, outputs):
+    """A metric of the user's own."""
+    return keras.ops.max(outputs, axis=-1) - keras.ops.min(outputs, axis=-1)
+
+
+def new_spread():
+    return spread
+
+
+def new_mean():
+    return keras.metrics.Mean(name="average")
+
+
+def new_loss(scale):
+    return lambda labels, outputs: scale * keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
+
+
+def no_metric():
+    return 3
+
+
+@pytest.fixture(scope="module")
+def two_outputs():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    left = keras.layers.Dense(1, name="left")(inputs)
+    right = keras.layers.Dense(3, activation="softmax", name="right")(inputs)
+    return keras.Model(inputs, [left, right], name="two")
+
+
+@pytest.fixture(scope="module")
+def one_output():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="one")
+
+
+def settings(**values):
+    return Compile.model_validate(values)
+
+
+def named(model, outputs=None, **values):
+    return [(metric.name, metric.direction) for metric in metrics_of(settings(**values), outputs, model)]
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, ["accuracy", "loss"]),
+        ({"loss": "mse"}, ["loss"]),
+        ({"loss": "mse", "metrics": ["mae", "mse"]}, ["mae", "mse", "loss"]),
+        ({"loss": "mse", "metrics": ["mae", "mse"], "monitor": "mse"}, ["mse", "mae", "loss"]),
+        ({"loss": "mse", "metrics": ["mae"], "monitor": "loss"}, ["loss", "mae"]),
+        (
+            {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mae", "mse"]},
+            ["mae", "weighted_mae", "mse", "loss"],
+        ),
+        ({"metrics": [{"metric": "auc", "arguments": {"curve": "PR"}, "name": "pr"}]}, ["pr", "loss"]),
+    ],
+    ids=["classes", "regression", "first metric", "monitor", "loss", "weighted", "renamed"],
+)
+def test_the_main_metric_is_the_first_one_or_the_loss_unless_monitor_names_another(one_output, values, names):
+    assert [name for name, _ in named(one_output, **values)] == names
+
+
+def test_names_are_those_of_the_results_of_evaluate(two_outputs):
+    values = settings(
+        loss={"left": "mse", "right": "sparse_categorical_crossentropy"},
+        loss_weights={"right": 0.5},
+        metrics={
+            "left": ["mae", {"factory": "test_compile_settings:new_spread", "direction": "min"}],
+            "right": [
+                "accuracy",
+                {"metric": "sparse_top_k_categorical_accuracy", "arguments": {"k": 2}, "name": "top"},
+            ],
+        },
+        weighted_metrics={"left": ["mae", "mse"]},
+    )
+    names = output_names(two_outputs, two_outputs(INPUTS))
+    assert names == TWO
+    two_outputs.compile(**compile_arguments(values, names))
+    labels = [LABELS["left"], LABELS["right"]]
+    measured = two_outputs.evaluate(INPUTS, labels, verbose=0, return_dict=True)
+    assert {metric.name for metric in metrics_of(values, names, two_outputs)} == set(measured)
+    assert measured["loss"] == pytest.approx(measured["left_loss"] + 0.5 * measured["right_loss"], rel=1e-5)
+
+    calculated = OutputMetrics(values, names)([np.asarray(one) for one in two_outputs(INPUTS)], LABELS)
+    assert calculated == pytest.approx(measured, rel=1e-5)
+
+
+def test_a_list_of_metrics_is_measured_for_every_output(two_outputs):
+    found = named(two_outputs, TWO, loss="mse", metrics=["mae", "cosine_similarity"])
+    assert found == [
+        ("left_mae", "min"),
+        ("right_mae", "min"),
+        ("left_cosine_similarity", "max"),
+        ("right_cosine_similarity", "max"),
+        ("left_loss", "min"),
+        ("right_loss", "min"),
+        ("loss", "min"),
+    ]
+    arguments = compile_arguments(settings(loss="mse", metrics=[{"metric": "mae"}]), TWO)
+    assert arguments["metrics"]["left"][0] is not arguments["metrics"]["right"][0]
+
+
+def test_one_output_is_measured_as_the_model_measures_it(one_output):
+    values = settings(loss="huber", metrics=["mae", "r2_score"])
+    one_output.compile(**compile_arguments(values, None))
+    measured = one_output.evaluate(INPUTS, LABELS["left"], verbose=0, return_dict=True)
+    calculated = OutputMetrics(values, None)([np.asarray(one_output(INPUTS))], LABELS["left"])
+    assert calculated == pytest.approx(measured, rel=1e-5)
+
+
+def test_a_metric_of_a_factory_is_named_by_its_function_or_by_the_recipe(one_output):
+    own = {"factory": "test_compile_settings:new_spread", "direction": "max"}
+    assert named(one_output, loss="mse", metrics=[own])[0] == ("spread", "max")
+    assert named(one_output, loss="mse", metrics=[{**own, "name": "width"}])[0] == ("width", "max")
+    mean = {"factory": "test_compile_settings:new_mean", "direction": "min"}
+    assert named(one_output, loss="mse", metrics=[mean])[0] == ("average", "min")
+    assert named(one_output, loss="mse", metrics=[{**mean, "name": "typical"}])[0] == ("typical", "min")
+
+
+def test_a_loss_of_a_factory_is_made_with_its_arguments(one_output):
+    values = settings(
+        loss={"factory": "test_compile_settings:new_loss", "arguments": {"scale": 2.0}}, metrics=["mse"], monitor="mse"
+    )
+    one_output.compile(**compile_arguments(values, None))
+    measured = one_output.evaluate(INPUTS, LABELS["left"], verbose=0, return_dict=True)
+    assert measured["loss"] == pytest.approx(2 * measured["mse"], rel=1e-6)
+
+
+def test_from_logits_holds_for_each_loss_that_knows_it():
+    arguments = compile_arguments(
+        settings(loss={"left": "mse", "right": "sparse_categorical_crossentropy"}, from_logits=True), TWO
+    )
+    assert arguments["loss"]["right"].from_logits
+    assert not hasattr(arguments["loss"]["left"], "from_logits")
+
+
+OWN = {"factory": "test_compile_settings:new_spread"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "values", "message"),
+    [
+        (None, {"loss": "mse", "metrics": [OWN]}, "'spread' are better is known only.*monitor: {name: spread, dir"),
+        (None, {"loss": "mse", "monitor": "mea", "metrics": ["mae"]}, "no metric 'mea' is measured. Did you mean 'm"),
+        (None, {"loss": {"left": "mse"}}, "this model has one output, so 'loss' is one loss"),
+        (None, {"loss": "mse", "metrics": {"left": ["mae"]}}, "no output 'left'. The model has one output: name none"),
+        (TWO, {"loss": {"lft": "mse"}}, "compile.loss: the model has no output 'lft'. Did you mean 'left'"),
+        (TWO, {"loss": "mse", "loss_weights": {"up": 1.0}}, "compile.loss_weights: the model has no output 'up'"),
+        (
+            TWO,
+            {"loss": "mse", "weighted_metrics": {"up": ["mae"]}},
+            "compile.weighted_metrics: the model has no output",
+        ),
+        (
+            None,
+            {"loss": "mse", "metrics": [{"metric": "auc", "arguments": {"curv": "PR"}}]},
+            "AUC refuses its arguments",
+        ),
+        (None, {"metrics": [{"factory": "test_compile_settings:no_metric"}]}, "returns a keras.metrics.Metric.*: int"),
+        (None, {"loss": {"factory": "test_compile_settings:no_metric"}}, "returns a keras.losses.Loss.*Received: int"),
+    ],
+    ids=[
+        "no direction",
+        "unknown monitor",
+        "one output",
+        "one output's metrics",
+        "unknown output",
+        "weight",
+        "weighted",
+        "arguments",
+        "no metric",
+        "no loss",
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(two_outputs, one_output, outputs, values, message):
+    model = one_output if outputs is None else two_outputs
+    with pytest.raises(RecipeError, match=message):
+        compile_arguments(settings(**values), outputs)
+        metrics_of(settings(**values), outputs, model)
+
+
+def test_accuracy_means_the_one_accuracy_and_of_several_outputs_none(one_output, two_outputs):
+    found = metrics_of(settings(metrics=["top_k_categorical_accuracy", "binary_accuracy"]), None, one_output)
+    assert accuracy_name(found) == "binary_accuracy"
+    assert accuracy_name(metrics_of(settings(loss="mse"), None, one_output)) is None
+    both = metrics_of(settings(), TWO, two_outputs)
+    with pytest.raises(RecipeError, match="'accuracy' could be any of left_accuracy, right_accuracy: write metrics:"):
+        accuracy_name(both, several_outputs=True)
+
+
+def test_outputs_without_names_are_refused(two_outputs):
+    assert output_names(two_outputs, {"b": 0, "a": 1}) == ("b", "a")
+    with pytest.raises(RecipeError, match="returns them by name. Received: 'two', which returns a tuple"):
+        output_names(two_outputs, (1, 2, 3))
