@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from prunekit.recipe.progress import Progress
 
 TRACEBACK = "PRUNEKIT_TRACEBACK"
+# Seconds below which the time left is not shown.
+_LITTLE_TIME = 10.0
 
 
 def console() -> "Console":
@@ -81,6 +83,16 @@ def show_point(event: "Swept") -> None:
     click.echo(point_line(event), err=True)
 
 
+def _with_time_left(event: "Progress") -> str:
+    """Returns the status of an event, with the time left if that is worth reading."""
+    left = getattr(event, "seconds_left", None)
+    if left is None or left < _LITTLE_TIME:
+        return event.text
+    from prunekit.delivery.formatting import duration
+
+    return f"{event.text}, about {duration(left)} left"
+
+
 class Display:
     """Shows progress on standard error: a live bar on a terminal, plain lines in a pipe."""
 
@@ -124,12 +136,12 @@ class Display:
         if event.finished:
             self._bar.update(task, completed=1.0)
         else:
-            self._bar.update(task, completed=event.fraction, text=escape(event.text))
+            self._bar.update(task, completed=event.fraction, text=escape(_with_time_left(event)))
 
     def _print(self, event: "Progress") -> None:
         """Prints one line at the start of a step, at the end of each epoch and at the end of the step."""
         turning_point = event.epoch is not None or event.fraction in (0.0, 1.0)
-        line = f"[{event.step}/{event.steps} {event.kind}] {event.text}"
+        line = f"[{event.step}/{event.steps} {event.kind}] {_with_time_left(event)}"
         if turning_point and not event.finished and line != self._last:
             self._last = line
             click.echo(line, err=True)

@@ -44,6 +44,7 @@ class FakeEvent:
     finished: bool = False
     steps: int = 2
     fraction: float = 0.5
+    seconds_left: float | None = None
 
 
 @pytest.fixture
@@ -276,6 +277,15 @@ class TestCompress:
             "[1/2 prune] accuracy 0.95",
         ]
         assert "[1/2" not in out
+
+    def test_the_time_left_is_shown_from_ten_seconds_on(self, capsys):
+        with terminal.Display() as display:
+            for epoch, left in enumerate([125.0, 9.0], start=1):
+                display(FakeEvent(1, "prune", f"epoch {epoch}/3", epoch=epoch, seconds_left=left))
+        assert capsys.readouterr().err.splitlines() == [
+            "[1/2 prune] epoch 1/3, about 2 min 05 s left",
+            "[1/2 prune] epoch 2/3",
+        ]
 
     def test_on_a_terminal_progress_is_live(self, runner, monkeypatch, capsys):
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -16,8 +16,8 @@ ORDER = (
     ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names fans "
-        "watching flow recorded_graph tracing cost inspection archives model_files",
+        "display sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names "
+        "fans watching flow recorded_graph tracing cost inspection archives model_files",
     ),
     (
         "core",
@@ -43,7 +43,8 @@ ORDER = (
     (
         "delivery",
         "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
-        "plot_data plots signal_plot report_sections markup html_report terminal_report sweeps sweep_plot",
+        "plot_data plots signal_plot model_sections report_sections markup html_report terminal_report sweeps "
+        "sweep_plot comparison notebook",
     ),
     (
         "interop/tfmot",
@@ -58,7 +59,9 @@ ORDER = (
         "export_step expectations expect_step preparation plan execution build_report runner grid sweep_process "
         "workers sweep",
     ),
-    ("", "doctor options terminal cli __main__"),
+    ("", "doctor options terminal"),
+    ("commands", "output runs results models"),
+    ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]
 RANKS = {name: rank for rank, name in enumerate(NAMES)}

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.tables import plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, places, weights_in
@@ -74,7 +75,7 @@ _TOTALS = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Displayed):
     """The cost of a model, per layer and in total; `prunekit.anatomy.cost.LayerCost` defines each figure.
 
     Attributes:
@@ -127,6 +128,14 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """All figures and totals as a dictionary that can be written as JSON."""
         return asdict(self) | {name: getattr(self, name) for name in _TOTALS}
+
+    def to_dataframe(self) -> Any:
+        """The layers as a `pandas.DataFrame`, one row per layer, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([asdict(row) for row in self.layers], "layer")
 
     def __str__(self) -> str:
         """A plain-text table of the layers, with totals and the unknown figures."""

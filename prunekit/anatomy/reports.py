@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.tables import plain, table
 
 
@@ -62,7 +63,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Displayed):
     """The weights of a model, and the changes that an operation made to them.
 
     Attributes:
@@ -133,6 +134,14 @@ class Report:
             "targets": list(self.targets),
             "before": self.before.to_dict() if self.before is not None else None,
         }
+
+    def to_dataframe(self) -> Any:
+        """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([{**asdict(row), "sparsity": row.sparsity} for row in self.weights], "name")
 
     def __str__(self) -> str:
         """Returns a table of the weights as plain text, with totals, skipped weights and notes."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.sparsity.arguments import whole
 
 Value: TypeAlias = bool | int | float | str | tuple[str | int, ...] | None
@@ -103,7 +104,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Section:
+class Section(Displayed):
     """A section of a report: a table with notes and pictures, which every form of the report renders.
 
     Attributes:
@@ -164,6 +165,15 @@ class Section:
                     f"A row of the section {self.title!r} has {len(headings)} values, one for each column "
                     f"({', '.join(headings)}). Received: {len(row)} values."
                 )
+
+    def to_dataframe(self) -> Any:
+        """Returns the table as a `pandas.DataFrame`, indexed by its first column; without the total.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        heads = [column.heading for column in self.columns]
+        return data_frame([dict(zip(heads, row, strict=True)) for row in self.rows], heads[0] if heads else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as strict JSON values: nan and infinities become None, tuples lists."""

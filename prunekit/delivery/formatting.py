@@ -170,7 +170,8 @@ def cell(value: Any, column: Column) -> str:
 
 
 # A value in a column of the kind "status" -> "good", "warn" or "bad"; "warn" for other values.
-_TONES = {"ok": "good", "met": "good", "done": "good", "failed": "bad", "not met": "bad"}
+_TONES = dict.fromkeys(("ok", "met", "done", "healthy"), "good")
+_TONES |= dict.fromkeys(("failed", "not met", "dead", "exploding", "none", "nan"), "bad")
 
 
 def tone(status: Any) -> str:

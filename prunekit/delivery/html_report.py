@@ -24,16 +24,16 @@ def render_html(report: RunReport) -> str:
     """Returns the HTML page of a run: works offline, in light and dark themes, from a phone's width up."""
     sections = [(_anchor(number, section.title), section) for number, section in enumerate(sections_of(report), 1)]
     links = markup.joined(Markup(f'<a href="#{key}">{markup.escaped(one.title)}</a>') for key, one in sections)
-    body = markup.joined(_section(section, key) for key, section in sections)
+    body = markup.joined(section_html(section, key) for key, section in sections)
     title = markup.escaped(report.title)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{title} – prunekit report</title>\n<style>\n{_style()}</style>\n</head>\n<body>\n"
+        f"<title>{title} – prunekit report</title>\n<style>\n{style()}</style>\n</head>\n<body>\n"
         f'<div class="page">\n{_header(report)}\n<nav aria-label="Sections">{links}</nav>\n'
-        f"{_cards(summary(report))}\n<main>\n{body}\n</main>\n"
+        f"{cards(summary(report))}\n<main>\n{body}\n</main>\n"
         f"<footer>Written by prunekit {markup.escaped(report.versions.get('prunekit', ''))}. "
         "MACs: multiply-accumulates for one example, forward. kB and MB: 1,000 and 1,000,000 bytes.</footer>\n"
         "</div>\n</body>\n</html>\n"
@@ -46,7 +46,8 @@ def _anchor(number: int, title: str) -> str:
 
 
 @cache
-def _style() -> str:
+def style() -> str:
+    """The style sheet of the page."""
     return files("prunekit.delivery").joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -69,7 +70,8 @@ def _header(report: RunReport) -> str:
     )
 
 
-def _cards(section: Section) -> str:
+def cards(section: Section) -> str:
+    """Returns the cards of a summary: a label, a figure and what it is compared with."""
     cards = "\n".join(
         f'<div class="card"><dt>{markup.escaped(label)}</dt><dd class="figure">{markup.escaped(figure)}</dd>'
         f'<dd class="against">{markup.escaped(against)}</dd></div>'
@@ -81,7 +83,8 @@ def _cards(section: Section) -> str:
 # ---- sections --------------------------------------------------------------------------------------------------------
 
 
-def _section(section: Section, key: str) -> Markup:
+def section_html(section: Section, key: str) -> Markup:
+    """Returns a section as HTML; `key` is its id, and begins the ids inside it."""
     return Markup(
         f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{markup.escaped(section.title)}</h2>\n'
         f"{markup.joined(_content(section, key))}</section>"

@@ -10,15 +10,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prunekit.anatomy.sections import Column, Picture, Section, Value
+from prunekit.anatomy.sections import Column, Picture, Section
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import count, is_number, number
 from prunekit.delivery.metrics import Metric
+from prunekit.delivery.model_sections import skipped_weights, weights
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.run_report import RunReport, bound_text, json_ready
 
 if TYPE_CHECKING:
-    from prunekit.anatomy.reports import Report, WeightRow
+    pass
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -133,126 +134,6 @@ def _histogram(name: str, values: Mapping[str, Any]) -> Picture:
     caption += f"; {count(strange)} values that are not finite are not drawn" if strange else ""
     label = f"Histogram of {name} before and after pruning, with exact zeros as a bar of their own: {caption}."
     return Picture(name, caption, label, "histogram", values)
-
-
-# ---- weights ---------------------------------------------------------------------------------------------------------
-
-
-def weights(report: RunReport) -> Section:
-    """Returns the table of the pruned weights, and of the other weights as a part."""
-    pruned = report.pruned or list(report.after.weights)
-    names = {row.name for row in pruned}
-    others = [row for row in report.after.weights if row.name not in names]
-    table = weight_table("Pruned weights" if report.pruned else "Weights", report.after, pruned, run=report)
-    text = (
-        "Sparse MACs leave out multiplications by zero. gzip: each weight compressed by itself, level 9. Moved per "
-        "update: L2 norm of what an optimizer update changed, over that of the weight, on average."
-    )
-    parts: tuple[Section, ...] = ()
-    if others:
-        figures = (sum(row.size for row in others), sum(row.zeros for row in others))
-        title = "{}: {} parameters, {} of them zero".format(
-            "1 other weight" if len(others) == 1 else f"{len(others)} other weights", *map(count, figures)
-        )
-        parts = (dataclasses.replace(weight_table(title, report.after, others, run=report), total=(), shown="folded"),)
-    return dataclasses.replace(table, explanation=text, parts=parts)
-
-
-def model_weights(report: Report) -> Section:
-    """Returns the table of all weights of a model; a star marks the weights that an operation pruned."""
-    return weight_table(f"Model {report.model}", report, report.weights, marked=report.targets)
-
-
-def weight_table(
-    title: str,
-    report: Report,
-    rows: Sequence[WeightRow],
-    *,
-    run: RunReport | None = None,
-    marked: Sequence[str] = (),
-) -> Section:
-    """Returns a table of weights; the figures from before the run, of gzip and of updates only if `run` has them.
-
-    Args:
-        title: Title of the section.
-        report: The report that `rows` are from; its figures are the total.
-        rows: The weights to show.
-        run: The run that `report` is from.
-        marked: Names of the weights to mark with a star.
-    """
-    before = {} if run is None else {row.name: row for row in run.before.weights}
-    star = set(marked)
-    cells = tuple(
-        (row.name + (" *" if row.name in star else ""), *_weight_figures(row, before.get(row.name), run))
-        for row in rows
-    )
-    old = run.before if run is not None and before else None
-    gzip = (None, None) if run is None else (run.gzip_total("before"), run.gzip_total("after"))
-    total = (
-        *("Whole model", f"{len(report.weights)} weights", "", report.sparsity, "", report.parameters),
-        *(
-            getattr(old, "zeros", None),
-            report.zeros,
-            report.macs,
-            getattr(old, "sparse_macs", None),
-            report.sparse_macs,
-        ),
-        *(report.bytes, *gzip, None),
-    )
-    return _without_empty_columns(_weight_columns(bool(before)), title, cells, total)
-
-
-def _weight_columns(compared: bool) -> tuple[Column, ...]:
-    """Returns the columns of a table of weights; `compared` groups figures from before the run with figures of now."""
-
-    def pair(name: str, kind: str, keep: int) -> tuple[Column, Column]:
-        now = Column("after", kind, group=name, keep=keep) if compared else Column(name, kind, keep=keep)
-        return Column("before", kind, group=name, keep=1), now
-
-    return (
-        Column("Weight", "name"),
-        Column("Shape", "shape", under="Weight", keep=3),
-        Column("Role", under="Weight", keep=2),
-        Column("Sparsity", "sparsity"),
-        Column("Pattern", under="Sparsity"),
-        Column("Parameters", "count", keep=6),
-        *pair("Zeros", "count", 9),
-        Column("MACs", "short_count", keep=5),
-        *pair("Sparse MACs", "short_count", 2),
-        Column("Bytes, raw", "bytes", keep=4),
-        *pair("Bytes, gzip", "bytes", 1),
-        Column("Moved per update", "number", keep=1, digits=2),
-    )
-
-
-def _weight_figures(row: WeightRow, old: WeightRow | None, run: RunReport | None) -> tuple[Value, ...]:
-    compressed = {} if run is None else run.compressed.get(row.name, {})
-    return (
-        *(row.shape, row.role.replace("_", " "), row.sparsity, row.pattern, row.size),
-        *(
-            getattr(old, "zeros", None),
-            row.zeros,
-            row.macs,
-            getattr(old, "sparse_macs", None),
-            row.sparse_macs,
-            row.bytes,
-        ),
-        *(compressed.get("before"), compressed.get("after")),
-        None if run is None else run.relative_change(row.name),
-    )
-
-
-def _without_empty_columns(
-    columns: tuple[Column, ...], title: str, rows: Sequence[tuple[Value, ...]], total: tuple[Value, ...]
-) -> Section:
-    """Returns a table without the columns whose value is unknown in every row."""
-    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
-    return Section(
-        title,
-        tuple(columns[index] for index in kept),
-        tuple(tuple(row[index] for index in kept) for row in rows),
-        tuple("" if total[index] is None else total[index] for index in kept),
-    )
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -389,12 +270,7 @@ def runtimes(report: RunReport) -> Section:
 
 def skipped(report: RunReport) -> Section:
     """Returns the table of the skipped weights, one row per reason."""
-    title = "Skipped weights, with reasons"
-    if not report.skipped_reasons:
-        return Section(title, notes=("No weight was skipped.",))
-    columns = (Column("Reason"), Column("Weights", "count"), Column("Names", "names"))
-    rows = tuple((reason, len(names), tuple(names)) for reason, names in report.skipped_reasons.items())
-    return Section(title, columns, rows)
+    return skipped_weights(report.after.skipped)
 
 
 def reproduction(report: RunReport) -> Section:

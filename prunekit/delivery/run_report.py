@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.delivery.formatting import (
     MISSING,
     count,
@@ -34,7 +35,7 @@ _CARDS_OF_METRICS = 3
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(Displayed):
     """Actions and measurements of one run of a recipe.
 
     Attributes:
@@ -93,6 +94,24 @@ class RunReport:
         """Returns the whole report as strict JSON values: nan and infinities become None."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return json_ready({"report_version": REPORT_VERSION, **values})
+
+    def to_dataframe(self) -> Any:
+        """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
+
+        Columns: those of `pk.inspect(...).to_dataframe()`; pruned, True for weights that the run pruned; zeros_before;
+        sparsity_before.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        before, pruned = {row.name: row for row in self.before.weights}, {row.name for row in self.pruned}
+        rows = []
+        for row in self.after.weights:
+            old = before.get(row.name)
+            was = {name: getattr(old, name, None) for name in ("zeros", "sparsity")}
+            now = {**dataclasses.asdict(row), "sparsity": row.sparsity, "pruned": row.name in pruned}
+            rows.append(now | {f"{name}_before": value for name, value in was.items()})
+        return data_frame(rows, "name")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunReport:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.sections import Column, Section
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean, is_number
@@ -89,7 +90,7 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class SweepReport:
+class SweepReport(Displayed):
     """Results of a sweep, with the points in grid order.
 
     Attributes:
@@ -139,6 +140,30 @@ class SweepReport:
     def complete(self) -> bool:
         """True if every point ran to the end and met all expectations of its recipe."""
         return all(point.outcome == "done" for point in self.points)
+
+    def to_dataframe(self) -> Any:
+        """Returns the points as a `pandas.DataFrame`, one row per point, indexed by its name.
+
+        Columns: the variables, outcome, each figure of the metrics, sparsity, size, size_of, pareto, seconds.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        front = {point.name for point in self.pareto}
+        figures = ("sparsity", "size", "size_of")
+        rows = [
+            {
+                "name": point.name,
+                **point.values,
+                "outcome": point.outcome,
+                **point.metrics,
+                **{name: getattr(point, name) for name in figures},
+                "pareto": point.name in front,
+                "seconds": point.seconds,
+            }
+            for point in self.points
+        ]
+        return data_frame(rows, "name")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole report as strict JSON values; the Pareto front as names of points."""

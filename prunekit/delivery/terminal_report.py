@@ -14,7 +14,8 @@ from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.anatomy.tables import aligned
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import clean
-from prunekit.delivery.report_sections import model_weights, sections_of, summary
+from prunekit.delivery.model_sections import model_weights
+from prunekit.delivery.report_sections import sections_of, summary
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.targets import Weight, check_built, places, weights_in
 from prunekit.anatomy.watching import watching
 from prunekit.core import backend
@@ -53,7 +54,7 @@ class WeightGradient:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Displayed):
     """The result of `diagnose`.
 
     Attributes:
@@ -73,6 +74,14 @@ class Diagnosis:
     def ok(self) -> bool:
         """Whether every trainable weight gets a finite gradient of normal scale."""
         return not self.problems
+
+    def to_dataframe(self) -> Any:
+        """The weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([asdict(row) for row in self.weights], "name")
 
     def __str__(self) -> str:
         width = max((len(row.name) for row in self.weights), default=0)

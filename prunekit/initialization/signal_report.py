@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.layers import is_repeater, own_variables, sublayers, weights_of
 from prunekit.anatomy.tables import aligned
 from prunekit.anatomy.targets import check_built, places, weights_in
@@ -79,7 +80,7 @@ class LayerSignal:
 
 
 @dataclass(frozen=True)
-class SignalReport:
+class SignalReport(Displayed):
     """Statistics of the outputs and gradients of each layer on one batch, in call order.
 
     Attributes:
@@ -103,6 +104,14 @@ class SignalReport:
     def first_trouble(self) -> LayerSignal | None:
         """The first layer with the worst verdict; None if all layers are healthy."""
         return next((row for row in self.layers if row.verdict == self.verdict != "healthy"), None)
+
+    def to_dataframe(self) -> Any:
+        """The layers as a `pandas.DataFrame`, one row per layer call, indexed by the layer's name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([asdict(row) for row in self.layers], "layer")
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the verdict as a JSON-serialisable dictionary (infinities and NaN as in Python's `json`)."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.tables import aligned
 from prunekit.anatomy.targets import Weight, check_built, weights_in
 from prunekit.core import backend, train_function
@@ -44,7 +45,7 @@ class WeightChange:
 
 
 @dataclass(frozen=True)
-class ChangeReport:
+class ChangeReport(Displayed):
     """How much optimizer updates changed each weight variable.
 
     Attributes:
@@ -54,6 +55,14 @@ class ChangeReport:
 
     model: str
     weights: tuple[WeightChange, ...]
+
+    def to_dataframe(self) -> Any:
+        """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame([asdict(row) | {"relative": row.relative} for row in self.weights], "name")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-compatible values, with `relative` for each weight."""

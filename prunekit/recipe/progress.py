@@ -1,5 +1,6 @@
 """Reports the progress of a run to a listener function; prints nothing."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from prunekit.delivery.metrics import Metric
 
 # Minimum seconds between two reports inside an epoch.
 _PAUSE = 0.1
+# Number of epochs whose median duration is that of the next ones.
+_RECENT = 5
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Progress:
         text: Status in one line, such as "epoch 3/12, accuracy 0.971, loss 0.0931, sparsity 0.62".
         epoch: Number of the epoch that just ended, from 1; None inside an epoch.
         finished: True in the last progress event of a run.
+        seconds_left: Estimated seconds until all epochs of the run have ended, from the time of the last epoch; None
+            before the first epoch has ended, and outside of training.
     """
 
     step: int
@@ -34,28 +39,35 @@ class Progress:
     text: str
     epoch: int | None = None
     finished: bool = False
+    seconds_left: float | None = None
 
 
 Listener = Callable[[Progress], None]
+Tell = Callable[[float, str, int | None, float | None], None]
 
 
 class EpochProgress(keras.callbacks.Callback):
     """Reports the progress of one `fit` at the end of each epoch, and at most ten times a second inside epochs.
 
     Args:
-        tell: Function of (fraction, text, epoch number at the end of an epoch, else None).
+        tell: Function of (fraction, text, epoch number at the end of an epoch, else None, seconds left or None).
         metrics: Metrics whose values on the validation data are shown, in this order.
+        later_epochs: Number of epochs of later steps, for the estimate of the time left.
     """
 
-    def __init__(self, tell: Callable[[float, str, int | None], None], metrics: Sequence[Metric]):
+    def __init__(self, tell: Tell, metrics: Sequence[Metric], later_epochs: int = 0):
         super().__init__()
         self._tell = tell
         self._metrics = metrics
+        self._later = later_epochs
+        self._began = 0.0
+        self._durations: list[float] = []
+        self._ends: float | None = None
         self._epoch = 0
         self._last = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._epoch = epoch
+        self._epoch, self._began = epoch, time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         now, batches = time.monotonic(), self.params.get("steps") or 0
@@ -64,10 +76,19 @@ class EpochProgress(keras.callbacks.Callback):
             return
         self._last = now
         done = self._epoch + (batch + 1) / batches
-        self._tell(done / self._epochs, f"epoch {self._epoch + 1}/{self._epochs}", None)
+        self._tell(done / self._epochs, f"epoch {self._epoch + 1}/{self._epochs}", None, self._seconds_left(now))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._tell((epoch + 1) / self._epochs, self._summary(epoch + 1, logs or {}), epoch + 1)
+        now = time.monotonic()
+        self._durations.append(now - self._began)
+        # The first epoch of a step includes its compilation.
+        recent = self._durations[1:][-_RECENT:] or self._durations
+        self._ends = now + (self._epochs - epoch - 1 + self._later) * statistics.median(recent)
+        summary = self._summary(epoch + 1, logs or {})
+        self._tell((epoch + 1) / self._epochs, summary, epoch + 1, self._seconds_left(now))
+
+    def _seconds_left(self, now: float) -> float | None:
+        return None if self._ends is None else max(self._ends - now, 0.0)
 
     @property
     def _epochs(self) -> int:

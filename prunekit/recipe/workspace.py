@@ -202,7 +202,7 @@ class Workspace:
         if callback is not None:
             callback.resumption.state = resumed.pruner
         order = Order(len(data.train[1]), self.seed)
-        progress = EpochProgress(self.report_progress, self.metrics)
+        progress = EpochProgress(self.report_progress, self.metrics, self._later_epochs())
         saving = EpochCheckpoints(
             order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
         )
@@ -222,6 +222,11 @@ class Workspace:
             self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", []))
         self.state.updates += epochs * (self.run.steps_per_epoch or 0)
         return saving.history
+
+    def _later_epochs(self) -> int:
+        """Returns the number of epochs of the steps after the present one."""
+        later = self.run.recipe.steps[self.step.index + 1 :]
+        return sum(getattr(step.settings, "epochs", None) or 0 for step in later if step.trains)
 
     def _save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
@@ -345,11 +350,15 @@ class Workspace:
             if issubclass(warning.category, UserWarning):
                 self.note(str(warning.message))
 
-    def report_progress(self, fraction: float, text: str, epoch: int | None = None) -> None:
+    def report_progress(
+        self, fraction: float, text: str, epoch: int | None = None, seconds_left: float | None = None
+    ) -> None:
         """Reports the completed fraction of the step, in [0, 1], and its status in one line."""
         if self._listener is not None:
-            steps = len(self.run.recipe.steps)
-            self._listener(Progress(self.step.index + 1, steps, self.step.kind, fraction, text, epoch))
+            index, steps = self.step.index + 1, len(self.run.recipe.steps)
+            self._listener(
+                Progress(index, steps, self.step.kind, fraction, text, epoch=epoch, seconds_left=seconds_left)
+            )
 
 
 def measured_metrics(

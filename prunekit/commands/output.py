@@ -1,0 +1,33 @@
+"""Prints JSON, writes new files, and words errors that several commands have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def print_json(data: Any) -> None:
+    """Prints data as JSON."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=True))
+
+
+def write_new(text: str, target: Path, force: bool) -> None:
+    """Writes a text file.
+
+    Raises:
+        UsageError: The file exists, and `force` is False.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise click.UsageError(f"{target} exists already. Pass --force to replace it.") from None
+
+
+def no_run(directory: str, reason: str) -> click.UsageError:
+    """Returns the error for a folder that is no finished run; names checkpoints that it holds."""
+    from prunekit.recipe.directory import kept_checkpoints_line
+
+    return click.UsageError(f"{directory}: {reason}. {kept_checkpoints_line(directory)}".rstrip())

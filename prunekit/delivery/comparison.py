@@ -1,0 +1,154 @@
+"""Compares finished runs: their figures, the settings in which they differ, and the sparsity of each weight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.sections import Column, Section
+from prunekit.delivery.formatting import literal
+from prunekit.delivery.metrics import Metric, inferred
+from prunekit.delivery.run_report import RunReport, json_ready
+from prunekit.delivery.sweeps import SMALLEST, SweepReport, SweptPoint, sweep_table, swept_point
+
+COMPARISON_VERSION = 1
+_RUN = "run"
+# Settings that name a run and do not change its result.
+_TEXTS = ("name", "description")
+
+
+@dataclass(frozen=True)
+class RunComparison(Displayed):
+    """Finished runs side by side.
+
+    Attributes:
+        figures: Each run as a point, with its metrics, sizes and the Pareto front.
+        settings: Path of a setting of the locked recipes -> its value in each run, for the settings that differ; None
+            where a recipe lacks the setting.
+        sparsities: Name of a weight -> its sparsity in each run, for weights whose sparsity differs; None where a run
+            has no such weight.
+        notes: Reasons why figures may not be comparable.
+    """
+
+    figures: SweepReport
+    settings: Mapping[str, tuple[Any, ...]]
+    sparsities: Mapping[str, tuple[float | None, ...]]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the runs."""
+        return tuple(point.name for point in self.figures.points)
+
+    def sections(self) -> list[Section]:
+        """Returns the tables: figures, settings that differ, sparsity of the weights."""
+        table = sweep_table(self.figures).section
+        found = [Section("Runs", table.columns, table.rows, notes=self.notes)]
+        columns = (Column("Setting", "name"), *(Column(name, "text") for name in self.names))
+        rows = tuple(
+            (path, *("–" if value is None else literal(value) for value in values))
+            for path, values in self.settings.items()
+        )
+        equal = () if rows else ("The recipes have the same settings.",)
+        found.append(Section("Settings that differ", columns, rows, notes=equal))
+        if self.sparsities:
+            columns = (Column("Weight", "name"), *(Column(name, "sparsity") for name in self.names))
+            cells = tuple((name, *values) for name, values in self.sparsities.items())
+            found.append(Section("Sparsity of the weights", columns, cells))
+        return found
+
+    def to_dataframe(self) -> Any:
+        """Returns the figures as a `pandas.DataFrame`, one row per run, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return self.figures.to_dataframe().drop(columns=[_RUN])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the whole comparison as strict JSON values."""
+        figures = self.figures.to_dict()
+        points = [{key: value for key, value in point.items() if key != "values"} for point in figures["points"]]
+        return json_ready(
+            {
+                "comparison_version": COMPARISON_VERSION,
+                "main": figures["main"],
+                "runs": points,
+                "pareto": figures["pareto"],
+                "settings": {path: dict(zip(self.names, row, strict=True)) for path, row in self.settings.items()},
+                "sparsities": {name: dict(zip(self.names, row, strict=True)) for name, row in self.sparsities.items()},
+                "notes": self.notes,
+            }
+        )
+
+
+def compared_runs(reports: Mapping[str, RunReport], size: str = SMALLEST) -> RunComparison:
+    """Returns the comparison of finished runs.
+
+    Args:
+        reports: Name of each run -> its report; the first run's main metric is the one of the comparison.
+        size: The size to compare: "smallest", "weights-gzip", a format, or a format after gzip ("litert-gzip").
+
+    Raises:
+        ValueError: There are fewer than two runs.
+    """
+    if len(reports) < 2:
+        raise ValueError(f"A comparison needs at least two runs. Received: {', '.join(reports) or 'none'}.")
+    names, runs = list(reports), list(reports.values())
+    main = next((report.main for report in runs if report.main is not None), inferred("accuracy"))
+    points = tuple(_point(name, report, size, main) for name, report in reports.items())
+    figures = SweepReport("runs", Path(), {_RUN: names}, size, points)
+    settings = _differing([dict(_flat(_settings(report))) for report in runs])
+    zeros = [{row.name: row.sparsity for row in report.after.weights} for report in runs]
+    return RunComparison(figures, settings, _differing(zeros), tuple(_notes(reports)))
+
+
+def _point(name: str, report: RunReport, size: str, main: Metric) -> SweptPoint:
+    """Returns a run as a point; `main` is the main metric of every point, also of runs that did not measure it."""
+    point = swept_point(name, {_RUN: name}, report, size)
+    others = [metric for metric in point.measures if metric.name != main.name]
+    return replace(point, measures=(main, *others))
+
+
+def _settings(report: RunReport) -> dict[str, Any]:
+    return {name: value for name, value in report.recipe.items() if name not in _TEXTS}
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields ("steps[1].prune.epochs", 3) for each value inside mappings and lists of mappings."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, Sequence) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _differing(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Returns the keys whose values are not equal in all mappings, with the value in each; None for a missing one."""
+    found = {name: tuple(row.get(name) for row in rows) for row in rows for name in row}
+    return {name: values for name, values in found.items() if len({json.dumps(value) for value in values}) > 1}
+
+
+def _notes(reports: Mapping[str, RunReport]) -> Iterator[str]:
+    facts: dict[str, dict[str, Any]] = {
+        "data": {name: report.hashes.get("data") for name, report in reports.items()},
+        "main metric": {name: report.main and report.main.name for name, report in reports.items()},
+        "version of prunekit": {name: report.versions.get("prunekit") for name, report in reports.items()},
+        "version of Keras": {name: report.versions.get("keras") for name, report in reports.items()},
+    }
+    consequences = {
+        "data": ": figures of different data are not comparable.",
+        "main metric": ": runs without the first run's main metric have no place in the picture.",
+    }
+    for fact, values in facts.items():
+        if len(set(values.values())) > 1:
+            # Digests of data mean nothing to a reader.
+            shown = "" if fact == "data" else f" ({', '.join(f'{name} {value}' for name, value in values.items())})"
+            yield f"The runs differ in their {fact}{shown}{consequences.get(fact, '.')}"

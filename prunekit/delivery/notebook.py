@@ -1,0 +1,118 @@
+"""Renders results as HTML for notebooks, with the sections and the style of the report page."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+from prunekit.anatomy.cost import Cost
+from prunekit.anatomy.reports import Report
+from prunekit.anatomy.sections import Section
+from prunekit.delivery import markup
+from prunekit.delivery.comparison import RunComparison
+from prunekit.delivery.formatting import count, sparsity
+from prunekit.delivery.html_report import cards, section_html, style
+from prunekit.delivery.markup import Markup
+from prunekit.delivery.model_sections import (
+    gradient_verdicts,
+    layer_signals,
+    model_costs,
+    model_weights,
+    skipped_weights,
+    weight_changes,
+)
+from prunekit.delivery.plots import to_svg
+from prunekit.delivery.report_sections import sections_of, summary
+from prunekit.delivery.run_report import RunReport
+from prunekit.delivery.sweep_plot import sweep_figure
+from prunekit.delivery.sweeps import SweepReport, sweep_table
+from prunekit.gradients.diagnosis import Diagnosis
+from prunekit.initialization.signal_report import SignalReport
+from prunekit.loops.weight_changes import ChangeReport
+
+
+@functools.singledispatch
+def html_of(result: object) -> str:
+    """Returns a result as a piece of HTML: no scripts, no network access, all user text escaped.
+
+    Raises:
+        TypeError: There is no HTML for results of this type.
+    """
+    raise TypeError(f"A notebook shows reports, costs, sections and sweeps. Received: {type(result).__name__}.")
+
+
+@html_of.register
+def _(result: Section) -> str:
+    return _block([], [result])
+
+
+@html_of.register
+def _(result: Report) -> str:
+    figures = f"{count(result.zeros)} of {count(result.parameters)} weights are zero (sparsity "
+    lines = [markup.paragraph(f"{figures}{sparsity(result.sparsity)}).", "verdict")]
+    if result.notes:
+        lines.append(markup.bullets(result.notes, "notes warn"))
+    return _block(lines, [model_weights(result), *([skipped_weights(result.skipped)] if result.skipped else [])])
+
+
+@html_of.register
+def _(result: Cost) -> str:
+    return _block([], [model_costs(result)])
+
+
+@html_of.register
+def _(result: SignalReport) -> str:
+    return _block([], [layer_signals(result)])
+
+
+@html_of.register
+def _(result: Diagnosis) -> str:
+    return _block([], [gradient_verdicts(result)])
+
+
+@html_of.register
+def _(result: ChangeReport) -> str:
+    return _block([], [weight_changes(result)])
+
+
+@html_of.register
+def _(result: RunReport) -> str:
+    lines = [markup.paragraph(result.verdict(), "verdict")]
+    if result.all_notes:
+        lines.append(markup.bullets(result.all_notes, "notes warn"))
+    return _block([*lines, Markup(cards(summary(result)))], sections_of(result))
+
+
+@html_of.register
+def _(result: SweepReport) -> str:
+    return _block(_drawn(result), [sweep_table(result).section])
+
+
+@html_of.register
+def _(result: RunComparison) -> str:
+    return _block(_drawn(result.figures), result.sections())
+
+
+def _drawn(report: SweepReport) -> list[Markup]:
+    if not report.pareto:
+        return []
+    label = f"{report.main.title} against size of {len(report.points)} points; the table has the figures."
+    prefix = "f" + hashlib.sha256(repr(report.to_dict()).encode()).hexdigest()[:8]
+    return [Markup(f"<section>{to_svg(sweep_figure(report), label, prefix=prefix)}</section>")]
+
+
+def _block(head: list[Markup], sections: list[Section]) -> str:
+    """Returns the parts in one element whose style does not reach the rest of the notebook."""
+    content = repr([section.to_dict() for section in sections])
+    # Ids differ between the outputs of a notebook.
+    key = "p" + hashlib.sha256(content.encode()).hexdigest()[:8]
+    body = markup.joined([*head, *(section_html(one, f"{key}-{number}") for number, one in enumerate(sections))])
+    return f'<div class="prunekit">\n<style>\n{_nested_style()}</style>\n{body}\n</div>'
+
+
+@functools.cache
+def _nested_style() -> str:
+    """The page's style, nested: `:root` and `body` of the page are the element itself."""
+    page = style().replace(":root", "&").replace("\nbody {", "\n& {")
+    own = "& { padding: 0.75rem; border-radius: 10px; overflow-x: auto; }\n& table { color: inherit; }"
+    return f".prunekit {{\n{page}\n{own}\n}}\n"
