@@ -1,5 +1,5 @@
-"""The command line: prunekit compress | sweep | check | inspect | report | compare | verify |
-recipes | convert | doctor.
+"""The command line: prunekit compress | sweep | check | verify | report | compare | recipes |
+inspect | prune | convert | doctor.
 
 The commands are in `prunekit/commands/`.
 Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a run was not reproduced or an
@@ -21,7 +21,7 @@ DEFECT = 70
 COMMANDS = (
     *(runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
-    *(models.inspect, models.convert, models.doctor),
+    *(models.inspect, models.prune, models.convert, models.doctor),
 )
 
 

@@ -33,7 +33,9 @@ class TestRecipes:
     def test_they_are_listed(self, run):
         code, out, _ = run("recipes")
         assert code == 0
-        assert [line.split()[0] for line in out.splitlines()] == ["digits", "fashion-cnn", "fashion-mlp", "one-shot"]
+        assert [line.split()[0] for line in out.splitlines()] == [
+            *("diabetes", "digits", "fashion-cnn", "fashion-mlp", "one-shot")
+        ]
 
     def test_json_gives_their_paths(self, run):
         rows = json.loads(run("recipes", "--json")[1])
@@ -120,3 +122,55 @@ class TestInspect:
         command = [sys.executable, "-m", "prunekit.cli", "inspect", "m.keras"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert_mistake((done.returncode, done.stdout, done.stderr), "m.keras")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A small model in a file."""
+    import keras
+
+    path = tmp_path_factory.mktemp("models") / "net.keras"
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(8, name="hidden"), keras.layers.Dense(4, name="out")]
+    )
+    model.compile("adam", "mse")
+    model.save(path)
+    return path
+
+
+class TestPrune:
+    def test_a_model_is_pruned_into_a_new_file(self, run, stored, tmp_path):
+        import keras
+
+        before = stored.read_bytes()
+        code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new/net.keras", "--exclude", "out")
+        assert (code, err) == (0, "")
+        assert "hidden/kernel *" in out
+        assert out.endswith("Sparsity 0.5000 in 1 weights. Written to new/net.keras\n")
+        assert stored.read_bytes() == before
+        weights = keras.models.load_model("new/net.keras").get_weights()
+        assert [int((weight == 0).sum()) for weight in weights[::2]] == [32, 0]
+        assert [path.name for path in Path("new").iterdir()] == ["net.keras"]
+
+    def test_options_are_those_of_python(self, run, stored):
+        code, out, _ = run("prune", stored, "--sparsity", "0.5", "--pattern", "2:4", "-o", "new.keras", "--json")
+        found = json.loads(out)
+        assert code == 0 and found["path"] == "new.keras"
+        assert found["report"]["weights"][0]["pattern"] == "2:4"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["gone.keras", "--sparsity", "0.5", "-o", "new.keras"], "gone.keras: no such file."),
+            (["MODEL", "--sparsity", "0.5", "-o", "new.h5"], "-o takes the name of a .keras file. Received: 'new.h5'."),
+            (["MODEL", "--sparsity", "0.5", "-o", "MODEL"], "exists already. Pass --force to replace it."),
+            (["MODEL", "--sparsity", "50", "-o", "new.keras"], "Received: sparsity=50.0. For 50 %, pass 0.5."),
+            (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
+        ],
+        ids=["no model", "other format", "existing", "percentage", "no such weight"],
+    )
+    def test_a_mistake_is_one_line_and_writes_nothing(self, run, stored, arguments, message):
+        before = stored.read_bytes()
+        assert_mistake(run("prune", *[stored if word == "MODEL" else word for word in arguments]), message)
+        assert stored.read_bytes() == before and not Path("new.keras").exists()

@@ -1,10 +1,12 @@
-"""Commands on models and on this machine: inspect, convert, doctor.
+"""Commands on models and on this machine: inspect, prune, convert, doctor.
 
 Keras and its backend are imported inside the commands: --help starts fast.
 """
 
 import contextlib
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,6 +37,60 @@ def inspect(model: str, as_json: bool) -> int:
 
     console().print(inspect_table(report))
     return 0
+
+
+@click.command()
+@click.argument("model")
+@click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
+@click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
+@click.option("--criterion", default="magnitude", help="magnitude, l2 or random.  [default: magnitude]")
+@click.option(
+    "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
+)
+@click.option("--allocation", default="uniform", help="uniform, global or erk.  [default: uniform]")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to prune. May be repeated.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@json_option
+def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
+    """Prune a model once, without training.
+
+    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. To prune while
+    training, or to export, use a recipe: prunekit init."""
+    _check_files(model, output, force)
+    load_keras_quietly()
+    from prunekit.anatomy.model_files import load_model
+    from prunekit.delivery.terminal_report import inspect_table
+    from prunekit.techniques.pruning.one_shot import prune as prune_model
+
+    found = load_model(model, compile=False)
+    done = prune_model(found, sparsity, **options)
+    target = Path(output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Keras chooses the format by the ending of the name.
+    partial = target.with_name(f".unfinished-{target.name}")
+    try:
+        found.save(partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    if as_json:
+        print_json({"path": output, "report": done.to_dict()})
+        return 0
+    console().print(inspect_table(done))
+    for note in done.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"Sparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
+    return 0
+
+
+def _check_files(model: str, output: str, force: bool) -> None:
+    if not Path(model).is_file():
+        raise click.UsageError(f"{model}: no such file.")
+    if not output.endswith(".keras"):
+        raise click.UsageError(f"-o takes the name of a .keras file. Received: {output!r}.")
+    if Path(output).exists() and not force:
+        raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
 
 
 @click.command()
