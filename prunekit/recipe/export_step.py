@@ -1,5 +1,6 @@
 """The handler of the step kind export."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -59,10 +60,13 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         RecipeError: There are no data, and the shape of the model's inputs is not fully known.
     """
     if data is not None:
-        inputs, labels = data.test
+        inputs, labels = data.test.first(_SAMPLES)
+        inputs = _structured(model, inputs)
+        if isinstance(labels, Mapping):
+            return inputs, None
         classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
         whole = classes.dtype.kind in "iu" and classes.ndim == 1
-        return inputs[:_SAMPLES], classes[:_SAMPLES] if whole else None
+        return inputs, classes if whole else None
     random = np.random.default_rng(seed)
 
     def sample(tensor: Any) -> np.ndarray:
@@ -84,3 +88,12 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     return keras.tree.map_structure(
         sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     ), None
+
+
+def _structured(model: keras.Model, inputs: Any) -> Any:
+    """Returns inputs by name in the structure of the model's inputs, which exports and costs read."""
+    if not isinstance(inputs, Mapping) or isinstance(getattr(model, "input", None), Mapping):
+        return inputs
+    if not isinstance(getattr(model, "input", None), list | tuple):
+        return inputs
+    return [inputs[tensor.name] for tensor in model.inputs]

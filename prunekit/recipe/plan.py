@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prunekit.delivery.formatting import clean, count, sparsity
+from prunekit.recipe.data import DataSummary, summary
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
@@ -26,6 +27,7 @@ class Plan:
     steps_per_epoch: int | None
     steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...] = ()
+    data: DataSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-compatible values."""
@@ -59,6 +61,7 @@ def plan(
         steps_per_epoch=prepared.steps_per_epoch,
         steps=tuple(steps),
         notes=tuple(notes),
+        data=None if prepared.data is None else summary(prepared.data),
     )
 
 
@@ -66,6 +69,16 @@ def _outline(step: Step, steps_per_epoch: int | None) -> PlannedStep:
     epochs = getattr(step.settings, "epochs", None)
     updates = epochs * steps_per_epoch if epochs and steps_per_epoch else None
     return PlannedStep(step.kind, described(step), epochs, updates)
+
+
+def _data_lines(data: DataSummary) -> list[str]:
+    """Returns the lines of a plan about the data."""
+    parts = ", ".join(f"{count(examples)} {name}" for name, examples in data.examples.items())
+    streamed = ", read from files during the training" if data.streamed else ""
+    lines = [f"data: {data.name}: {parts} examples{streamed}"]
+    for kind, found in (("input", data.inputs), ("label", data.labels)):
+        lines += [f"   {kind}{' ' + name if name else ''}: {text}" for name, text in found.items()]
+    return lines + [f"   {note.removeprefix('data: ')}" for note in data.notes]
 
 
 def show_plan(plan: Plan, console: "Console") -> None:
@@ -79,6 +92,8 @@ def show_plan(plan: Plan, console: "Console") -> None:
 
     per_epoch = f", {count(plan.steps_per_epoch)} steps per epoch" if plan.steps_per_epoch else ""
     console.print(f"[bold]{line(plan.name)}[/]: {line(plan.model)}, {count(plan.parameters)} parameters{per_epoch}")
+    for text in [] if plan.data is None else _data_lines(plan.data):
+        console.print(line(text))
     for i, step in enumerate(plan.steps, start=1):
         console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
         if step.targets:

@@ -87,8 +87,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
     found = _data(recipe, data)
     settings = (recipe.compile or Compile()) if found is not None else recipe.compile
     if found is not None:
-        parts = {"training": found.train, "validation": found.validation, "test": found.test}
-        replicas.check(settings, {name: len(part[1]) for name, part in parts.items()})
+        replicas.check(settings, {name: part.examples for name, part in found.parts.items()})
     with replicas.scope():
         built = _model(recipe, model)
     _check_optimizer(settings)
@@ -100,7 +99,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
             f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
             "keras.Input, or call it once."
         )
-    steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
+    steps_per_epoch = math.ceil(found.train.examples / settings.batch_size) if found and settings else None
     run = RunInputs(recipe, built, found, settings, steps_per_epoch, replicas)
     given_parts = (("model", built is model), ("data", data is not None))
     return Prepared(
@@ -134,29 +133,51 @@ def _check_optimizer(settings: Compile | None) -> None:
 
 def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> None:
     """Checks that model, data and loss fit together; builds a model that is not built yet."""
-    inputs, labels = data.train
+    inputs, _ = data.train.first(2)
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
-        outputs = model(inputs[:2], training=False)
+        outputs = model(inputs, training=False)
     except Exception as error:
         # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
-            f"the model {model.name!r} does not accept the inputs of {data.name}, of shape {inputs.shape[1:]} and type "
-            f"{inputs.dtype}: {reason_of(error)}."
+            f"the model {model.name!r} does not accept the inputs of {data.name}, of {_described(inputs)}: "
+            f"{reason_of(error)}."
         ) from error
+    labels = data.train.labels()
+    if isinstance(labels, Mapping):
+        _check_output_names(model, data, labels, outputs)
+        return
     if not hasattr(outputs, "shape"):
         raise RecipeError(
-            f"recipes train models with one output. Received: {model.name!r}, which returns a {type(outputs).__name__}."
+            f"data with one label train models with one output. Received: {model.name!r}, which returns a "
+            f"{type(outputs).__name__}. Give the labels by the names of the outputs."
         )
-    given, made = labels.shape[1:], tuple(outputs.shape)[1:]
+    given, made = labels.shape, tuple(outputs.shape)[1:]
     if settings.loss == "sparse_categorical_crossentropy":
         _check_classes(model, data, given, made)
     elif given != made and not (made == (1,) and given == ()):
-        hint = " For class numbers, write loss: sparse_categorical_crossentropy." if labels.dtype.kind in "iu" else ""
+        whole = np.dtype(labels.dtype).kind in "iu"
+        hint = " For class numbers, write loss: sparse_categorical_crossentropy." if whole else ""
         raise RecipeError(
             f"with loss {settings.loss}, labels must have the shape of the outputs of {model.name!r}, {made}. "
             f"Received: labels of shape {given} from {data.name}.{hint}"
+        )
+
+
+def _described(inputs: Any) -> str:
+    if isinstance(inputs, Mapping):
+        listed = [f"{name!r} of shape {array.shape[1:]} and type {array.dtype}" for name, array in inputs.items()]
+        return f"{len(listed)} names: {', '.join(listed)}"
+    return f"shape {inputs.shape[1:]} and type {inputs.dtype}"
+
+
+def _check_output_names(model: keras.Model, data: Data, labels: Mapping[str, Any], outputs: Any) -> None:
+    names = list(outputs) if isinstance(outputs, Mapping) else list(getattr(model, "output_names", ()))
+    if sorted(names) != sorted(labels):
+        raise RecipeError(
+            f"labels must have the names of the outputs of {model.name!r}: {', '.join(names)}. Received: "
+            f"{', '.join(labels)} from {data.name}."
         )
 
 
@@ -167,12 +188,12 @@ def _check_classes(model: keras.Model, data: Data, given: tuple[int, ...], made:
             f"each output of {model.name!r} (shape {made}). Received: labels of shape {given} from {data.name}. "
             "For one-hot labels, write loss: categorical_crossentropy."
         )
-    for part, (_, labels) in {"training": data.train, "validation": data.validation, "test": data.test}.items():
-        if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
+    for part, labels in {name: part.labels() for name, part in data.parts.items()}.items():
+        if not labels.whole:
             raise RecipeError(
                 f"class numbers must be whole numbers. Received: fractions among the {part} labels of {data.name}."
             )
-        low, high = int(labels.min()), int(labels.max())
+        low, high = int(labels.low), int(labels.high)
         if low < 0 or high >= made[-1]:
             raise RecipeError(
                 f"the model {model.name!r} has {made[-1]} outputs, so labels must be 0 to {made[-1] - 1}. Received: "

@@ -179,11 +179,15 @@ def _run(
                 note_start(checkpoints.folder, _start(prepared, hashes))
             execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
             record = execution.run()
-            record.notes += device_notes(record) + replicas.notes()
+            record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]
             report = report_of(prepared, execution.model, record, hashes)
             if written is not None:
                 _write(folder, prepared, execution.model, report)
     return _expected(Result(execution.model, report, written), record.failures)
+
+
+def _data_notes(prepared: Prepared) -> tuple[str, ...]:
+    return () if prepared.data is None else prepared.data.notes
 
 
 def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:

@@ -10,8 +10,9 @@ from pydantic import Field, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.fields import Listed, Name, Settings, Text, refusal, refused_at
-from prunekit.recipe.sources import Compile, DataSource, ModelSource
+from prunekit.recipe.sources import Compile, ModelSource
 from prunekit.recipe.step_kinds import STEP_KINDS, StepKind
 
 VERSION: Literal[1] = 1

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +18,7 @@ from prunekit.core.random_state import random_state
 from prunekit.loops.weight_changes import WeightChanges
 from prunekit.recipe.checkpoint import CheckpointState, EpochCheckpoints
 from prunekit.recipe.compile_settings import accuracy_metric, loss_from, optimizer_from, reason_of
-from prunekit.recipe.data import Order, batches
+from prunekit.recipe.datasets.parts import Order
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
@@ -163,9 +164,9 @@ class Workspace:
             self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
             model.compile(optimizer=optimizer, loss=loss_from(settings), metrics=list(settings.metrics))
         try:
-            few = slice(2 * self.run.replicas.count)
+            few = 2 * self.run.replicas.count
             with ctrl_c_held_back():
-                model.evaluate(data.train[0][few], data.train[1][few], verbose=0)
+                model.evaluate(*data.train.first(few), verbose=0)
         except Exception as error:
             # Catch every exception: each backend has its own exception types.
             raise RecipeError(
@@ -193,17 +194,17 @@ class Workspace:
         resumed = self.step.resumed
         if callback is not None:
             callback.resumption.state = resumed.pruner
-        order = Order(len(data.train[1]), self.seed)
+        order = Order(data.train.examples, self.seed)
         progress = EpochProgress(self.report_progress, self._accuracy)
         saving = EpochCheckpoints(
             order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
-                batches(data.train, settings.batch_size, order, self.run.replicas.means),
+                data.train.training_batches(order, settings.batch_size, self.run.replicas.means),
                 epochs=epochs,
                 initial_epoch=resumed.epoch,
-                validation_data=data.validation,
+                validation_data=_one_or_pair(data.validation.evaluation_data(self._evaluation_batch)),
                 validation_batch_size=self._evaluation_batch,
                 callbacks=[interruptible, *([] if callback is None else [callback]), saving, progress],
                 shuffle=False,
@@ -262,7 +263,7 @@ class Workspace:
             return None
         with ctrl_c_held_back() as interruptible:
             results = self.model.evaluate(
-                *data.test,
+                *data.test.evaluation_data(self._evaluation_batch),
                 batch_size=self._evaluation_batch,
                 callbacks=[interruptible],
                 verbose=0,
@@ -342,6 +343,10 @@ class Workspace:
         if self._listener is not None:
             steps = len(self.run.recipe.steps)
             self._listener(Progress(self.step.index + 1, steps, self.step.kind, fraction, text, epoch))
+
+
+def _one_or_pair(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else values
 
 
 def _check_masks(masks: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> None:
