@@ -1,8 +1,9 @@
 """Loads the data of a run: opens the source, splits it by seed, and prepares the inputs for the model."""
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -148,6 +149,30 @@ def given_data(pairs: Any) -> Data:
     found = opened("the given data", from_pairs(pairs, "`data`"))
     train, test = _scaled(found.train, None), _scaled(found.test, None)
     return Data(name="given in Python", train=train, validation=test, test=test)
+
+
+@contextlib.contextmanager
+def damage_told(data: Data | None) -> Iterator[None]:
+    """Context manager that names the file in the error of TensorFlow if an example cannot be read.
+
+    Raises:
+        RecipeError: A file of the data is damaged.
+    """
+    # Not on the module's level: plans and refusals do not need TensorFlow's errors.
+    from tensorflow import errors
+
+    unreadable = (errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError)
+    try:
+        yield
+    except unreadable as error:
+        parts = [] if data is None else data.parts.values()
+        path = next(filter(None, (part.damaged() for part in parts)), None)
+        if path is None:
+            raise
+        raise RecipeError(
+            f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
+            "written, or remove the file and start again."
+        ) from error
 
 
 def first_examples(part: Any, count: int) -> tuple[Any, Any]:

@@ -178,6 +178,7 @@ def _run(
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
             execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
+            _tell_data_notes(prepared, progress)
             record = execution.run()
             record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]
             report = report_of(prepared, execution.model, record, hashes)
@@ -188,6 +189,14 @@ def _run(
 
 def _data_notes(prepared: Prepared) -> tuple[str, ...]:
     return () if prepared.data is None else prepared.data.notes
+
+
+def _tell_data_notes(prepared: Prepared, progress: Listener | None) -> None:
+    """Reports how the data were read and split at the start of the first step."""
+    steps = prepared.recipe.steps
+    if progress is not None:
+        for note in _data_notes(prepared):
+            progress(Progress(1, len(steps), steps[0].kind, 0.0, note))
 
 
 def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:

@@ -1,5 +1,6 @@
 """Reads CSV files with a header: numeric columns become one matrix, or several inputs by name; text labels, classes."""
 
+import contextlib
 import csv
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,19 +81,20 @@ def open_csv(source: DataSource) -> Opened:
 
 def _part(path: Path, source: DataSource, classes: list[str] | None) -> tuple[Part, tuple[str, ...], list[str] | None]:
     in_memory = path.stat().st_size < IN_MEMORY
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(path, newline="", encoding="utf-8-sig"))
+        rows = csv.reader(file, delimiter=source.delimiter or ",", strict=True)
         try:
-            rows = csv.reader(file, delimiter=source.delimiter or ",", strict=True)
             layout = _layout(path, next(rows, []), source)
-            table = _parsed(path, rows, layout)
+            table = _parsed(path, rows, layout, opened)
         except UnicodeDecodeError as error:
             raise RecipeError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start:,}.") from error
         except csv.Error as error:
             raise RecipeError(f"{path} is not a CSV file, near line {rows.line_num}: {error}.") from error
-    if not table.rows:
-        raise RecipeError(f"{path} has no rows below its header.")
-    labels, classes = _labels(path, table, classes)
-    arrays: dict[str, Any] = {name: _mapped(path, name, table, layout) for name in layout.inputs}
+        if not table.rows:
+            raise RecipeError(f"{path} has no rows below its header.")
+        labels, classes = _labels(path, table, classes)
+        arrays: dict[str, Any] = {name: _mapped(name, table, layout) for name in layout.inputs}
     if in_memory:
         arrays = {name: np.array(array) for name, array in arrays.items()}
     inputs = arrays[""] if list(arrays) == [""] else arrays
@@ -157,11 +159,11 @@ def _is_number(text: str) -> bool:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _parsed(path: Path, rows: Any, layout: Layout) -> Table:
+def _parsed(path: Path, rows: Any, layout: Layout, opened: contextlib.ExitStack) -> Table:
     table = Table()
     for name in layout.inputs:
         if name not in layout.text:
-            table.numbers[name] = tempfile.TemporaryFile(prefix="prunekit-")
+            table.numbers[name] = opened.enter_context(tempfile.TemporaryFile(prefix="prunekit-"))
     for lines, values in _pieces(path, rows, len(layout.names)):
         place = _Place(path, layout.names, lines)
         for name, columns in layout.inputs.items():
@@ -229,7 +231,8 @@ def _numbers(place: _Place, values: list[list[str]], columns: Sequence[int]) -> 
     # NumPy gives each text the length of the longest.
     if all(len(cell) <= _LONGEST_NUMBER for row in cells for cell in row):
         try:
-            found = np.array(cells, str).astype("float64").astype("float32")
+            with np.errstate(over="ignore"):
+                found = np.array(cells, str).astype("float64").astype("float32")
         except ValueError:
             pass
         else:
@@ -259,13 +262,13 @@ def _refusal(place: _Place, values: list[list[str]], columns: Sequence[int]) -> 
     return RecipeError(f"{place.path} holds values that are not numbers.")
 
 
-def _mapped(path: Path, name: str, table: Table, layout: Layout) -> np.ndarray:
+def _mapped(name: str, table: Table, layout: Layout) -> np.ndarray:
     """Returns an input: a read-only view of its temporary file of shape (rows, columns), or rows of text."""
     if name in layout.text:
         return np.concatenate(table.words[name])
     file = table.numbers[name]
     file.flush()
-    # The file has no name, so the system removes it when the view is closed, also if the process is killed.
+    # The file has no name: the system removes it with the last view of it, also if the process is killed.
     return np.memmap(file, "float32", "r", shape=(table.rows, len(layout.inputs[name])))
 
 

@@ -15,8 +15,8 @@ from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, subset_digest
 from prunekit.recipe.loader import RecipeError
 
-# Pillow's own limit against decompression bombs.
-MOST_PIXELS = 178_956_970
+# Decoded and as float32, so many pixels in color take 1.2 GB.
+MOST_PIXELS = 100_000_000
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _PARTIAL = (
     "data: the fingerprint covers names, sizes and the first and last 4 KiB of each file, because the files have more "
