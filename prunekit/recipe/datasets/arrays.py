@@ -158,13 +158,13 @@ def _open_npz(path: Path, names: NpzNames) -> Opened:
     held = npz_names(path)
     chosen = _chosen_names(path, names, held)
     wanted = {
-        f"{part}\n{key}" if isinstance(name, Mapping) else part: array
+        f"{part}.{key}" if isinstance(name, Mapping) else part: array
         for part, name in chosen.items()
         for key, array in (name.items() if isinstance(name, Mapping) else [("", name)])
     }
     read = read_npz(path, wanted)
     arrays = {
-        part: {key: read[f"{part}\n{key}"] for key in name} if isinstance(name, Mapping) else read[part]
+        part: {key: read[f"{part}.{key}"] for key in name} if isinstance(name, Mapping) else read[part]
         for part, name in chosen.items()
     }
     used = list(dict.fromkeys(wanted.values()))

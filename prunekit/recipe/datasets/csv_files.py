@@ -254,7 +254,7 @@ def _refusal(place: _Place, values: list[list[str]], columns: Sequence[int]) -> 
                     f"out with inputs: [...], or give it an input of its own and a layer that reads text: "
                     f"inputs: {{{name}: [{name}], ...}}, preprocessing: {{{name}: [StringLookup]}}."
                 )
-            if not abs(float(value)) <= np.finfo("float32").max:
+            if not abs(float(value)) <= float(np.finfo("float32").max):
                 return RecipeError(
                     f"{place.column(row, column)} must hold finite numbers that float32 can hold. Received: "
                     f"{shown(value)}."
@@ -278,7 +278,8 @@ def _labels(path: Path, table: Table, classes: list[str] | None) -> tuple[np.nda
     if classes is None:
         for kind in ("int64", "float32"):
             try:
-                found = text.astype(kind)
+                with np.errstate(over="ignore"):
+                    found = text.astype(kind)
             except (ValueError, OverflowError):
                 continue
             if not np.isfinite(found).all():

@@ -142,9 +142,10 @@ def _part(folder: Path, source: DataSource) -> tuple[SavedPart, str | None]:
         dataset, batched = _unbatched(dataset)
         dataset = _pairs(folder, dataset, source)
         facts, count, size = _scanned(dataset)
-    except (tf.errors.OpError, ValueError, TypeError) as error:
-        if isinstance(error, RecipeError):
-            raise
+    except RecipeError:
+        raise
+    except Exception as error:
+        # Catch every exception: a damaged description fails in protobuf, in TensorFlow's tracing, or in its records.
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecipeError(f"{folder} is not a whole data set of tf.data.Dataset.save: {line}.") from error
     if not count:
