@@ -227,12 +227,14 @@ class ArrayPart(IndexedPart):
 
     def prepared(self, prepare: Callable[[Arrays], Arrays]) -> "ArrayPart":
         """Returns the part with prepared inputs; computes them now."""
-        batches = [prepare(inputs) for inputs, _ in self.in_order(READ_AT_ONCE)]
+        # In `map`, Keras's preprocessing layers compute with TensorFlow on every backend.
+        prepared = self.in_order(READ_AT_ONCE).map(lambda inputs, _: prepare(inputs))
+        batches = list(prepared.as_numpy_iterator())
         first = batches[0]
         if isinstance(first, Mapping):
-            inputs: Arrays = {name: np.concatenate([batch[name].numpy() for batch in batches]) for name in first}
+            inputs: Arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in first}
         else:
-            inputs = np.concatenate([batch.numpy() for batch in batches])
+            inputs = np.concatenate(batches)
         return ArrayPart(inputs, self.targets)
 
     def read(self, indices: Any, batch_size: int) -> Any:
