@@ -238,10 +238,12 @@ def _split(found: Opened, source: DataSource, seed: int) -> tuple[Opened, tuple[
 
 
 def _split_note(train: Part, held_out: Part | None, tested: Part | None, seed: int, unsaid: bool) -> str:
-    parts = [f"{part.examples:,} for {name}" for name, part in (("validation", held_out), ("the test", tested)) if part]
+    named = (("for validation", held_out), ("for the test", tested))
+    counts = [f"{part.examples:,} {name}" for name, part in named if part is not None]
+    counts[0] = counts[0].replace(" for", " are held out for", 1)
     total = sum(part.examples for part in (train, held_out, tested) if part is not None)
-    reason = "the data have one part, so " if unsaid else ""
-    return f"data: {reason}{' and '.join(parts)}, of {total:,} examples, are held out by seed {seed}."
+    reason = "the data have one part: " if unsaid else ""
+    return f"data: {reason}of {total:,} examples, {' and '.join(counts)}, by seed {seed}."
 
 
 def _classes(names: tuple[str, ...]) -> str:

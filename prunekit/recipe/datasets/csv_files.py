@@ -14,7 +14,7 @@ import numpy as np
 from prunekit.recipe.data_source import TEXT_LAYERS, DataSource
 from prunekit.recipe.datasets.arrays import existing
 from prunekit.recipe.datasets.disk import DiskPart
-from prunekit.recipe.datasets.fingerprint import fingerprint
+from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import ArrayPart, Part
 from prunekit.recipe.fields import nearest, shortened, shown
@@ -76,7 +76,8 @@ def open_csv(source: DataSource) -> Opened:
         test, others, _ = _part(existing(source.test), source, classes)
         if others != names:
             raise RecipeError(f"{source.test} must have the columns of {path}, in the same order: {_few(names)}.")
-    return Opened(path.name, train, test=test, class_names=tuple(classes or ()))
+    notes = () if isinstance(train, ArrayPart) else fingerprint_notes([path])
+    return Opened(path.name, train, test=test, class_names=tuple(classes or ()), notes=notes)
 
 
 def _part(path: Path, source: DataSource, classes: list[str] | None) -> tuple[Part, tuple[str, ...], list[str] | None]:

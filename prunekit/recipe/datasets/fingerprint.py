@@ -39,6 +39,11 @@ def fingerprint(paths: Iterable[Path], root: Path) -> str:
     return total.hexdigest()
 
 
-def is_partial(paths: Iterable[Path]) -> bool:
-    """Returns True if the fingerprint of these files does not cover every byte."""
-    return sum(path.stat().st_size for path in paths) > READ_WHOLE
+def fingerprint_notes(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Returns a note if the fingerprint of these files does not cover every byte, or ()."""
+    if sum(path.stat().st_size for path in paths) <= READ_WHOLE:
+        return ()
+    return (
+        "data: the files have more than 1 GiB, so their fingerprint covers names, sizes and the first and last 4 KiB "
+        "of each file.",
+    )

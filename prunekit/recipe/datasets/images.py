@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.datasets.fingerprint import fingerprint, is_partial
+from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, subset_digest
 from prunekit.recipe.loader import RecipeError
@@ -18,10 +18,6 @@ from prunekit.recipe.loader import RecipeError
 # Decoded and as float32, so many pixels in color take 1.2 GB.
 MOST_PIXELS = 100_000_000
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-_PARTIAL = (
-    "data: the fingerprint covers names, sizes and the first and last 4 KiB of each file, because the files have more "
-    "than 1 GiB."
-)
 
 
 @dataclass(frozen=True)
@@ -150,8 +146,7 @@ def open_images(source: DataSource) -> Opened:
             "data: images are float32 numbers from 0 to 255, as Keras's image_dataset_from_directory gives them; "
             "scale: 255, preprocessing, or a Rescaling layer of the model changes this."
         )
-    if is_partial(map(Path, train.paths)):
-        notes.append(_PARTIAL)
+    notes += fingerprint_notes(map(Path, train.paths))
     return Opened(folder.name, train, test=test, class_names=names, notes=tuple(notes))
 
 

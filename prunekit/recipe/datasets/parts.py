@@ -16,7 +16,6 @@ from prunekit.loops.activation_cache import array_digest
 Arrays = Any
 # Examples per batch where only speed depends on the number.
 READ_AT_ONCE = 256
-_MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,12 @@ def preparation(source: DataSource, train: Part) -> tuple[Callable[[Arrays], Arr
     elif chains:
         notes += _adapt(chains, train, scaled, "")
 
+    if source.preprocessing is not None:
+        notes.append(
+            "data: preprocessing is applied to the data and is no part of the model: the model and its exports take "
+            "preprocessed inputs."
+        )
+
     def prepare(batch: Arrays) -> Arrays:
         batch = scaled(batch)
         if isinstance(chains, Mapping):

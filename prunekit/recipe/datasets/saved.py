@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.datasets.fingerprint import fingerprint
+from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Labels, Order, Part, flat, labels_of, subset_digest
 from prunekit.recipe.fields import nearest, shown
@@ -105,8 +105,8 @@ def open_saved(source: DataSource) -> Opened:
     """
     folder = Path(str(source.tfds_saved))
     if (folder / _SPEC).is_file():
-        part, note = _part(folder, source)
-        return Opened(folder.name, part, notes=tuple(filter(None, [note])))
+        part, notes = _part(folder, source)
+        return Opened(folder.name, part, notes=notes)
     found = {
         part: next((folder / name for name in names if (folder / name / _SPEC).is_file()), None)
         for part, names in _PARTS.items()
@@ -117,17 +117,15 @@ def open_saved(source: DataSource) -> Opened:
             f"there are such parts validation and test. Received: a folder without {_SPEC} and train/{_SPEC}."
         )
     parts = {part: _part(path, source) for part, path in found.items() if path is not None}
-    note = parts["train"][1]
     chosen = {part: parts[part][0] if part in parts else None for part in _PARTS}
     for name, (part, _) in parts.items():
         if part.dataset.element_spec != parts["train"][0].dataset.element_spec:
             raise RecipeError(f"{folder}: the {name} part must have elements of the same shapes and types as train.")
-    return Opened(
-        folder.name, parts["train"][0], chosen["validation"], chosen["test"], notes=tuple(filter(None, [note]))
-    )
+    notes = tuple(dict.fromkeys(note for _, told in parts.values() for note in told))
+    return Opened(folder.name, parts["train"][0], chosen["validation"], chosen["test"], notes=notes)
 
 
-def _part(folder: Path, source: DataSource) -> tuple[SavedPart, str | None]:
+def _part(folder: Path, source: DataSource) -> tuple[SavedPart, tuple[str, ...]]:
     import tensorflow as tf
 
     if (folder / _SPEC).stat().st_size > LARGEST_SPEC:
@@ -158,7 +156,8 @@ def _part(folder: Path, source: DataSource) -> tuple[SavedPart, str | None]:
             "access by index"
         )
     part = SavedPart(dataset, np.ones(count, bool), facts, fingerprint(files, folder), buffer)
-    return part, f"data: {folder.name}: {'; '.join(notes)}." if notes else None
+    told = (f"data: {folder.name}: {'; '.join(notes)}.",) if notes else ()
+    return part, (*told, *fingerprint_notes(files))
 
 
 def _compression(files: list[Path]) -> str | None:

@@ -52,7 +52,7 @@ def test_usual_names_are_tried_in_order_and_told(tmp_path, names, read, parts):
     assert all(f"'{name}'" in listed.partition("not used")[0] for name in read)
     assert all(f"'{name}'" in listed.partition("not used")[2] for name in names if name not in read)
     if parts[1] == 4:
-        assert "the data have one part, so 4 for validation, of 20 examples, are held out by seed 3." in found.notes[1]
+        assert "the data have one part: of 20 examples, 4 are held out for validation, by seed 3." in found.notes[1]
 
 
 def test_names_that_are_given_are_the_ones_read(tmp_path):
@@ -163,6 +163,6 @@ def test_a_plan_shows_parts_shapes_labels_and_the_split(tmp_path, perceptron):
         "data: data.npz: 40 training, 10 validation examples",
         "   input: 8 float32",
         "   label: int64, 0 to 3",
-        "   the data have one part, so 10 for validation, of 50 examples, are held out by seed 4.",
+        "   the data have one part: of 50 examples, 10 are held out for validation, by seed 4.",
     ):
         assert f"{line}\n" in text

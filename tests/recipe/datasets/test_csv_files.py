@@ -37,6 +37,8 @@ def test_columns_become_one_matrix_and_the_label_its_numbers(path, monkeypatch, 
     assert [part.examples for part in found.parts.values()] == [28, 8, 4]
     table = np.genfromtxt(path, delimiter=",", skip_header=1, usecols=(1, 0, 3)).astype("float32")
     rows = {tuple(row) for row in table.tolist()}
+    note = "data: of 40 examples, 8 are held out for validation and 4 for the test, by seed 0."
+    assert note in found.notes
     seen = set()
     for part in found.parts.values():
         inputs, labels = part.first(40)

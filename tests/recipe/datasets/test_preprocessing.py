@@ -27,6 +27,7 @@ def loaded(source, **options):
 def test_normalization_is_adapted_on_the_training_examples_alone(arrays):
     plain, found = loaded(arrays), loaded(arrays, preprocessing=["Normalization"])
     assert "data: Normalization is adapted to the 45 training examples." in found.notes
+    assert "no part of the model: the model and its exports take preprocessed inputs" in found.notes[-1]
     train = plain.train.inputs.astype("float64")
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     for raw, prepared in ((plain.train, found.train), (plain.validation, found.validation)):

@@ -79,6 +79,7 @@ def test_streamed_images_train_the_weights_that_the_same_arrays_train(tmp_path, 
     assert first.report.metrics == second.report.metrics
 
 
+@pytest.mark.thorough
 def test_a_csv_file_on_disk_trains_the_weights_that_it_trains_in_memory(tmp_path, monkeypatch):
     source, shape = csv_on_disk(tmp_path, monkeypatch)
     on_disk = compress(recipe(source), classifier(shape))
@@ -112,6 +113,6 @@ def test_the_split_is_told_in_progress_and_report(tmp_path, monkeypatch):
     source, shape = images(tmp_path, monkeypatch)
     lines = []
     result = compress(recipe(source), classifier(shape), progress=lambda item: lines.append(item.text))
-    note = "data: the data have one part, so 7 for validation, of 36 examples, are held out by seed 4."
+    note = "data: the data have one part: of 36 examples, 7 are held out for validation, by seed 4."
     assert note in lines and note in result.report.notes
     assert "data: classes 0 cat, 1 dog, 2 fox." in result.report.notes
