@@ -41,6 +41,7 @@ LONG = (
     "test_killed_scripts.py",
     "test_resume_refused.py",
     "test_distribution_lost_workers.py",
+    "test_distributed_data.py",
     "test_checkpoint.py",
     "test_runner.py",
     "test_model_building.py",

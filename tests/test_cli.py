@@ -81,6 +81,7 @@ def runner(monkeypatch, tmp_path):
             steps=(step,),
             notes=("a note",),
             metrics=(Metric("mae", "min"), Metric("own")),
+            data=None,
         )
         made.to_dict = lambda: {"name": recipe.name}
         return made

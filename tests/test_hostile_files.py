@@ -59,7 +59,19 @@ OPENERS = {
     "unsafe_load",
     "open_archive",
 }
-OWNERS = {"keras.models", "keras.saving", "model", "np", "numpy", "zipfile", "h5py", "pickle", "marshal", "tarfile"}
+OWNERS = {
+    "keras.models",
+    "keras.saving",
+    "model",
+    "np",
+    "numpy",
+    "zipfile",
+    "h5py",
+    "pickle",
+    "marshal",
+    "tarfile",
+    "tf.data.Dataset",
+}
 
 
 def test_there_is_one_door():
@@ -77,6 +89,7 @@ def test_there_is_one_door():
         ("anatomy/model_files.py", "load_weights"),
         ("anatomy/model_files.py", "File"),
         ("recipe/npy.py", "load"),
+        ("recipe/datasets/saved.py", "load"),
         # Of tf_keras; what it opens goes through the checks of the first two.
         ("interop/tfmot/files.py", "File"),
         ("interop/tfmot/files.py", "load_weights"),

@@ -51,12 +51,16 @@ ROWS = {
     "bytes of weights that the described layers make": ALLOWANCE,
     "bytes of a gzip idx file, unpacked": ALLOWANCE,
     "axes of an idx file": ["recipe.idx:_MOST_AXES"],
+    "characters of a number in a CSV file": ["recipe.datasets.csv_files:_LONGEST_NUMBER"],
+    "pixels of an image": ["recipe.datasets.images:MOST_PIXELS"],
+    "bytes of the description of a saved data set, `dataset_spec.pb`": ["recipe.datasets.saved:LARGEST_SPEC"],
     "bytes of a report": ["recipe.read_report:LARGEST_REPORT"],
 }
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.
 NO_LIMITS_OF_FILES = {
     "recipe.fields:LONGEST_SHOWN",
     "recipe.fields:MOST_NEAREST",
+    "recipe.data_source:_MOST_LAYERS",
     "recipe.grid:_LONGEST_NAME",
     "delivery.plot_data:MOST_BARS",
     "delivery.plot_data:MOST_HISTOGRAMS",

@@ -35,6 +35,13 @@ def test_check_names_every_missing_file_and_fails(run, tmp_path):
     assert code == 2 and json.loads(out)["ok"] is False and "data.npz" in json.loads(out)["error"]["message"]
 
 
+def test_check_names_missing_folders_of_data(run, tmp_path):
+    text = RECIPE.replace("{npz: data/d.npz}", "{images: photos, size: [9, 9], test: others}")
+    (tmp_path / "r.yaml").write_text(text)
+    code, _, err = run("check", "r.yaml")
+    assert code == 2 and f"data.images: {tmp_path / 'photos'}; data.test: {tmp_path / 'others'}. Put them there" in err
+
+
 def test_check_is_content_once_they_are_there(run, tmp_path):
     (tmp_path / "r.yaml").write_text(RECIPE)
     (tmp_path / "data").mkdir()

@@ -1,67 +1,106 @@
-"""Loads the data of a run: built-in data sets, idx, npz or npy files, or a factory; limits, scales, splits by seed."""
+"""Loads the data of a run: opens the source, splits it by seed, and prepares the inputs for the model."""
 
+import contextlib
 import hashlib
-import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
-import keras
 import numpy as np
 
-from prunekit.loops.activation_cache import array_digest
-from prunekit.recipe.factories import call_factory
-from prunekit.recipe.idx import read_idx
+from prunekit.recipe.data_source import HELD_OUT, UNSPLIT, DataSource
+from prunekit.recipe.datasets.arrays import PARTS, existing, from_pairs, open_arrays, opened
+from prunekit.recipe.datasets.builtin import fashion_files, open_builtin
+from prunekit.recipe.datasets.csv_files import open_csv
+from prunekit.recipe.datasets.images import open_images
+from prunekit.recipe.datasets.opened import Opened
+from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, mapped
+from prunekit.recipe.datasets.preprocessing import preparation
+from prunekit.recipe.datasets.saved import open_saved
 from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.npy import read_npy, read_npz
-from prunekit.recipe.schema import DataSource
 
-# Commands that install missing data.
-GET_DIGITS = "pip install 'prunekit[examples]'"
-GET_FASHION = (
-    "apt install dataset-fashion-mnist, or have Keras download them (30 MB) with "
-    "keras.datasets.fashion_mnist.load_data()"
-)
-# Install folder of Debian's package.
-DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
-FASHION_FILES = {
-    "train_inputs": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "test_inputs": "t10k-images-idx3-ubyte",
-    "test_labels": "t10k-labels-idx1-ubyte",
+# Kind of source -> function that opens it.
+_OPEN: dict[str, Callable[[DataSource], Opened]] = {
+    "builtin": open_builtin,
+    "idx": open_arrays,
+    "npz": open_arrays,
+    "npy": open_arrays,
+    "factory": open_arrays,
+    "images": open_images,
+    "csv": open_csv,
+    "tfds_saved": open_saved,
 }
-PARTS = tuple(FASHION_FILES)
-_DIGITS_TEST = 360
-_DIABETES_TEST = 88
-
-Arrays = dict[str, np.ndarray]
+# Number of classes that are listed by name.
+_LISTED = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Training, validation and test data of a run.
+    """Training, validation and test data of a run; a pair (inputs, labels) of arrays is made a `Part`.
 
     Attributes:
         name: Readable name, such as "digits".
-        train: (inputs, labels); inputs of shape (examples, ...).
-        validation: (inputs, labels) held out of the training part; the test part if nothing is held out.
-        test: (inputs, labels) for the accuracy of the run.
+        train: Training examples.
+        validation: Examples held out of the training part; the test part if nothing is held out.
+        test: Examples for the accuracy of the run; the validation part if there are no others.
+        class_names: Names of the classes, in the order of their numbers; empty without names.
+        notes: Facts about reading, split and preprocessing for the plan and the report.
     """
 
     name: str
-    train: tuple[np.ndarray, np.ndarray]
-    validation: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
+    train: Any
+    validation: Any
+    test: Any
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            object.__setattr__(self, name, as_part(getattr(self, name)))
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts by name: "training", "validation" and "test"."""
+        return {"training": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def digest(self) -> str:
-        """Returns the SHA-256 over types, shapes and bytes of all arrays, after preparation for the model."""
+        """Returns the SHA-256 over all parts: arrays as prepared for the model; files, and the examples used."""
         total = hashlib.sha256()
-        for array in (*self.train, *self.validation, *self.test):
-            total.update(array_digest(array).encode())
+        for part in self.parts.values():
+            for digest in part.digests():
+                total.update(digest.encode())
         return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What a plan says of the data.
+
+    Attributes:
+        name: Readable name of the data.
+        examples: Part -> number of examples.
+        inputs: Input name ("" for a single input) -> shape of one example and type, such as "8 x 8 x 1 float32".
+        labels: Output name ("" for a single output) -> shape, type and range.
+        class_names: Names of the classes, in the order of their numbers; empty without names.
+        streamed: True if examples are read from files while the model trains.
+        notes: Facts about reading, split and preprocessing.
+    """
+
+    name: str
+    examples: dict[str, int]
+    inputs: dict[str, str]
+    labels: dict[str, str]
+    class_names: tuple[str, ...] = ()
+    streamed: bool = False
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON-compatible values."""
+        return asdict(self)
 
 
 def check_files(source: DataSource) -> None:
@@ -72,12 +111,17 @@ def check_files(source: DataSource) -> None:
     """
     if source.builtin == "fashion-mnist":
         fashion_files(source.path)
-    elif source.npz is not None:
-        _existing(source.npz)
-    else:
-        files = source.idx or source.npy
-        for part in PARTS if files else ():
-            _existing(getattr(files, part))
+    for path in (source.npz, source.csv):
+        if path is not None:
+            existing(path)
+    files = source.idx or source.npy
+    for part in PARTS if files else ():
+        existing(getattr(files, part))
+    if source.csv is not None and isinstance(source.test, str):
+        existing(source.test)
+    for path in (source.images, source.tfds_saved, source.test if source.images is not None else None):
+        if isinstance(path, str) and not os.path.isdir(path):
+            raise RecipeError(f"the data folder {path} does not exist.")
 
 
 def load_data(source: DataSource, seed: int) -> Data:
@@ -85,28 +129,13 @@ def load_data(source: DataSource, seed: int) -> Data:
 
     Args:
         source: Data settings of the recipe.
-        seed: Seed of the recipe: selects the examples that `limit` keeps and the examples held out for validation.
+        seed: Seed of the recipe: selects the examples that `limit` keeps and the examples held out.
 
     Raises:
-        RecipeError: A file is missing or damaged, or arrays do not fit together.
+        RecipeError: A file is missing or damaged, or the data do not fit together.
     """
-    name, read = _reader(source)
-    arrays = _checked(name, read())
-    scale = source.scale
-    if scale is None and source.factory is None and arrays["train_inputs"].dtype == np.uint8:
-        scale = 255.0
-    random = np.random.default_rng(seed)
-    train = _limited((arrays["train_inputs"], arrays["train_labels"]), source.limit, random)
-    test = _scaled(_limited((arrays["test_inputs"], arrays["test_labels"]), source.limit, random), scale)
-    train, held_out = _split(train, source.validation_split, random)
-    validation = test if held_out is None else _scaled(held_out, scale)
-    return Data(name=name, train=_scaled(train, scale), validation=validation, test=test)
-
-
-def first_examples(part: tuple[Any, Any], count: int) -> tuple[Any, Any]:
-    """Returns the first `count` examples of a part of the data; inputs and labels may be nested."""
-    inputs, labels = (keras.tree.map_structure(lambda array: array[:count], values) for values in part)
-    return inputs, labels
+    found, notes = _split(_OPEN[source.kind](source), source, seed)
+    return _prepared(found, source, notes)
 
 
 def given_data(pairs: Any) -> Data:
@@ -117,262 +146,161 @@ def given_data(pairs: Any) -> Data:
     Raises:
         RecipeError: `pairs` has a different structure, or its arrays do not fit together.
     """
-    arrays = _checked("the given data", _from_pairs(pairs, "`data`"))
-    train = _scaled((arrays["train_inputs"], arrays["train_labels"]), None)
-    test = _scaled((arrays["test_inputs"], arrays["test_labels"]), None)
+    found = opened("the given data", from_pairs(pairs, "`data`"))
+    train, test = _scaled(found.train, None), _scaled(found.test, None)
     return Data(name="given in Python", train=train, validation=test, test=test)
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def _reader(source: DataSource) -> tuple[str, Callable[[], Arrays]]:
-    if source.builtin == "digits":
-        return "digits", _digits
-    if source.builtin == "diabetes":
-        return "diabetes", _diabetes
-    if source.builtin is not None:
-        return source.builtin, lambda: _with_channel(_read_files(fashion_files(source.path), read_idx))
-    if source.idx is not None:
-        return "idx files", lambda: _with_channel(_read_files(_paths(source.idx), read_idx))
-    if source.npy is not None:
-        return "npy files", lambda: _read_files(_paths(source.npy), read_npy)
-    if source.npz is not None:
-        return Path(source.npz).name, lambda: read_npz(
-            _existing(str(source.npz)), {part: getattr(source.arrays, part) for part in PARTS}
-        )
-    factory = str(source.factory)
-    return factory, lambda: _from_pairs(call_factory(factory, source.arguments, "data"), f"the factory {factory!r}")
-
-
-def _digits() -> Arrays:
-    """Returns scikit-learn's copy of the UCI digits: 1,797 images of 8x8 in [0, 1], split into 1,437 + 360."""
-    digits = _sklearn("digits").load_digits()
-    inputs = (digits.images[..., np.newaxis] / 16.0).astype("float32")
-    # The last images of the file are by other writers than the first.
-    return _shuffled(inputs, digits.target.astype("int64"), _DIGITS_TEST)
-
-
-def _diabetes() -> Arrays:
-    """Returns scikit-learn's diabetes data: 442 patients, 10 standardised measurements, split into 354 + 88.
-
-    The target is the progression of the disease after one year, 25 to 346.
-
-    Source: Efron, Hastie, Johnstone and Tibshirani 2004, Least Angle Regression, Annals of Statistics 32.
-    """
-    inputs, target = _sklearn("diabetes").load_diabetes(return_X_y=True)
-    # scikit-learn scales each column to a sum of squares of 1.
-    return _shuffled((inputs * np.sqrt(len(inputs))).astype("float32"), target.astype("float32"), _DIABETES_TEST)
-
-
-def _sklearn(name: str) -> Any:
-    try:
-        import sklearn.datasets
-    except ImportError as error:
-        raise RecipeError(f"the {name} come with scikit-learn, which is not installed: {GET_DIGITS}.") from error
-    return sklearn.datasets
-
-
-def _shuffled(inputs: np.ndarray, labels: np.ndarray, held_out: int) -> Arrays:
-    """Returns the examples in a random order, the last `held_out` as the test part.
-
-    The split does not depend on the recipe's seed, so that metrics of different seeds are comparable.
-    """
-    order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[:-held_out], order[-held_out:]
-    return dict(zip(PARTS, (inputs[train], labels[train], inputs[test], labels[test]), strict=True))
-
-
-def fashion_files(folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
-    """Returns the paths of the four idx files of Fashion-MNIST, raw or gzip; downloads nothing.
-
-    Args:
-        folder: Folder to search; None searches the folders of Debian's package and of Keras' cache.
+@contextlib.contextmanager
+def damage_told(data: Data | None) -> Iterator[None]:
+    """Context manager that names the file in the error of TensorFlow if an example cannot be read.
 
     Raises:
-        RecipeError: The files are missing; the message explains how to get them.
+        RecipeError: A file of the data is damaged.
     """
-    keras_home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
-    folders = [Path(folder)] if folder is not None else [DEBIAN_FASHION, keras_home / "datasets" / "fashion-mnist"]
-    for candidate in folders:
-        found = {
-            part: path
-            for part, stem in FASHION_FILES.items()
-            for path in (candidate / stem, candidate / f"{stem}.gz")
-            if path.is_file()
-        }
-        if len(found) == len(FASHION_FILES):
-            return found
-    raise RecipeError(
-        f"the files of Fashion-MNIST ({', '.join(FASHION_FILES.values())}, raw or .gz) are not in "
-        f"{' or '.join(map(str, folders))}. Get them: {GET_FASHION}; or name their folder: "
-        "data: {builtin: fashion-mnist, path: FOLDER}."
+    # Not on the module's level: plans and refusals do not need TensorFlow's errors.
+    from tensorflow import errors
+
+    unreadable = (errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError)
+    try:
+        yield
+    except unreadable as error:
+        parts = [] if data is None else data.parts.values()
+        path = next(filter(None, (part.damaged() for part in parts)), None)
+        if path is None:
+            raise
+        raise RecipeError(
+            f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
+            "written, or remove the file and start again."
+        ) from error
+
+
+def first_examples(part: Any, count: int) -> tuple[Any, Any]:
+    """Returns inputs and labels of the first `count` examples of a part of the data, as arrays or arrays by name."""
+    return as_part(part).first(count)
+
+
+def summary(data: Data) -> DataSummary:
+    """Returns what a plan says of the data."""
+    inputs, _ = data.train.example
+    test = {} if data.test is data.validation else {"test": data.test.examples}
+    examples = {"training": data.train.examples, "validation": data.validation.examples} | test
+    return DataSummary(
+        name=data.name,
+        examples=examples,
+        inputs=_by_name(mapped(lambda array: _shape_text(array.shape[1:], array.dtype.name), inputs)),
+        labels=_by_name(mapped(_label_text, data.train.labels())),
+        class_names=data.class_names,
+        streamed=not isinstance(data.train, ArrayPart),
+        notes=data.notes,
     )
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
-    if not os.path.isfile(path):
-        raise RecipeError(f"the data file {os.fspath(path)} does not exist.")
-    return Path(path)
+def _by_name(found: Any) -> dict[str, str]:
+    return found if isinstance(found, dict) else {"": found}
 
 
-def _paths(files: Any) -> dict[str, Path]:
-    return {part: _existing(getattr(files, part)) for part in PARTS}
+def _shape_text(shape: tuple[int, ...], kind: str) -> str:
+    return f"{' x '.join(map(str, shape))} {kind}".strip()
 
 
-def _read_files(paths: dict[str, Path], read: Callable[[Path], np.ndarray]) -> Arrays:
-    return {part: read(path) for part, path in paths.items()}
+def _label_text(label: Labels) -> str:
+    values = f"{label.low:g} to {label.high:g}"
+    return f"{_shape_text(label.shape, label.dtype)}, {values}"
 
 
-def _with_channel(arrays: Arrays) -> Arrays:
-    """Adds the channel axis that convolutions expect to images of shape (examples, rows, columns)."""
-    for part in ("train_inputs", "test_inputs"):
-        if arrays[part].ndim == 3:
-            arrays[part] = arrays[part][..., np.newaxis]
-    return arrays
+# ---- splitting and preparing -----------------------------------------------------------------------------------------
 
 
-def _from_pairs(pairs: Any, owner: str) -> Arrays:
-    try:
-        (train_inputs, train_labels), (test_inputs, test_labels) = pairs
-    except (TypeError, ValueError) as error:
-        raise RecipeError(
-            f"{owner} must return ((train inputs, train labels), (test inputs, test labels)). "
-            f"Received: {_outline(pairs)}."
-        ) from error
-    values = (train_inputs, train_labels, test_inputs, test_labels)
-    for part, value in zip(PARTS, values, strict=True):
-        if isinstance(value, dict | tuple | list):
-            raise RecipeError(
-                f"{part} of {owner} must be one array: recipes train models with one input and one output. "
-                f"Received: {_outline(value)}."
-            )
-    return {part: np.asarray(value) for part, value in zip(PARTS, values, strict=True)}
+def _split(found: Opened, source: DataSource, seed: int) -> tuple[Opened, tuple[str, ...]]:
+    """Returns the source with a validation and a test part, and the notes about them."""
+    random = np.random.default_rng(seed)
+    # In this order, which the random numbers of older runs had.
+    train = _limited(found.train, source.limit, random)
+    test = found.test if found.test is None else _limited(found.test, source.limit, random)
+    fraction, for_test = source.held_out, source.test if isinstance(source.test, float) else 0.0
+    if for_test and test is not None:
+        raise RecipeError(f"{found.name} has a test part already: leave out data.test.")
+    if found.validation is not None and fraction:
+        raise RecipeError(f"{found.name} has a validation part already: leave out data.validation.")
+    notes = list(found.notes)
+    unsaid = not fraction and not for_test and test is None and found.validation is None
+    fraction = HELD_OUT if unsaid else fraction
+    train, held_out, tested = _held_out(train, fraction, for_test, random, source)
+    validation, test = found.validation or held_out, test or tested
+    if source.kind in UNSPLIT and (held_out is not None or tested is not None):
+        notes.append(_split_note(train, held_out, tested, seed, unsaid))
+    if test is None:
+        notes.append("data: there is no test part, so accuracy is measured on the validation part.")
+    if found.class_names:
+        notes.append(f"data: classes {_classes(found.class_names)}.")
+    return replace(found, train=train, validation=validation or test, test=test or validation), tuple(notes)
 
 
-def _outline(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{kind} of {len(value)}" if isinstance(value, dict | tuple | list) else kind
+def _split_note(train: Part, held_out: Part | None, tested: Part | None, seed: int, unsaid: bool) -> str:
+    named = (("for validation", held_out), ("for the test", tested))
+    counts = [f"{part.examples:,} {name}" for name, part in named if part is not None]
+    counts[0] = counts[0].replace(" for", " are held out for", 1)
+    total = sum(part.examples for part in (train, held_out, tested) if part is not None)
+    reason = "the data have one part: " if unsaid else ""
+    return f"data: {reason}of {total:,} examples, {' and '.join(counts)}, by seed {seed}."
 
 
-# ---- checking and preparing ------------------------------------------------------------------------------------------
+def _classes(names: tuple[str, ...]) -> str:
+    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names[:_LISTED]))
+    return listed + (f" and {len(names) - _LISTED:,} others" if len(names) > _LISTED else "")
 
 
-def _checked(name: str, arrays: Arrays) -> Arrays:
-    for inputs, labels in (PARTS[:2], PARTS[2:]):
-        _check(name, inputs, arrays[inputs])
-        _check(name, labels, arrays[labels])
-        if len(arrays[inputs]) != len(arrays[labels]):
-            raise RecipeError(
-                f"{name}: {inputs} and {labels} must have the same number of examples. "
-                f"Received: {len(arrays[inputs]):,} and {len(arrays[labels]):,}."
-            )
-    if arrays["train_inputs"].shape[1:] != arrays["test_inputs"].shape[1:]:
-        raise RecipeError(
-            f"{name}: inputs of the training and the test part must have one shape. "
-            f"Received: {arrays['train_inputs'].shape[1:]} and {arrays['test_inputs'].shape[1:]}."
-        )
-    return arrays
-
-
-def _check(name: str, part: str, array: np.ndarray) -> None:
-    if array.dtype.kind not in "biuf":
-        raise RecipeError(f"{name}: {part} must be numbers. Received: an array of type {array.dtype}.")
-    if array.ndim == 0 or array.size == 0:
-        raise RecipeError(f"{name}: {part} must hold at least one example. Received: an array of shape {array.shape}.")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise RecipeError(f"{name}: {part} must be finite. Received: NaN or infinity among them.")
-
-
-def _limited(
-    pair: tuple[np.ndarray, np.ndarray], limit: int | None, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = pair
-    if limit is None or limit >= len(labels):
-        return pair
+def _limited(part: Part, limit: int | None, random: np.random.Generator) -> Part:
+    if limit is None or limit >= part.examples:
+        return part
     # Select at random, because files may be sorted by class; keep the original order.
-    chosen = np.sort(random.permutation(len(labels))[:limit])
-    return inputs[chosen], labels[chosen]
+    return part.subset(np.sort(random.permutation(part.examples)[:limit]))
 
 
-def _split(
-    pair: tuple[np.ndarray, np.ndarray], fraction: float, random: np.random.Generator
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    if fraction == 0.0:
-        return pair, None
-    inputs, labels = pair
-    held_out = round(fraction * len(labels))
-    if not 0 < held_out < len(labels):
+def _held_out(
+    part: Part, validation: float, test: float, random: np.random.Generator, source: DataSource
+) -> tuple[Part, Part | None, Part | None]:
+    if not validation and not test:
+        return part, None, None
+    count = part.examples
+    tested, held_out = round(test * count), round(validation * count)
+    if (validation and not held_out) or (test and not tested) or held_out + tested >= count:
+        name = "validation_split" if source.validation_split else "validation and test"
+        fractions = f"{validation:g}" + (f" and {test:g}" if test else "")
         raise RecipeError(
-            f"validation_split must leave examples in both parts. Received: {fraction:g} of {len(labels):,} examples."
+            f"{name} must leave examples in {'both' if not test else 'all'} parts. Received: {fractions} of "
+            f"{count:,} examples."
         )
-    order = random.permutation(len(labels))
-    train, validation = np.sort(order[:-held_out]), np.sort(order[-held_out:])
-    return (inputs[train], labels[train]), (inputs[validation], labels[validation])
+    order = random.permutation(count)
+    end = count - tested
+    train, middle, last = np.sort(order[: end - held_out]), np.sort(order[end - held_out : end]), np.sort(order[end:])
+    return part.subset(train), part.subset(middle) if held_out else None, part.subset(last) if tested else None
 
 
-def _scaled(pair: tuple[np.ndarray, np.ndarray], scale: float | None) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = pair
-    if scale is not None:
-        inputs = np.divide(inputs, np.float32(scale), dtype="float32")
-    elif inputs.dtype.kind in "fb":
-        inputs = inputs.astype("float32", copy=False)
-    return np.ascontiguousarray(inputs), np.ascontiguousarray(labels)
+def _prepared(found: Opened, source: DataSource, notes: tuple[str, ...]) -> Data:
+    parts = (found.train, found.validation, found.test)
+    notes_of_layers: tuple[str, ...] = ()
+    prepare: Callable[[Any], Part]
+    if source.preprocessing is None and all(isinstance(part, ArrayPart) for part in parts):
+        prepare = partial(_scaled, scale=source.scale, whole_bytes=source.factory is None)
+    else:
+        function, notes_of_layers = preparation(source, found.train)
+        prepare = methodcaller("prepared", function)
+    done = {id(part): prepare(part) for part in {id(part): part for part in parts}.values()}
+    train, validation, test = (done[id(part)] for part in parts)
+    return Data(found.name, train, validation, test, class_names=found.class_names, notes=(*notes, *notes_of_layers))
 
 
-class Order:
-    """Random order of the examples in each epoch, determined by seed and epoch alone.
+def _scaled(part: Any, scale: float | None, whole_bytes: bool = False) -> ArrayPart:
+    """Returns the part with inputs divided by `scale`; None divides bytes by 255 if `whole_bytes` is True."""
 
-    The order of a shuffling data set would depend on the number of earlier iterations, and so on
-    whether the training was interrupted.
+    def divided(array: np.ndarray) -> np.ndarray:
+        divisor = 255.0 if scale is None and whole_bytes and array.dtype == np.uint8 else scale
+        if divisor is not None:
+            array = np.divide(array, np.float32(divisor), dtype="float32")
+        elif array.dtype.kind in "fb":
+            array = array.astype("float32", copy=False)
+        return np.ascontiguousarray(array)
 
-    Args:
-        examples: Number of examples.
-        seed: Non-negative number.
-    """
-
-    def __init__(self, examples: int, seed: int):
-        self._examples, self._seed = examples, seed
-        #: The epoch that begins next, from 0.
-        self.epoch = 0
-
-    def indices(self) -> np.ndarray:
-        """Returns the example indices of the next epoch: shape (examples,), int64."""
-        return np.random.default_rng([self._seed, self.epoch]).permutation(self._examples)
-
-
-def batches(pair: tuple[np.ndarray, np.ndarray], batch_size: int, order: Order, replicas: int = 1) -> Any:
-    """Returns a `tf.data.Dataset` for `fit`; each epoch takes its order from `order` at its first batch.
-
-    Keras' own shuffling draws the same order in every epoch once a global seed is set (measured on 3.15): its
-    permutation is a seeded operation that restarts with each epoch's iterator.
-
-    With several replicas, each example has a weight: Keras averages the replicas' means, which is not the mean of
-    the batch if the replicas cannot share the last batch evenly.
-    """
-    import tensorflow as tf
-
-    inputs, labels = (tf.convert_to_tensor(array) for array in pair)
-    count = math.ceil(len(pair[1]) / batch_size)
-
-    def ordered(_: Any) -> Any:
-        indices = tf.numpy_function(order.indices, [], tf.int64, stateful=True)
-        return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(indices, [len(pair[1])]))
-
-    def examples(indices: Any) -> tuple[Any, ...]:
-        drawn = tf.gather(inputs, indices), tf.gather(labels, indices)
-        return drawn if replicas == 1 else (*drawn, _shares(tf.size(indices), replicas))
-
-    drawn = tf.data.Dataset.from_tensors(0).flat_map(ordered).batch(batch_size)
-    gathered = drawn.map(examples, num_parallel_calls=2)
-    return gathered.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
-
-
-def _shares(count: Any, replicas: int) -> Any:
-    """Returns one weight per example from the size of its replica's part; all 1 if the parts are equal."""
-    import tensorflow as tf
-
-    # TensorFlow gives every replica the same number of examples, rounded up, until no examples remain.
-    part = (count + replicas - 1) // replicas
-    begin = tf.range(count) // part * part
-    return tf.cast(tf.minimum(part, count - begin) * replicas, tf.float32) / tf.cast(count, tf.float32)
+    return ArrayPart(mapped(divided, part.inputs), mapped(np.ascontiguousarray, part.targets))

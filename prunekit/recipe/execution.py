@@ -11,6 +11,7 @@ import keras
 from prunekit.anatomy.targets import find_targets, weights_in
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.compile_settings import accuracy_name
+from prunekit.recipe.data import damage_told
 from prunekit.recipe.models import rebuilt_model
 from prunekit.recipe.preparation import Prepared
 from prunekit.recipe.progress import Listener, Progress, metric_texts
@@ -60,10 +61,11 @@ class Execution:
         """Runs the steps in order; stops after the first expectation that is not met.
 
         Raises:
-            RecipeError: The compile settings do not fit the model; no weight has changed.
+            RecipeError: The compile settings do not fit the model; no weight has changed. Or a file of the data cannot
+                be read; the checkpoints are kept.
         """
         steps = self._prepared.recipe.steps
-        with self.workspace.opened():
+        with damage_told(self._prepared.data), self.workspace.opened():
             position = self._resumed()
             for index in self._only[position.step :]:
                 self._run_step(index, steps[index], position)

@@ -8,7 +8,8 @@ import numpy as np
 
 from prunekit.delivery.export import export
 from prunekit.recipe.compile_settings import OutputMetrics, output_names
-from prunekit.recipe.data import Data, first_examples
+from prunekit.recipe.data import Data
+from prunekit.recipe.datasets.parts import mapped
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult, require_backend
@@ -61,15 +62,15 @@ def _measure(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, flo
     run, model = workspace.run, workspace.model
     if run.data is None or run.compile is None:
         return None
-    outputs = model(first_examples(run.data.test, 1)[0], training=False)
+    outputs = model(run.data.test.example[0], training=False)
     names = output_names(model, outputs)
     # Outputs of a file are in the order in which Keras flattens the model's outputs; mappings are sorted by name.
     order = tuple(sorted(names)) if names is not None and isinstance(outputs, Mapping) else names
     metrics = OutputMetrics(run.compile, order)
-    test = run.data.test
+    labels = run.data.test.first(_SAMPLES)[1]
 
     def measure(answers: list[np.ndarray]) -> dict[str, float]:
-        return metrics(answers, first_examples(test, len(answers[0]))[1])
+        return metrics(answers, mapped(lambda array: array[: len(answers[0])], labels))
 
     return measure
 
@@ -81,8 +82,9 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         RecipeError: There are no data, and the shape of the model's inputs is not fully known.
     """
     if data is not None:
-        inputs, labels = first_examples(data.test, _SAMPLES)
-        if not hasattr(labels, "shape"):
+        inputs, labels = data.test.first(_SAMPLES)
+        inputs = _structured(model, inputs)
+        if isinstance(labels, Mapping):
             return inputs, None
         classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
         return inputs, classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
@@ -107,3 +109,12 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     return keras.tree.map_structure(
         sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     ), None
+
+
+def _structured(model: keras.Model, inputs: Any) -> Any:
+    """Returns inputs by name in the structure of the model's inputs, which exports and costs read."""
+    if not isinstance(inputs, Mapping) or isinstance(getattr(model, "input", None), Mapping):
+        return inputs
+    if not isinstance(getattr(model, "input", None), list | tuple):
+        return inputs
+    return [inputs[tensor.name] for tensor in model.inputs]

@@ -160,13 +160,33 @@ def _whole_name(value: str) -> str:
     return value
 
 
-def _resolved(value: str, info: ValidationInfo) -> str:
+def resolved_path(value: str, info: ValidationInfo) -> str:
     """Returns the path, made absolute relative to the folder of the recipe file if there is a file."""
     if not value.strip():
         raise refusal(f"expected a path. Received: {shown(value)}.")
     base = (info.context or {}).get("base")
     value = os.path.expanduser(value)
     return os.path.normpath(os.path.join(base, value)) if base else value
+
+
+def written_as(example: str, what: str, options: str) -> BeforeValidator:
+    """Returns a validator that accepts text only, and names in its error how the path of `what` is written.
+
+    Args:
+        example: Key and path, such as "npz: arrays.npz".
+        what: "a file" or "a folder".
+        options: Options that belong beside the key.
+    """
+
+    def check(value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        raise refusal(
+            f"expected the path of {what}, such as data: {{{example}}}; options stand beside it, as in "
+            f"data: {{{example}, {options}}}. Received: {shown(value)}."
+        )
+
+    return BeforeValidator(check)
 
 
 def _factory(value: str) -> str:
@@ -323,7 +343,7 @@ Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, AfterValidator(_whole_name)]
 Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
-FilePath = Annotated[str, AfterValidator(_resolved)]
+FilePath = Annotated[str, AfterValidator(resolved_path)]
 Factory = Annotated[str, AfterValidator(_factory)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Plain], AfterValidator(_identifiers)]

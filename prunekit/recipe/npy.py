@@ -63,6 +63,17 @@ def read_npz(path: str | os.PathLike[str], names: Mapping[str, str]) -> dict[str
     return found
 
 
+def npz_names(path: str | os.PathLike[str]) -> list[str]:
+    """Returns the names of the arrays of an npz file, in the order of the file.
+
+    Raises:
+        RecipeError: The file is damaged or unsafe.
+        OSError: The file cannot be read.
+    """
+    with _plain_numbers(path, "npz"), checked_archive(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 @contextmanager
 def _plain_numbers(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.delivery.metrics import Metric
+from prunekit.recipe.data import DataSummary, summary
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
@@ -28,6 +29,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     notes: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
+    data: DataSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-compatible values."""
@@ -62,6 +64,7 @@ def plan(
         steps=tuple(steps),
         notes=tuple(notes),
         metrics=prepared.metrics,
+        data=None if prepared.data is None else summary(prepared.data),
     )
 
 
@@ -69,6 +72,24 @@ def _outline(step: Step, steps_per_epoch: int | None) -> PlannedStep:
     epochs = getattr(step.settings, "epochs", None)
     updates = epochs * steps_per_epoch if epochs and steps_per_epoch else None
     return PlannedStep(step.kind, described(step), epochs, updates)
+
+
+def _lines_above_the_steps(plan: Plan) -> list[str]:
+    lines = [] if plan.data is None else _data_lines(plan.data)
+    if plan.metrics:
+        main, *others = (f"{metric.name} ({metric.better or 'direction not known'})" for metric in plan.metrics)
+        lines.append(f"measures: {', '.join([f'{main}, the main metric', *others])}")
+    return lines
+
+
+def _data_lines(data: DataSummary) -> list[str]:
+    """Returns the lines of a plan about the data."""
+    parts = ", ".join(f"{count(examples)} {name}" for name, examples in data.examples.items())
+    streamed = ", read from files during the training" if data.streamed else ""
+    lines = [f"data: {data.name}: {parts} examples{streamed}"]
+    for kind, found in (("input", data.inputs), ("label", data.labels)):
+        lines += [f"   {kind}{' ' + name if name else ''}: {text}" for name, text in found.items()]
+    return lines + [f"   {note.removeprefix('data: ')}" for note in data.notes]
 
 
 def show_plan(plan: Plan, console: "Console") -> None:
@@ -82,9 +103,8 @@ def show_plan(plan: Plan, console: "Console") -> None:
 
     per_epoch = f", {count(plan.steps_per_epoch)} steps per epoch" if plan.steps_per_epoch else ""
     console.print(f"[bold]{line(plan.name)}[/]: {line(plan.model)}, {count(plan.parameters)} parameters{per_epoch}")
-    if plan.metrics:
-        main, *others = (f"{metric.name} ({metric.better or 'direction not known'})" for metric in plan.metrics)
-        console.print(f"measures: {line(', '.join([f'{main}, the main metric', *others]))}")
+    for text in _lines_above_the_steps(plan):
+        console.print(line(text))
     for i, step in enumerate(plan.steps, start=1):
         console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
         if step.targets:

@@ -21,6 +21,7 @@ from prunekit.recipe.compile_settings import (
     reason_of,
 )
 from prunekit.recipe.data import Data
+from prunekit.recipe.datasets.parts import Labels
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
 from prunekit.recipe.models import build_model, check_model_file, model_description, rebuilt_model
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
@@ -96,8 +97,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
     found = _data(recipe, data)
     settings = (recipe.compile or Compile()) if found is not None else recipe.compile
     if found is not None:
-        parts = {"training": found.train, "validation": found.validation, "test": found.test}
-        replicas.check(settings, {name: len(part[1]) for name, part in parts.items()})
+        replicas.check(settings, {name: part.examples for name, part in found.parts.items()})
     with replicas.scope():
         built = _model(recipe, model)
     _check_optimizer(settings)
@@ -110,7 +110,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
             f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
             "keras.Input, or call it once."
         )
-    steps_per_epoch = math.ceil(len(found.train[1]) / settings.batch_size) if found and settings else None
+    steps_per_epoch = math.ceil(found.train.examples / settings.batch_size) if found and settings else None
     run = RunInputs(recipe, built, found, settings, steps_per_epoch, replicas, metrics)
     given_parts = (("model", built is model), ("data", data is not None))
     return Prepared(
@@ -148,11 +148,11 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     Returns:
         The metrics of the run, the main one first.
     """
-    inputs, labels = data.train
+    inputs, _ = data.train.first(2)
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
-        outputs = model(data_module.first_examples(data.train, 2)[0], training=False)
+        outputs = model(inputs, training=False)
     except Exception as error:
         # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
@@ -160,50 +160,52 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
             f"{reason_of(error)}."
         ) from error
     names = output_names(model, outputs)
+    _check_label_names(model, data, names)
     compile_arguments(settings, names)
-    for name, made in _by_name(outputs, names).items():
-        loss = dict(settings.losses()).get(name, dict(settings.losses()).get(None))
+    losses, made_by = dict(settings.losses()), _by_name(outputs, names)
+    for name in made_by:
+        loss = losses.get(name, losses.get(None))
         if isinstance(loss, str):
-            given = {
-                part: _labels_of(model, name, names, pair[1], data)
-                for part, pair in {"training": data.train, "validation": data.validation, "test": data.test}.items()
-            }
-            _check_labels(_Output(model.name, name, tuple(made.shape)[1:], data.name), loss, given)
+            made = made_by[name]
+            parts = {part: labels if name is None else labels[name] for part, labels in _labels(data).items()}
+            _check_labels(_Output(model.name, name, tuple(made.shape)[1:], data.name), loss, parts)
     return metrics_of(settings, names, model)
 
 
+def _by_name(outputs: Any, names: tuple[str, ...] | None) -> dict[str | None, Any]:
+    """Returns outputs by name; None is the name of a single output."""
+    if names is None:
+        return {None: outputs}
+    return {name: outputs[name] if isinstance(outputs, Mapping) else outputs[i] for i, name in enumerate(names)}
+
+
 def _described(inputs: Any) -> str:
-    if hasattr(inputs, "shape"):
-        return f"shape {inputs.shape[1:]} and type {inputs.dtype}"
-    return "shapes and types " + str(keras.tree.map_structure(lambda one: f"{one.shape[1:]} {one.dtype}", inputs))
+    if isinstance(inputs, Mapping):
+        listed = [f"{name!r} of shape {array.shape[1:]} and type {array.dtype}" for name, array in inputs.items()]
+        return f"{len(listed)} names: {', '.join(listed)}"
+    return f"shape {inputs.shape[1:]} and type {inputs.dtype}"
 
 
-def _by_name(values: Any, names: tuple[str, ...] | None) -> dict[str | None, Any]:
-    """Returns outputs or labels by the name of the output; None is the name of a single output."""
+def _labels(data: Data) -> dict[str, Any]:
+    """Returns the `Labels` of each part; by output for several outputs."""
+    return {name: part.labels() for name, part in data.parts.items()}
+
+
+def _check_label_names(model: keras.Model, data: Data, names: tuple[str, ...] | None) -> None:
+    labels = data.train.labels()
     if names is None:
-        return {None: values}
-    return {name: values[name] if isinstance(values, Mapping) else values[i] for i, name in enumerate(names)}
-
-
-def _labels_of(model: keras.Model, name: str | None, names: tuple[str, ...] | None, labels: Any, data: Data) -> Any:
-    """Returns the labels of one output."""
-    if names is None:
-        if not hasattr(labels, "shape"):
+        if isinstance(labels, Mapping):
             raise RecipeError(
-                f"the model {model.name!r} has one output, so labels are one array. Received: a "
-                f"{type(labels).__name__} from {data.name}."
+                f"the model {model.name!r} has one output, so labels are one array. Received: labels named "
+                f"{', '.join(labels)} from {data.name}."
             )
-    elif not (set(labels) >= set(names) if isinstance(labels, Mapping) else _lists(labels, len(names))):
+        return
+    if not isinstance(labels, Mapping) or sorted(labels) != sorted(names):
+        received = f"labels named {', '.join(labels)}" if isinstance(labels, Mapping) else "one array"
         raise RecipeError(
-            f"the model {model.name!r} has the outputs {', '.join(names)}, so labels are a mapping with an array for "
-            f"each. Received: {', '.join(labels) if isinstance(labels, Mapping) else type(labels).__name__} from "
-            f"{data.name}."
+            f"labels must have the names of the outputs of {model.name!r}: {', '.join(names)}. Received: {received} "
+            f"from {data.name}."
         )
-    return _by_name(labels, names)[name]
-
-
-def _lists(labels: Any, length: int) -> bool:
-    return isinstance(labels, list | tuple) and len(labels) == length
 
 
 @dataclass(frozen=True)
@@ -220,22 +222,22 @@ class _Output:
         return repr(self.model) if self.name is None else f"{self.model!r} ({self.name})"
 
 
-def _check_labels(output: _Output, loss: str, parts: Mapping[str, np.ndarray]) -> None:
+def _check_labels(output: _Output, loss: str, parts: Mapping[str, Labels]) -> None:
     """Checks the labels of each part of the data against one output and its loss."""
-    labels = parts["training"]
-    given, made = labels.shape[1:], output.shape
+    given, made = parts["training"].shape, output.shape
     if loss == "sparse_categorical_crossentropy":
         _check_classes(output, parts)
     elif given != made and not (made == (1,) and given == ()):
-        hint = " For class numbers, write loss: sparse_categorical_crossentropy." if labels.dtype.kind in "iu" else ""
+        whole = np.dtype(parts["training"].dtype).kind in "iu"
+        hint = " For class numbers, write loss: sparse_categorical_crossentropy." if whole else ""
         raise RecipeError(
             f"with loss {loss}, labels must have the shape of the outputs of {output.title}, {made}. "
             f"Received: labels of shape {given} from {output.data}.{hint}"
         )
 
 
-def _check_classes(output: _Output, parts: Mapping[str, np.ndarray]) -> None:
-    given, made = parts["training"].shape[1:], output.shape
+def _check_classes(output: _Output, parts: Mapping[str, Labels]) -> None:
+    given, made = parts["training"].shape, output.shape
     if given not in (made[:-1], (*made[:-1], 1)) or not made:
         raise RecipeError(
             f"with loss sparse_categorical_crossentropy, labels must be class numbers of shape {made[:-1]}, one for "
@@ -243,11 +245,11 @@ def _check_classes(output: _Output, parts: Mapping[str, np.ndarray]) -> None:
             "For one-hot labels, write loss: categorical_crossentropy."
         )
     for part, labels in parts.items():
-        if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
+        if not labels.whole:
             raise RecipeError(
                 f"class numbers must be whole numbers. Received: fractions among the {part} labels of {output.data}."
             )
-        low, high = int(labels.min()), int(labels.max())
+        low, high = int(labels.low), int(labels.high)
         if low < 0 or high >= made[-1]:
             raise RecipeError(
                 f"the model {output.title} has {made[-1]} outputs, so labels must be 0 to {made[-1] - 1}. Received: "
@@ -256,7 +258,7 @@ def _check_classes(output: _Output, parts: Mapping[str, np.ndarray]) -> None:
 
 
 def _several_outputs(run: RunInputs) -> bool:
-    return run.data is not None and not hasattr(run.data.train[1], "shape")
+    return run.data is not None and isinstance(run.data.train.labels(), Mapping)
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------

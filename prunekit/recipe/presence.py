@@ -3,10 +3,20 @@
 import os
 from collections.abc import Iterator
 
+from prunekit.recipe.data_source import ArrayFiles
 from prunekit.recipe.loader import document_of
 from prunekit.recipe.schema import Recipe
-from prunekit.recipe.sources import ArrayFiles
 from prunekit.recipe.yaml_reader import Path, RecipeError, path_text
+
+# Field of `data` with a path -> what the path must be; `test` is a file beside csv, and a folder beside images.
+_PLACES = {
+    "path": os.path.isdir,
+    "npz": os.path.isfile,
+    "csv": os.path.isfile,
+    "images": os.path.isdir,
+    "tfds_saved": os.path.isdir,
+    "test": os.path.exists,
+}
 
 
 def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
@@ -37,10 +47,10 @@ def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, bool]]:
         yield ("model", "file"), recipe.model.file, os.path.isfile(recipe.model.file)
     if recipe.data is None:
         return
-    if recipe.data.path is not None:
-        yield ("data", "path"), recipe.data.path, os.path.isdir(recipe.data.path)
-    if recipe.data.npz is not None:
-        yield ("data", "npz"), recipe.data.npz, os.path.isfile(recipe.data.npz)
+    for name, exists in _PLACES.items():
+        path = getattr(recipe.data, name)
+        if isinstance(path, str):
+            yield ("data", name), path, exists(path)
     for kind in ("idx", "npy"):
         files = getattr(recipe.data, kind)
         for part in ArrayFiles.model_fields if files is not None else ():

@@ -111,7 +111,8 @@ class PruneStep(StepHandler[PreparedPruning]):
 def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, dict[str, list[float]]]:
     """Prunes, and returns the pruner and the history of the training; {} without training."""
     settings, schedule = prepared.settings, prepared.schedule
-    data = workspace.run.data.train if settings.reads_data and workspace.run.data is not None else None
+    given = workspace.run.data
+    data = given.train.calibration_data() if settings.reads_data and given is not None else None
     if settings.one_shot:
         options = PruningOptions(**prepared.options)
         pruner = Pruner.detached(workspace.model, schedule, options, training=False, data=data)

@@ -178,12 +178,25 @@ def _run(
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
             execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
+            _tell_data_notes(prepared, progress)
             record = execution.run()
-            record.notes += device_notes(record) + replicas.notes()
+            record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]
             report = report_of(prepared, execution.model, record, hashes, execution.workspace.metrics)
             if written is not None:
                 _write(folder, prepared, execution.model, report)
     return _expected(Result(execution.model, report, written), record.failures)
+
+
+def _data_notes(prepared: Prepared) -> tuple[str, ...]:
+    return () if prepared.data is None else prepared.data.notes
+
+
+def _tell_data_notes(prepared: Prepared, progress: Listener | None) -> None:
+    """Reports how the data were read and split at the start of the first step."""
+    steps = prepared.recipe.steps
+    if progress is not None:
+        for note in _data_notes(prepared):
+            progress(Progress(1, len(steps), steps[0].kind, 0.0, note))
 
 
 def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:

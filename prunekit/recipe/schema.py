@@ -11,8 +11,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from prunekit.recipe.compile_fields import Compile
+from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.fields import Listed, Name, Settings, Text, refusal, refused_at
-from prunekit.recipe.sources import DataSource, ModelSource
+from prunekit.recipe.sources import ModelSource
 from prunekit.recipe.step_kinds import STEP_KINDS, StepKind
 
 VERSION: Literal[1] = 1

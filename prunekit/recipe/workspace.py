@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,7 +19,7 @@ from prunekit.delivery.metrics import Metric, inferred
 from prunekit.loops.weight_changes import WeightChanges
 from prunekit.recipe.checkpoint import CheckpointState, EpochCheckpoints
 from prunekit.recipe.compile_settings import as_floats, compile_arguments, optimizer_from, output_names, reason_of
-from prunekit.recipe.data import Order, batches, first_examples
+from prunekit.recipe.datasets.parts import Order
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
@@ -166,9 +167,9 @@ class Workspace:
             self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
             model.compile(optimizer=optimizer, **compile_arguments(settings, self._outputs(model)))
         try:
-            few = first_examples(data.train, 2 * self.run.replicas.count)
+            few = 2 * self.run.replicas.count
             with ctrl_c_held_back():
-                measured = model.evaluate(*few, verbose=0, return_dict=True)
+                measured = model.evaluate(*data.train.first(few), verbose=0, return_dict=True)
         except Exception as error:
             # Catch every exception: each backend has its own exception types.
             raise RecipeError(
@@ -178,7 +179,7 @@ class Workspace:
 
     def _outputs(self, model: keras.Model) -> tuple[str, ...] | None:
         data = self.run.data
-        return None if data is None else output_names(model, model(first_examples(data.train, 1)[0], training=False))
+        return None if data is None else output_names(model, model(data.train.example[0], training=False))
 
     # ---- training and evaluation -------------------------------------------------------------------------------------
 
@@ -201,17 +202,17 @@ class Workspace:
         resumed = self.step.resumed
         if callback is not None:
             callback.resumption.state = resumed.pruner
-        order = Order(len(data.train[1]), self.seed)
+        order = Order(data.train.examples, self.seed)
         progress = EpochProgress(self.report_progress, self.metrics, self._later_epochs())
         saving = EpochCheckpoints(
             order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
-                batches(data.train, settings.batch_size, order, self.run.replicas.means),
+                data.train.training_batches(order, settings.batch_size, self.run.replicas.means),
                 epochs=epochs,
                 initial_epoch=resumed.epoch,
-                validation_data=data.validation,
+                validation_data=_one_or_pair(data.validation.evaluation_data(self._evaluation_batch)),
                 validation_batch_size=self._evaluation_batch,
                 callbacks=[interruptible, *([] if callback is None else [callback]), saving, progress],
                 shuffle=False,
@@ -276,7 +277,7 @@ class Workspace:
             return {}
         with ctrl_c_held_back() as interruptible:
             results = self.model.evaluate(
-                *data.test,
+                *data.test.evaluation_data(self._evaluation_batch),
                 batch_size=self._evaluation_batch,
                 callbacks=[interruptible],
                 verbose=0,
@@ -382,6 +383,10 @@ def measured_metrics(
     known = [metric for metric in expected if metric.name in measured]
     names = {metric.name for metric in known}
     return (*known, *(inferred(name) for name in measured if name not in names))
+
+
+def _one_or_pair(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else values
 
 
 def _check_masks(masks: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> None:

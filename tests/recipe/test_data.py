@@ -6,8 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from prunekit.recipe import data as data_module
-from prunekit.recipe.data import Data, Order, array_digest, batches, check_files, fashion_files, given_data, load_data
+from prunekit.loops.activation_cache import array_digest
+from prunekit.recipe.data import Data, check_files, given_data, load_data
+from prunekit.recipe.datasets import builtin
+from prunekit.recipe.datasets.builtin import fashion_files
+from prunekit.recipe.datasets.parts import ArrayPart, Order
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import DataSource
@@ -118,7 +121,9 @@ def test_integers_other_than_bytes_stay_as_they_are_for_embeddings(tmp_path, ima
 
 def test_an_npz_without_the_array_is_refused_with_the_names_it_has(tmp_path):
     np.savez(tmp_path / "arrays.npz", images=np.ones(3))
-    with pytest.raises(RecipeError, match=r"no array 'x_train' for train_inputs; it has 'images'\. Name them"):
+    with pytest.raises(
+        RecipeError, match="no arrays of training examples under a usual name; it has 'images'.*Name them"
+    ):
         load_data(DataSource(npz=str(tmp_path / "arrays.npz")), seed=0)
 
 
@@ -188,18 +193,18 @@ def test_digits_without_scikit_learn_name_the_extra_to_install(monkeypatch):
 def test_fashion_mnist_is_found_in_a_folder_and_in_the_keras_cache(tmp_path, images, monkeypatch, packed):
     folder = tmp_path / "datasets" / "fashion-mnist"
     folder.mkdir(parents=True)
-    for part, stem in data_module.FASHION_FILES.items():
+    for part, stem in builtin.FASHION_FILES.items():
         content = idx_bytes(images[part])
         (folder / (f"{stem}.gz" if packed else stem)).write_bytes(gzip.compress(content) if packed else content)
     found = load_data(DataSource(builtin="fashion-mnist", path=str(folder)), seed=0)
     assert found.name == "fashion-mnist" and found.train[0].shape == (20, 6, 5, 1)
-    monkeypatch.setattr(data_module, "DEBIAN_FASHION", tmp_path / "nowhere")
+    monkeypatch.setattr(builtin, "DEBIAN_FASHION", tmp_path / "nowhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     assert fashion_files()["train_labels"].parent == folder
 
 
 def test_fashion_mnist_is_never_downloaded_but_the_ways_to_get_it_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_module, "DEBIAN_FASHION", tmp_path / "nowhere")
+    monkeypatch.setattr(builtin, "DEBIAN_FASHION", tmp_path / "nowhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     with pytest.raises(RecipeError, match="dataset-fashion-mnist, or have Keras download them"):
         check_files(DataSource(builtin="fashion-mnist"))
@@ -326,7 +331,7 @@ def test_batches_show_each_example_once_an_epoch_in_another_order_each_time_and_
 
     def epochs(seed, numbers=(0, 1, 2)):
         order = Order(10, seed)
-        drawn = batches(pair, 4, order)
+        drawn = ArrayPart(*pair).training_batches(order, 4)
         found = []
         for order.epoch in numbers:
             found.append([int(label) for _, labels in drawn for label in labels])
@@ -337,7 +342,7 @@ def test_batches_show_each_example_once_an_epoch_in_another_order_each_time_and_
     assert first[0] != first[1] != first[2]
     assert epochs(seed=5) == first and epochs(seed=6) != first
     assert epochs(5, (2, 2, 1)) == [first[2], first[2], first[1]], "whatever was iterated before"
-    drawn = batches(pair, 4, Order(10, 0))
+    drawn = ArrayPart(*pair).training_batches(Order(10, 0), 4)
     assert [len(labels) for _, labels in drawn] == [4, 4, 2] and drawn.cardinality() == 3
 
 

@@ -165,6 +165,42 @@ def test_the_locked_recipe_of_a_regression_names_its_metrics_and_is_read_again(r
     assert defaults.compile.metrics == ()
 
 
+# ---- several outputs -------------------------------------------------------------------------------------------------
+
+
+def two_outputs(as_mapping):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(12, "relu")(inputs)
+    outputs = [keras.layers.Dense(2, name="left")(hidden), keras.layers.Dense(3, "softmax", name="right")(hidden)]
+    return keras.Model(inputs, dict(zip(("left", "right"), outputs, strict=True)) if as_mapping else outputs)
+
+
+def labelled():
+    return [(x, {"left": y, "right": np.arange(len(x)) % 3}) for x, y in data()]
+
+
+@pytest.mark.parametrize("as_mapping", [False, True], ids=["list", "mapping"])
+def test_every_output_has_its_metrics_and_its_loss(as_mapping):
+    settings = {
+        "optimizer": "adam",
+        "loss": {"left": "mse", "right": "sparse_categorical_crossentropy"},
+        "metrics": {"left": ["mae"], "right": ["accuracy"]},
+        "monitor": "right_accuracy",
+        "batch_size": 16,
+    }
+    expected = {"expect": {"accuracy": {"min": 0}, "metrics": {"left_mae": {"max": 9}}, "drop": {"left_loss": 99}}}
+    document = recipe(*STEPS[:3], expected, compile=settings)
+    found = compress(document, two_outputs(as_mapping), labelled())
+    names = ["right_accuracy", "left_mae", "left_loss", "right_loss", "loss"]
+    assert [metric.name for metric in found.report.measures] == names
+    measured = found.model.evaluate(*labelled()[1], verbose=0, return_dict=True)
+    for name in names:
+        assert found.report.metrics[f"{name}_after"] == pytest.approx(measured[name], rel=1e-5)
+        assert found.report.exports[0].metrics[name] == pytest.approx(measured[name], rel=1e-5)
+    assert [row["met"] for row in found.report.expectations] == [True] * 3
+
+
 # ---- older reports ---------------------------------------------------------------------------------------------------
 
 

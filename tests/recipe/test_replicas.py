@@ -20,7 +20,7 @@ from interrupted_recipes import ended, lines, write
 from prunekit.recipe import replica_state
 from prunekit.recipe import replicas as replicas_module
 from prunekit.recipe.compile_fields import Compile
-from prunekit.recipe.data import Order, batches
+from prunekit.recipe.datasets.parts import ArrayPart, Order
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, weight_arrays
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution, distributed
@@ -398,7 +398,7 @@ def test_without_distribute_there_is_one_replica():
 @pytest.mark.parametrize(("count", "replicas"), [(22, 2), (5, 2), (22, 3), (7, 4), (24, 4), (1, 2), (6, 4)])
 def test_sample_weights_make_the_mean_over_replicas_the_mean_over_the_batch(count, replicas):
     losses = np.arange(count, dtype="float32") ** 2
-    ((_, drawn, weights),) = batches((np.zeros(count), losses), count, Order(count, 0), replicas)
+    ((_, drawn, weights),) = ArrayPart(np.zeros(count), losses).training_batches(Order(count, 0), count, replicas)
     drawn, weights, part = drawn.numpy(), weights.numpy(), -(-count // replicas)
     parts = [slice(begin, begin + part) for begin in range(0, count, part)]
     means = [np.mean(drawn[one] * weights[one]) for one in parts]
@@ -407,4 +407,4 @@ def test_sample_weights_make_the_mean_over_replicas_the_mean_over_the_batch(coun
 
 
 def test_one_replica_has_no_weights():
-    assert len(next(iter(batches((np.zeros(4), np.zeros(4)), 4, Order(4, 0))))) == 2
+    assert len(next(iter(ArrayPart(np.zeros(4), np.zeros(4)).training_batches(Order(4, 0), 4)))) == 2

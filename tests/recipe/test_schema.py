@@ -119,6 +119,35 @@ ACCEPTED = {
     "two exports": recipe(export("keras", name="dense"), one_shot(), export("keras")),
     "raw and compressed bounds": recipe(export("litert"), {"expect": {"bytes": {"litert": {"gzip_max": 9, "max": 9}}}}),
     "npz": recipe(data={"npz": "x.npz", "arrays": {"train_inputs": "images"}, "scale": 255}),
+    "images": recipe(data={"images": "photos", "size": [96, 96], "validation": 0.2, "test": 0.1}),
+    "images with a test folder": recipe(
+        data={"images": "photos", "size": [9, 8], "test": "others", "color_mode": "rgb"}
+    ),
+    "csv": recipe(data={"csv": "a.csv", "label": "y", "split": {"validation": 0.1, "test": 0.2}, "delimiter": ";"}),
+    "csv with inputs": recipe(
+        data={
+            "csv": "a.csv",
+            "label": ["y", "z"],
+            "split": 0.25,
+            "inputs": {"a": ["b", "c"], "d": "e"},
+            "preprocessing": {"a": ["Normalization"], "d": [{"StringLookup": None}]},
+        }
+    ),
+    "saved": recipe(data={"tfds_saved": "s", "label": "y", "inputs": ["x"], "preprocessing": "Normalization"}),
+    "targets": recipe(data={"npz": "a.npz", "arrays": {"train_inputs": {"a": "x"}, "train_targets": {"b": "y"}}}),
+    "lock of an older version": recipe(
+        data={
+            "builtin": "digits",
+            "arrays": {
+                "train_inputs": "x_train",
+                "train_labels": "y_train",
+                "test_inputs": "x_test",
+                "test_labels": "y_test",
+            },
+            "arguments": {},
+            "validation_split": 0.0,
+        }
+    ),
     "factory": recipe(data={"factory": "my.data:load", "arguments": {"n": [1, {"a": None}]}}),
     "logits": recipe(compile={"from_logits": True, "metrics": []}),
 }

@@ -185,6 +185,86 @@ REFUSED = {
     "idx with one file": (recipe(data={"idx": {"train_inputs": "x"}}), r"data\.idx: 'train_labels' is missing"),
     "split of everything": (recipe(data={"builtin": "digits", "validation_split": 1.0}), r"in \[0, 1\)"),
     "limit 0": (recipe(data={"builtin": "digits", "limit": 0}), "greater than or equal to 1"),
+    "npz that is a mapping": (
+        recipe(data={"npz": {"file": "x.npz"}}),
+        r"data\.npz: expected the path of a file, such as data: \{npz: arrays\.npz\}; options .*arrays: .*a mapping",
+    ),
+    "images that are a number": (recipe(data={"images": 3}), r"such as data: \{images: photos\}; .*size: \[96, 96\]"),
+    "images without size": (recipe(data={"images": "x"}), r"data\.images: 'size' is missing: add .*size: \[96, 96\]"),
+    "three sizes": (recipe(data={"images": "x", "size": [1, 2, 3]}), r"data\.size: .*at most 2 items"),
+    "size for arrays": (recipe(data={"npz": "x", "size": [1, 2]}), "'size' needs 'images', which is missing"),
+    "csv without label": (recipe(data={"csv": "x"}), r"data\.csv: 'label' is missing: name the column"),
+    "label for arrays": (recipe(data={"npz": "x", "label": "y"}), "'label' needs 'csv' or 'tfds_saved'"),
+    "label that is a number": (recipe(data={"csv": "x", "label": 3}), "expected a name, or a list of names"),
+    "input twice": (recipe(data={"csv": "x", "label": "y", "inputs": ["a", "a"]}), "expected each name once"),
+    "inputs empty": (
+        recipe(data={"csv": "x", "label": "y", "inputs": {}}),
+        "a mapping from names of the model's inputs",
+    ),
+    "named inputs of saved data": (recipe(data={"tfds_saved": "x", "inputs": {"a": ["b"]}}), "expected a list of keys"),
+    "split of everything by name": (
+        recipe(data={"csv": "x", "label": "y", "split": {"validation": 0.5, "test": 0.5}}),
+        "must leave examples for the training",
+    ),
+    "split that is a list": (
+        recipe(data={"csv": "x", "label": "y", "split": [0.1]}),
+        r"data\.split: expected a fraction",
+    ),
+    "split and validation": (
+        recipe(data={"csv": "x", "label": "y", "split": 0.1, "validation": 0.1}),
+        "'validation' is given here and beside 'split'",
+    ),
+    "validation twice": (
+        recipe(data={"builtin": "digits", "validation": 0.1, "validation_split": 0.1}),
+        "'validation' is the newer name of 'validation_split'",
+    ),
+    "test of data with a test part": (recipe(data={"builtin": "digits", "test": 0.1}), "have a test part already"),
+    "test folder of arrays": (
+        recipe(data={"npz": "x", "test": "y"}),
+        "expected a fraction such as 0.2: 'npz' takes no path",
+    ),
+    "test of everything": (recipe(data={"npz": "x", "test": 1}), r"expected a fraction of the examples in \(0, 1\)"),
+    "array name that is a number": (
+        recipe(data={"npz": "x", "arrays": {"train_inputs": 3}}),
+        "expected the name of an array",
+    ),
+    "array names of a number": (
+        recipe(data={"npz": "x", "arrays": {"train_inputs": {"a": 3}}}),
+        "mapping from names of inputs or outputs",
+    ),
+    "unknown layer": (
+        recipe(data={"npz": "x", "preprocessing": ["Normalisation"]}),
+        r"data\.preprocessing\[0\]: unknown preprocessing layer 'Normalisation'\. Did you mean 'Normalization'",
+    ),
+    "random layer": (
+        recipe(data={"npz": "x", "preprocessing": [{"RandomFlip": {}}]}),
+        "takes no random layers, .* Received: 'RandomFlip'. Put the layer into the model",
+    ),
+    "layer without its option": (
+        recipe(data={"npz": "x", "preprocessing": ["Rescaling"]}),
+        "Rescaling needs the option 'scale'",
+    ),
+    "layer with another option": (
+        recipe(data={"npz": "x", "preprocessing": [{"Rescaling": {"scale": 1, "ofset": 2}}]}),
+        "unknown key 'ofset'. Did you mean 'offset'",
+    ),
+    "layer with options in a list": (
+        recipe(data={"npz": "x", "preprocessing": [{"Rescaling": [1]}]}),
+        "options of Rescaling",
+    ),
+    "vocabulary in a file": (
+        recipe(data={"npz": "x", "preprocessing": [{"StringLookup": {"vocabulary": "/etc/passwd"}}]}),
+        "expected a list of words: a file is not read",
+    ),
+    "no layers": (recipe(data={"npz": "x", "preprocessing": []}), "expected a list of 1 to 20 Keras layers"),
+    "two layers in one": (
+        recipe(data={"npz": "x", "preprocessing": [{"Rescaling": {"scale": 1}, "Normalization": {}}]}),
+        "expected the name of a Keras layer",
+    ),
+    "layers of an unknown input": (
+        recipe(data={"csv": "x", "label": "y", "inputs": {"a": ["b"]}, "preprocessing": {"c": ["Normalization"]}}),
+        "unknown key 'c'.*Valid here: a",
+    ),
     "unknown optimizer": (recipe(compile={"optimizer": "adma"}), "Did you mean 'adam'"),
     "optimizer of the wrong kind": (recipe(compile={"optimizer": 3}), r"such as \{name: adam"),
     "learning rate twice": (

@@ -17,7 +17,9 @@ model: {factory: "my.models:build", arguments: {width: 3, deep: {list: [1, 2.5, 
 data:
   npz: data/arrays.npz
   arrays: {train_inputs: x, train_labels: y, test_inputs: xt, test_labels: yt}
-  validation_split: 0.1
+  validation: 0.1
+  test: 0.1
+  preprocessing: [{Rescaling: {scale: 0.5}}, Normalization]
   limit: 100
   scale: 255.0
 compile:

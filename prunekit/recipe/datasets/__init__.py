@@ -1,0 +1,1 @@
+"""Parts of the data of a run, and one module for each kind of source that reads them."""

@@ -1,0 +1,145 @@
+"""Applies the Keras layers of `preprocessing` to the inputs of the data, adapted on the training examples."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.recipe.data_source import DataSource
+from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, mapped
+from prunekit.recipe.fields import nearest, shown
+from prunekit.recipe.loader import RecipeError
+
+# Layer -> the option that replaces its adaptation.
+_ADAPTED = {
+    "Discretization": "bin_boundaries",
+    "IntegerLookup": "vocabulary",
+    "Normalization": "mean",
+    "StringLookup": "vocabulary",
+    "TextVectorization": "vocabulary",
+}
+
+Layers = list[tuple[str, keras.layers.Layer]]
+
+
+def preparation(source: DataSource, train: Part) -> tuple[Callable[[Arrays], Arrays], tuple[str, ...]]:
+    """Returns the function that prepares a batch of inputs, and notes.
+
+    Args:
+        source: Data settings of the recipe.
+        train: Training examples, without those held out: layers such as Normalization are adapted to them.
+
+    Raises:
+        RecipeError: A layer refuses its options or the inputs, or there is no such input.
+    """
+    inputs = train.example[0]
+    chains = _chains(source, inputs)
+    scale = mapped(lambda array: _scale(source, array), inputs)
+
+    def scaled(batch: Arrays) -> Arrays:
+        return mapped(_scaled, batch, scale)
+
+    notes = []
+    if isinstance(chains, Mapping):
+        for name in chains:
+            notes += _adapt(chains[name], train, _of_input(scaled, name), f" of input {name!r}")
+    elif chains:
+        notes += _adapt(chains, train, scaled, "")
+
+    if source.preprocessing is not None:
+        notes.append(
+            "data: preprocessing is applied to the data and is no part of the model: the model and its exports take "
+            "preprocessed inputs."
+        )
+
+    def prepare(batch: Arrays) -> Arrays:
+        batch = scaled(batch)
+        if isinstance(chains, Mapping):
+            return {name: _applied(chains.get(name, []), tensor) for name, tensor in batch.items()}
+        return _applied(chains, batch)
+
+    return prepare, tuple(notes)
+
+
+def _of_input(scaled: Callable[[Arrays], Arrays], name: str) -> Callable[[Arrays], Any]:
+    return lambda batch: scaled(batch)[name]
+
+
+def _chains(source: DataSource, inputs: Arrays) -> Any:
+    """Returns the layers for one input, or {input: layers} for several."""
+    given = source.preprocessing
+    if isinstance(inputs, Mapping):
+        if given is not None and not isinstance(given, Mapping):
+            raise RecipeError(
+                f"data.preprocessing: the data have the inputs {', '.join(inputs)}, so layers are given for each by "
+                f"name, such as {{{next(iter(inputs))}: [Normalization]}}. Received: a list."
+            )
+        for name in given or ():
+            if name not in inputs:
+                raise RecipeError(f"data.preprocessing: the data have no input {shown(name)}.{nearest(name, inputs)}")
+        return {name: _made(items) for name, items in (given or {}).items()}
+    if isinstance(given, Mapping):
+        raise RecipeError(
+            "data.preprocessing: the data have one input, so layers are a list, such as [Normalization]. Received: a "
+            "mapping."
+        )
+    return _made(given or [])
+
+
+def _made(items: list[dict[str, dict[str, Any]]]) -> Layers:
+    found = []
+    for item in items:
+        name, options = next(iter(item.items()))
+        try:
+            found.append((name, getattr(keras.layers, name)(**options)))
+        except (TypeError, ValueError) as error:
+            line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise RecipeError(f"data.preprocessing: {name} refuses its options: {line}.") from error
+    return found
+
+
+def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: str) -> list[str]:
+    """Adapts each layer that learns from data to the outputs of the layers before it."""
+    notes = []
+    for index, (name, layer) in enumerate(layers):
+        before = layers[:index]
+        try:
+            if name in _ADAPTED and layer.get_config().get(_ADAPTED[name]) is None:
+                layer.adapt(train.in_order(READ_AT_ONCE).map(lambda x, _, before=before: _applied(before, select(x))))
+                notes.append(f"data: {name}{owner} is adapted to the {train.examples:,} training examples.")
+            elif not layer.built:
+                _applied(layers[: index + 1], select(_tensors(train.example[0])))
+        except Exception as error:
+            # Catch every exception: each layer has its own exception types for inputs that do not fit.
+            line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise RecipeError(f"data.preprocessing: {name}{owner} does not fit the inputs: {line}.") from error
+    return notes
+
+
+def _applied(layers: Layers, tensor: Any) -> Any:
+    for _, layer in layers:
+        tensor = layer(tensor)
+    return tensor
+
+
+def _tensors(arrays: Arrays) -> Arrays:
+    import tensorflow as tf
+
+    return mapped(tf.convert_to_tensor, arrays)
+
+
+def _scale(source: DataSource, array: np.ndarray) -> float | None:
+    if source.scale is not None:
+        return source.scale if array.dtype.kind in "biuf" else None
+    return 255.0 if array.dtype == np.uint8 and source.factory is None else None
+
+
+def _scaled(tensor: Any, scale: float | None) -> Any:
+    import tensorflow as tf
+
+    if scale is not None:
+        return tf.cast(tensor, tf.float32) / np.float32(scale)
+    if tensor.dtype.is_floating or tensor.dtype.is_bool:
+        return tf.cast(tensor, tf.float32)
+    return tensor
