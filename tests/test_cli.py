@@ -74,6 +74,7 @@ def runner(monkeypatch, tmp_path):
         made = types.SimpleNamespace(
             name=recipe.name, model="digits_cnn", parameters=39402, steps_per_epoch=45, steps=(step,), notes=("a note",)
         )
+        made.data = None
         made.to_dict = lambda: {"name": recipe.name}
         return made
 
