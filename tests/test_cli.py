@@ -83,6 +83,7 @@ def runner(monkeypatch, tmp_path):
             metrics=(Metric("mae", "min"), Metric("own")),
             data=None,
         )
+        made.data = None
         made.to_dict = lambda: {"name": recipe.name}
         return made
 
