@@ -1,4 +1,4 @@
-"""The command line: prunekit compress | sweep | check | verify | report | compare | recipes |
+"""The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
 inspect | prune | convert | doctor.
 
 The commands are in `prunekit/commands/`.
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import click
 
-from prunekit.commands import models, results, runs
+from prunekit.commands import models, results, runs, start
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__
 
 DEFECT = 70
 COMMANDS = (
-    *(runs.compress, runs.sweep, runs.check, runs.verify),
+    *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
     *(models.inspect, models.prune, models.convert, models.doctor),
 )

@@ -64,10 +64,10 @@ ORDER = (
         "recipe",
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint workspace step_handler train_step prune_step export_step expectations "
-        "expect_step preparation plan execution build_report runner grid sweep_process workers sweep",
+        "expect_step preparation plan starting_recipe execution build_report runner grid sweep_process workers sweep",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output runs results models"),
+    ("commands", "output start runs results models"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

@@ -1,0 +1,41 @@
+"""The command that writes a first recipe: init."""
+
+from pathlib import Path
+
+import click
+
+from prunekit.commands.output import print_json
+from prunekit.options import json_option
+from prunekit.terminal import load_keras_quietly
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--data", metavar="DATA", help="digits, diabetes or fashion-mnist; a .csv or .npz file; a folder.")
+@click.option("--label", metavar="COLUMN", help="The column or part that holds the labels.")
+@click.option("-o", "--output", metavar="FILE.yaml", default="recipe.yaml", help="The recipe.  [default: recipe.yaml]")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@json_option
+def init(model: str | None, data: str | None, label: str | None, output: str, force: bool, as_json: bool) -> int:
+    """Write a recipe to start from.
+
+    MODEL is a .keras file or a built-in model such as digits-cnn. The recipe prunes that model on DATA, a folder
+    holding images in one folder for each class, or a data set that tf.data.Dataset.save wrote. Without DATA, the
+    recipe prunes once, without training."""
+    target = Path(output)
+    if target.suffix not in (".yaml", ".yml"):
+        raise click.UsageError(f"a recipe is a .yaml file. Received: -o {output}.")
+    if target.exists() and not force:
+        raise click.UsageError(f"{output} exists already. Pass --force to replace it, or -o FILE.yaml.")
+    if label is not None and data is None:
+        raise click.UsageError("--label needs --data.")
+    load_keras_quietly()
+    from prunekit.recipe.starting_recipe import Start, write_starting_recipe
+
+    text = write_starting_recipe(Start(model, data, label, target))
+    if as_json:
+        print_json({"path": output, "text": text})
+        return 0
+    click.echo(text, nl=False)
+    click.echo(f"\nWritten to {output}. Next: prunekit check {output} --plan", err=True)
+    return 0

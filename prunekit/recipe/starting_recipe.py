@@ -1,0 +1,313 @@
+"""Writes a commented recipe for a given model and given data, as a start."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import yaml
+
+from prunekit.anatomy.targets import find_targets
+from prunekit.core import backend
+from prunekit.recipe.compile_settings import output_names, reason_of
+from prunekit.recipe.data import Data, load_data
+from prunekit.recipe.data_source import DataSource
+from prunekit.recipe.datasets.parts import Labels
+from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.models import MODELS, build_model
+from prunekit.recipe.plan import plan
+from prunekit.recipe.schema import VERSION
+from prunekit.recipe.sources import ModelSource
+
+BUILTIN_DATA = ("digits", "diabetes", "fashion-mnist")
+_MODEL_FOR = {"digits": "digits-cnn", "diabetes": "diabetes-mlp", "fashion-mnist": "fashion-cnn"}
+_SAVED = ("dataset_spec.pb", "snapshot.metadata")
+_SEED = 7
+_UPDATES = 30  # mask updates of the pruning step, about
+_EPOCHS, _ENDS, _FINETUNE = 6, 4, 2
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a recipe is written for.
+
+    Attributes:
+        model: Path of a `.keras` file or name of a built-in model; None chooses the built-in model of built-in data.
+        data: Name of built-in data, a CSV or npz file, or a folder of images or of a saved data set; None for a recipe
+            that prunes without training.
+        label: Column of a CSV file, or part of a saved data set, that holds the labels.
+        target: File that the recipe will be written to; other paths in it are relative to its folder.
+    """
+
+    model: str | None
+    data: str | None
+    label: str | None
+    target: Path
+
+    def path(self, name: str) -> str:
+        """Returns a path as the recipe names it: relative to the recipe's folder if it is inside that folder."""
+        whole, folder = Path(name).resolve(), self.target.resolve().parent
+        return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else str(whole)
+
+
+def write_starting_recipe(start: Start) -> str:
+    """Writes the recipe to `start.target`, after a check that it can be planned; returns its text.
+
+    Raises:
+        RecipeError: The model or the data cannot be read, do not fit together, or there is no weight to prune.
+    """
+    text = starting_recipe(start)
+    start.target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target: paths in a recipe are relative to its folder.
+    partial = start.target.with_name(f".unfinished-{start.target.name}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        plan(load_recipe(partial))
+        os.replace(partial, start.target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return text
+
+
+def starting_recipe(start: Start) -> str:
+    """Returns the text of the recipe.
+
+    Raises:
+        RecipeError: As for `write_starting_recipe`.
+    """
+    model_lines, source = _model(start)
+    model = build_model(source, _SEED)
+    described = _data(start, model)
+    if described is None:
+        return _joined(start, [*model_lines, *_steps_without_data(model)], ["sparsity: 0.5"])
+    data_lines, data = described
+    compiled, metric = _compile(model, data)
+    # A model from a file is trained already; a built-in model is not.
+    trained = source.file is not None
+    body = [*model_lines, "data:", *data_lines, *compiled, *_steps(model, data, metric, trained)]
+    return _joined(start, body, ["final: 0.8                    # change it for one run: --set final=0.9"])
+
+
+def _joined(start: Start, body: list[str], variables: list[str]) -> str:
+    file = start.target.name
+    head = [
+        f"# A start, written by prunekit init. What it would do: prunekit check {file} --plan",
+        f"# To run it: prunekit compress {file}",
+        f"version: {VERSION}",
+        f"seed: {_SEED}                         # same seed and same machine: same bytes",
+        "variables:",
+        *(f"  {line}" for line in variables),
+    ]
+    return "\n".join([*head, *body]) + "\n"
+
+
+def _text(value: object) -> str:
+    """Returns a value in YAML, on one line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True).removesuffix("...\n").strip()
+    )
+
+
+# ---- model -----------------------------------------------------------------------------------------------------------
+
+
+def _model(start: Start) -> tuple[list[str], ModelSource]:
+    name = start.model
+    if name is None:
+        if start.data is not None and start.data not in _MODEL_FOR:
+            raise RecipeError(
+                f"init needs a model for the data {start.data!r}: name a .keras file, or a built-in model "
+                f"({', '.join(MODELS)})."
+            )
+        name = _MODEL_FOR[start.data or "digits"]
+    if name in MODELS:
+        return ["model:", f"  builtin: {name}"], ModelSource(builtin=name)  # type: ignore[arg-type]
+    if not os.path.isfile(name):
+        raise RecipeError(f"the model {name} does not exist, and no built-in model has that name: {', '.join(MODELS)}.")
+    return ["model:", f"  file: {_text(start.path(name))}"], ModelSource(file=os.path.abspath(name))
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def _data(start: Start, model: keras.Model) -> tuple[list[str], Data] | None:
+    """Returns the lines of the data, and the data; None for a recipe without data."""
+    name = start.data
+    if name is None and start.model is None:
+        name = "digits"
+    if name is None:
+        return None
+    lines, values = _source(start, name, model)
+    document = {key: value for key, value in values.items() if value is not None}
+    return lines, load_data(DataSource.model_validate(document), _SEED)
+
+
+def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dict[str, Any]]:
+    """Returns the lines of the data's source, and its settings."""
+    path = os.path.abspath(name)
+    if start.label is not None and (name in BUILTIN_DATA or name.endswith(".npz")):
+        raise RecipeError(f"--label is for CSV files and saved data sets. Received: {start.label!r} for {name}.")
+    if name in BUILTIN_DATA and not os.path.exists(path):
+        return [f"  builtin: {name}"], {"builtin": name}
+    if name.endswith(".csv"):
+        if start.label is None:
+            raise RecipeError(f"the label of {name} is one of its columns: name it with --label COLUMN.")
+        lines = [f"  csv: {_text(start.path(name))}", f"  label: {_text(start.label)}", *_HELD_OUT]
+        return lines, {"csv": path, "label": start.label, **_SPLIT}
+    if name.endswith(".npz"):
+        return [f"  npz: {_text(start.path(name))}"], {"npz": path}
+    if not os.path.isdir(path):
+        raise RecipeError(
+            f"init reads built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
+            f"data sets. Received: {name}, which is no folder."
+        )
+    if any(Path(path, *part, file).is_file() for part in ((), ("train",)) for file in _SAVED):
+        label = [] if start.label is None else [f"  label: {_text(start.label)}"]
+        return [f"  tfds_saved: {_text(start.path(name))}", *label], {"tfds_saved": path, "label": start.label}
+    if start.label is not None:
+        raise RecipeError(f"the labels of images are the names of their folders. Received: --label {start.label}.")
+    return _images(start, name, model)
+
+
+_SPLIT = {"validation": 0.2, "test": 0.1}
+_HELD_OUT = ["  validation: 0.2               # parts of the examples, chosen by the seed", "  test: 0.1"]
+
+
+def _images(start: Start, name: str, model: keras.Model) -> tuple[list[str], dict[str, Any]]:
+    shape = tuple(getattr(model, "input_shape", None) or ())
+    if len(shape) != 4 or shape[-1] not in (1, 3, 4):
+        raise RecipeError(
+            "a folder of images needs a model with inputs of shape (rows, columns, 1, 3 or 4). Received: "
+            f"{model.name!r}, of input shape {shape[1:]}."
+        )
+    size = [length or 96 for length in shape[1:3]]
+    colours = {1: "grayscale", 3: "rgb", 4: "rgba"}[shape[-1]]
+    lines = [f"  images: {_text(start.path(name))}            # one folder for each class", f"  size: {size}"]
+    lines += [f"  color_mode: {colours}", *_HELD_OUT]
+    values = {"images": os.path.abspath(name), "size": size, "color_mode": colours, **_SPLIT}
+    if not _scales(model):
+        lines.append(
+            "  preprocessing: [{Rescaling: {scale: 0.00392156862745098}}]  # pixels are 0 to 255; as in training"
+        )
+        values["preprocessing"] = [{"Rescaling": {"scale": 1 / 255}}]
+    return lines, values
+
+
+def _scales(model: keras.Model) -> bool:
+    """Returns True if the model contains a layer that scales its inputs."""
+    kinds = (keras.layers.Rescaling, keras.layers.Normalization)
+    return any(isinstance(layer, kinds) for layer in model._flatten_layers())
+
+
+# ---- compile settings ------------------------------------------------------------------------------------------------
+
+
+def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
+    """Returns the lines of the compile settings, and the name of the main metric."""
+    inputs, _ = data.train.first(8)
+    try:
+        outputs = model(inputs, training=False)
+    except Exception as error:
+        # Catch every exception: each backend has its own exception types for inputs that do not fit.
+        raise RecipeError(
+            f"the model {model.name!r} does not accept the inputs of {data.name}: {reason_of(error)}. Choose other data, "
+            "or prepare them with data.preprocessing of a recipe (docs/data.md)."
+        ) from error
+    names, labels = output_names(model, outputs), data.train.labels()
+    found = set(labels) if isinstance(labels, Mapping) else None
+    if found != (None if names is None else set(names)):
+        wanted = "one array of labels" if names is None else f"labels named {', '.join(names)}"
+        raise RecipeError(f"the model {model.name!r} needs {wanted}. Received: {', '.join(found or ('one array',))}.")
+    lines = ["compile:", "  optimizer: {name: adam, learning_rate: 0.0005}"]
+    if names is None:
+        loss, metric, logits = _loss(keras.ops.convert_to_numpy(outputs), labels)
+        losses, metrics = loss, f"[{metric}]"
+    else:
+        flat = [outputs[name] for name in names] if isinstance(outputs, Mapping) else outputs
+        arrays = map(keras.ops.convert_to_numpy, flat)
+        chosen = {name: _loss(array, labels[name]) for name, array in zip(names, arrays, strict=True)}
+        losses = "{" + ", ".join(f"{_text(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
+        metrics = "{" + ", ".join(f"{_text(name)}: [{metric}]" for name, (_, metric, _) in chosen.items()) + "}"
+        logits, metric = any(logits for *_, logits in chosen.values()), f"{names[0]}_{chosen[names[0]][1]}"
+    lines += [f"  loss: {losses}", *(["  from_logits: true"] if logits else []), f"  metrics: {metrics}"]
+    return [*lines, "  batch_size: 32"], metric
+
+
+def _loss(outputs: np.ndarray, labels: Labels) -> tuple[str, str, bool]:
+    """Returns loss, metric and `from_logits` for one output and its labels."""
+    classes, shape = outputs.shape[-1], tuple(labels.shape)
+    whole = labels.whole and labels.low >= 0
+    sums = bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-3) and outputs.min() >= 0)
+    if whole and classes > 1 and shape in (outputs.shape[1:-1], (*outputs.shape[1:-1], 1)):
+        return "sparse_categorical_crossentropy", "accuracy", not sums
+    if whole and labels.high == 1 and shape == outputs.shape[1:] and classes > 1 and sums:
+        return "categorical_crossentropy", "accuracy", False
+    if whole and labels.high == 1 and classes == 1:
+        return "binary_crossentropy", "accuracy", bool(outputs.min() < 0 or outputs.max() > 1)
+    return "mse", "mae", False
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[str]:
+    per_epoch = math.ceil(data.train.examples / 32)
+    frequency = max(1, round(_ENDS * per_epoch / _UPDATES))
+    train = [] if trained else ["  - train: {epochs: 10}"]
+    return [
+        "steps:",
+        *train,
+        "  - prune:",
+        f"      epochs: {_EPOCHS}",
+        "      schedule:",
+        "        type: polynomial_decay  # fast at first, slow at the end; linear, cosine and others",
+        "        final_sparsity: $final",
+        "        begin: {epochs: 0}",
+        f"        end: {{epochs: {_ENDS}}}        # the remaining epochs train at the final sparsity",
+        f"        frequency: {frequency}            # optimizer updates between two mask updates",
+        "      criterion: magnitude      # which weights go: l2, movement, random",
+        "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
+        "      allocation: uniform       # global and erk prune large layers more",
+        *_exclude(model),
+        f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
+        *_export(known=True),
+        "  - expect:                     # the run ends with exit code 1 if a bound is not met",
+        f"      drop: {{{metric}: 0.1, relative: true}}  # how much worse than before pruning; choose your bound",
+        "      sparsity: {min: $final}",
+    ]
+
+
+def _steps_without_data(model: keras.Model) -> list[str]:
+    tensors = getattr(model, "inputs", None) or ()
+    known = bool(tensors) and all(None not in tuple(tensor.shape)[1:] for tensor in tensors)
+    return [
+        "# Without data the model is pruned at once and not trained. Add data and compile to train while pruning: the",
+        "# same sparsity then costs less accuracy. prunekit init MODEL --data DATA writes such a recipe.",
+        "steps:",
+        "  - prune:",
+        "      sparsity: $sparsity",
+        "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
+        "      allocation: uniform       # global and erk prune large layers more",
+        *_exclude(model),
+        *_export(known),
+    ]
+
+
+def _exclude(model: keras.Model) -> list[str]:
+    """Returns the line that leaves out the last weight: few entries, and each matters for one output."""
+    targets, _ = find_targets(model)
+    if len(targets) < 2:
+        return []
+    layer = targets[-1].name.rpartition("/")[0] or targets[-1].name
+    return [f"      exclude: [{_text(layer)}]  # the last layer is small, and pruning it costs the most"]
+
+
+def _export(known: bool) -> list[str]:
+    formats = ["keras"]
+    if known and backend.on_tensorflow():
+        formats += ["litert", "litert-dynamic-int8"]
+    return [f"  - export: {{formats: [{', '.join(formats)}]}}"]
