@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 from data_folders import pairs_of
 
+from prunekit.core.calibration import batches_of
 from prunekit.recipe.data import load_data
 from prunekit.recipe.datasets.parts import Order
 from prunekit.recipe.loader import RecipeError
@@ -60,6 +61,13 @@ def test_the_order_of_an_epoch_is_of_seed_and_epoch_alone(tmp_path):
     assert all(sorted(epoch) == sorted(first[0]) for epoch in first) and first[0] != first[1] != first[2]
     assert epochs(5, (2, 0, 1, 1)) == [first[2], first[0], first[1], first[1]] and epochs(6, (0,))[0] != first[0]
     assert part.training_batches(Order(part.examples, 0), 5).cardinality() == 7
+
+
+def test_criteria_that_read_data_get_batches_more_than_once(tmp_path):
+    data = loaded(written(tmp_path / "saved", 80)).train.calibration_data()
+    first, second = (list(batches_of(data)) for _ in range(2))
+    assert [len(labels) for _, labels in first] == [64] and isinstance(first[0][0], np.ndarray)
+    np.testing.assert_array_equal(first[0][0], second[0][0])
 
 
 def test_parts_in_folders_need_no_split(tmp_path):
