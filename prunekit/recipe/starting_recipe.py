@@ -214,8 +214,8 @@ def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
     except Exception as error:
         # Catch every exception: each backend has its own exception types for inputs that do not fit.
         raise RecipeError(
-            f"the model {model.name!r} does not accept the inputs of {data.name}: {reason_of(error)}. Choose other data, "
-            "or prepare them with data.preprocessing of a recipe (docs/data.md)."
+            f"the model {model.name!r} does not accept the inputs of {data.name}: {reason_of(error)}. Choose other "
+            "data, or prepare them with data.preprocessing of a recipe (docs/data.md)."
         ) from error
     names, labels = output_names(model, outputs), data.train.labels()
     found = set(labels) if isinstance(labels, Mapping) else None

@@ -1,0 +1,129 @@
+"""`prunekit init`: a recipe for a model and data that can be planned as it is written."""
+
+import keras
+import numpy as np
+import pytest
+import yaml
+from command_lines import assert_mistake
+from data_folders import write_csv, write_images
+
+from prunekit.recipe.loader import load_recipe
+from prunekit.recipe.runner import plan
+
+
+def saved(path, inputs, units, activation=None, before=()):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu", name="hidden")]
+    end = keras.layers.Dense(units, activation, name="end")
+    keras.Sequential([keras.Input(inputs), *before, *layers, end]).save(path)
+    return path
+
+
+@pytest.fixture
+def call(run):
+    """Runs init; returns the recipe, loaded from its file, and its text."""
+
+    def written(*arguments):
+        code, out, err = run("init", *arguments, "-o", "mine.yaml", "--force")
+        assert code == 0, err
+        assert err.strip() == "Written to mine.yaml. Next: prunekit check mine.yaml --plan"
+        return load_recipe("mine.yaml"), out.strip()
+
+    return written
+
+
+def test_without_arguments_the_recipe_is_for_the_digits(call):
+    found, text = call()
+    assert (found.model.builtin, found.data.builtin, found.name) == ("digits-cnn", "digits", "mine")
+    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert text.count("#") > 8
+    assert plan("mine.yaml").steps[1].targets[-1].name == "fc/kernel"
+
+
+def test_a_model_alone_is_pruned_once(call, tmp_path):
+    saved(tmp_path / "net.keras", (6,), 3)
+    found, _ = call("net.keras")
+    assert (found.model.file, found.data, found.compile) == (str(tmp_path / "net.keras"), None, None)
+    assert [step.kind for step in found.steps] == ["prune", "export"]
+    # Relative to the recipe, so that both may move.
+    assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["model"] == {"file": "net.keras"}
+
+
+CASES = {
+    "classes, softmax": (3, "softmax", [0, 1, 2], ("sparse_categorical_crossentropy", ("accuracy",), False)),
+    "classes, logits": (3, None, [0, 1, 2], ("sparse_categorical_crossentropy", ("accuracy",), True)),
+    "two classes": (1, "sigmoid", [0, 1], ("binary_crossentropy", ("accuracy",), False)),
+    "regression": (1, None, [0.5, 1.25, 7.0], ("mse", ("mae",), False)),
+}
+
+
+@pytest.mark.parametrize(("units", "activation", "values", "expected"), CASES.values(), ids=CASES)
+def test_loss_and_metric_follow_from_outputs_and_labels(call, tmp_path, units, activation, values, expected):
+    saved(tmp_path / "net.keras", (6,), units, activation)
+    rng = np.random.default_rng(2)
+    labels = np.resize(np.array(values), 60)
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(60, 6)).astype("float32") * 9, y=labels)
+    found, _ = call("net.keras", "--data", "data.npz")
+    compiled = found.compile
+    assert (compiled.loss, compiled.metrics, compiled.from_logits) == expected
+    # A model from a file is trained already.
+    assert [step.kind for step in found.steps] == ["prune", "finetune", "export", "expect"]
+
+
+def test_one_hot_labels_and_several_outputs(call, tmp_path):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,), name="x")
+    hidden = keras.layers.Dense(8, name="hidden")(inputs)
+    outputs = [keras.layers.Dense(3, "softmax", name="kind")(hidden), keras.layers.Dense(1, name="size")(hidden)]
+    keras.Model(inputs, outputs).save(tmp_path / "net.keras")
+    rows = {"kind": np.eye(3, dtype="float32")[np.arange(60) % 3], "size": np.linspace(0, 9, 60, dtype="float32")}
+    import tensorflow as tf
+
+    x = np.random.default_rng(1).normal(size=(60, 6)).astype("float32")
+    tf.data.Dataset.from_tensor_slices((x, rows)).save(str(tmp_path / "rows"))
+    found, _ = call("net.keras", "--data", "rows")
+    assert found.compile.loss == {"kind": "categorical_crossentropy", "size": "mse"}
+    assert found.compile.metrics == {"kind": ("accuracy",), "size": ("mae",)}
+    assert found.steps[-1].settings.drops == {"kind_accuracy": 0.1}
+
+
+def test_images_are_read_in_the_size_of_the_model(call, tmp_path):
+    write_images(tmp_path / "photos", classes=("cat", "dog"))
+    saved(tmp_path / "net.keras", (9, 7, 3), 2)
+    found, text = call("net.keras", "--data", "photos")
+    assert (found.data.size, found.data.color_mode) == ((9, 7), "rgb")
+    assert "Rescaling" in text
+    saved(tmp_path / "scaling.keras", (9, 7, 1), 2, before=[keras.layers.Rescaling(1 / 255)])
+    found, text = call("scaling.keras", "--data", "photos")
+    assert found.data.color_mode == "grayscale" and "Rescaling" not in text
+
+
+def test_a_csv_file_needs_the_column_of_the_label(call, run, tmp_path):
+    write_csv(tmp_path / "houses.csv", ["rooms", "area", "price"], [[i, 2 * i, i / 4] for i in range(40)])
+    saved(tmp_path / "net.keras", (2,), 1)
+    found, _ = call("net.keras", "--data", "houses.csv", "--label", "price")
+    assert (found.data.label, found.compile.loss) == ("price", "mse")
+    assert_mistake(run("init", "net.keras", "--data", "houses.csv"), "name it with --label COLUMN.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone.keras"], "the model gone.keras does not exist, and no built-in model has that name: digits-cnn"),
+        (["--data", "photos"], "init needs a model for the data 'photos'"),
+        (["digits-cnn", "--data", "gone"], "Received: gone, which is no folder."),
+        (["digits-cnn", "--data", "diabetes"], "does not accept the inputs of diabetes: "),
+        (["digits-cnn", "--label", "x"], "--label needs --data."),
+        (["digits-cnn", "--data", "digits", "--label", "x"], "--label is for CSV files and saved data sets."),
+        (["-o", "mine.txt"], "a recipe is a .yaml file. Received: -o mine.txt."),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(run, tmp_path, arguments, message):
+    assert_mistake(run("init", *arguments), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_recipe_is_kept(run, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("precious")
+    assert_mistake(run("init"), "recipe.yaml exists already. Pass --force to replace it, or -o FILE.yaml.")
+    assert (tmp_path / "recipe.yaml").read_text() == "precious"
