@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
     from prunekit.techniques.pruning.callbacks import PruningCallback
+    from prunekit.techniques.pruning.keep_zeros import KeepZeros
     from prunekit.techniques.pruning.mask_store import LeakError
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
@@ -53,6 +54,7 @@ __all__ = [
     "ExponentialDecay",
     "Global",
     "Jobs",
+    "KeepZeros",
     "L2",
     "LeakError",
     "LinearDecay",
@@ -118,6 +120,7 @@ _MODULES = {
     ),
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
     "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
+    "prunekit.techniques.pruning.keep_zeros": ("KeepZeros",),
     "prunekit.techniques.pruning.mask_store": ("LeakError",),
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),

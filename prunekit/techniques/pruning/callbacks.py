@@ -20,6 +20,7 @@ from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
 from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -30,6 +31,8 @@ class PruningCallback(keras.callbacks.Callback):
     the schedule. Every callback of the list finds "sparsity" in the epoch logs: the sparsity over all weights that the
     pruning callbacks of this `fit` prune. If the list contains a `BackupAndRestore`, the pruning state is saved and
     restored with the weights.
+
+    The zeros hold while this callback trains. In a later `fit` they grow back, unless `pk.KeepZeros()` is a callback.
 
     A model without weights before `fit`, such as a subclassed model that was never called, is built from the first
     batch before the first update, as Keras would build it. The callback then selects the weights to prune.
@@ -88,7 +91,7 @@ class PruningCallback(keras.callbacks.Callback):
     @property
     def report(self) -> Report:
         """The `Report` of the last `fit`, computed at each access."""
-        return self.pruner.report(notes=self.notes)
+        return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:

@@ -8,10 +8,13 @@ from prunekit.sparsity.scores import get_criterion
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.options import Options, as_options
 from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
 
 def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) -> Report:
     """Prunes a trained model once, in place, without training; returns a `Report`.
+
+    Training afterwards lets the zeros grow back, unless it has `pk.KeepZeros`.
 
     Args:
         model: A built Keras model.
@@ -38,4 +41,5 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
     pruner.begin()
     pruner.finish()
-    return pruner.report(before=before, only_pruned=True)
+    notes = [LATER_TRAINING] if pruner.sparsity else []
+    return pruner.report(before=before, notes=notes, only_pruned=True)

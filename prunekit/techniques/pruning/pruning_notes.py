@@ -10,6 +10,11 @@ from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore
 
+LATER_TRAINING = (
+    "The zeros are part of the weights. Training that continues without pk.PruningCallback lets them grow back: pass "
+    "callbacks=[pk.KeepZeros()] to a later fit, or write `with pk.KeepZeros(model, optimizer):` around a loop."
+)
+
 
 def shortfall(schedule: Schedule, steps: int, *, grace: int, reached: float | None = None) -> list[str]:
     """Returns a message if a training of `steps` steps ends before the schedule; else [].

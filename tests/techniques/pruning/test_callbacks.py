@@ -8,6 +8,7 @@ from backends import BACKEND, tensorflow_only, training_step
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
 pytestmark = pytest.mark.every_backend
 
@@ -29,7 +30,7 @@ def test_fit_ends_exactly_at_the_final_sparsity_and_logs_it(compiled, samples):
     assert history.history["sparsity"][-1] == pytest.approx((115 + 58) / 192)
     assert [event.step for event in pruning.report.events] == [0, 5, 10, 13]
     assert pruning.report.targets == ("hidden/kernel", "logits/kernel")
-    assert pruning.report.notes == ()
+    assert pruning.report.notes == (LATER_TRAINING,)
 
 
 def test_fit_and_a_loop_of_the_users_end_in_the_same_bytes(samples):
@@ -65,7 +66,7 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
         compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
     texts = [str(one.message) for one in caught if one.category is UserWarning and "schedule" in str(one.message)]
     assert ["has only 10 steps" in texts[0], "ended after 10 steps" in texts[1]] == [True, True]
-    assert pruning.report.notes == tuple(texts)
+    assert pruning.report.notes == (*texts, LATER_TRAINING)
 
 
 @pytest.mark.one_backend

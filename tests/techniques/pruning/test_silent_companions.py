@@ -8,6 +8,7 @@ import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
 pytestmark = pytest.mark.every_backend
 RISE = PolynomialDecay(0.0, 0.8, 0, 10, frequency=5, power=1)
@@ -66,7 +67,7 @@ def test_the_best_epoch_that_was_less_sparse_is_named_with_its_file(compiled, ba
     (told,) = [str(one.message) for one in caught if "ModelCheckpoint" in str(one.message)]
     assert "has sparsity 0.4010 in the pruned weights; the model now has 0.7969. Save the model" in told
     assert zeros(path) == [51, 26]
-    assert pruning.report.notes == (told,)
+    assert pruning.report.notes == (told, LATER_TRAINING)
 
 
 def test_files_of_the_final_sparsity_older_files_and_each_epochs_own_are_no_news(compiled, batches, tmp_path):

@@ -1,0 +1,143 @@
+"""KeepZeros: holds the zeros that a model already has while it trains on, without a schedule."""
+
+import contextlib
+import warnings
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from prunekit.anatomy.inspection import Report
+from prunekit.anatomy.targets import Target, find_targets
+from prunekit.core import distribution
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.schedules import OneShot
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.held_masks import holding, masks_of_zeros
+from prunekit.techniques.pruning.mask_store import MaskStore
+
+
+class KeepZeros(PruningCallback):
+    """Keeps every weight that is exactly zero at zero while a pruned model trains on.
+
+    As a callback: `model.fit(x, y, callbacks=[pk.KeepZeros()])`. In a loop of your own, around the loop:
+    `with pk.KeepZeros(model, optimizer): ...`, before its `tf.function` runs for the first time.
+
+    Held are the zeros, -0.0 included, of the weights that are pruned by default, or that `include` names. A weight that
+    is zero throughout is not trained yet, and is not held. Gradients are masked before clipping, and the optimizer's
+    slots are zero at these positions, as with `PruningCallback`. Zeros that training produces later are not held.
+
+    In one `fit` with a `PruningCallback`, which keeps the zeros of the weights that it prunes, the weights must differ:
+    give `KeepZeros` the others by `include` or `exclude`.
+
+    Args:
+        model: A built Keras model, for a loop of your own; None for a callback, which Keras gives the model.
+        optimizer: Keras optimizer of the loop, or a list of optimizers; None uses those of the model. A loop without a
+            Keras optimizer passes its gradients through `mask_gradients`.
+        include: Names, globs or `re:` patterns of layers and weights; empty means every weight pruned by default.
+        exclude: Names, globs or `re:` patterns of layers and weights to leave out.
+
+    Attributes:
+        notes: Messages of the last `fit` or `with` block.
+
+    Raises:
+        ValueError: No such weight, or none that is pruned by default; in `fit`, as for `PruningCallback`.
+        TypeError: As a context manager: no model was given, or `optimizer` is not a Keras optimizer.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ):
+        super().__init__(OneShot(sparsity=0.0), include=include, exclude=exclude, keep_zeros=True)
+        self._loop = (model, optimizer)
+        self._block: contextlib.ExitStack | None = None
+        self._held: MaskStore | None = None
+
+    @property
+    def masks(self) -> dict[str, np.ndarray]:
+        """Weight name -> boolean array, False where a zero is held; of the weights that have zeros."""
+        if self._in_a_loop:
+            return {} if self._held is None else self._held.masks
+        return {name: mask for name, mask in self.pruner.masks.items() if not mask.all()}
+
+    @property
+    def report(self) -> Report:
+        """The `Report` of the last `fit`, computed at each access."""
+        return self.pruner.report(notes=self.notes)
+
+    def audit(self) -> dict[str, int]:
+        """Returns {weight name: number of held positions that are not exactly zero}."""
+        if self._in_a_loop:
+            return {} if self._held is None else self._held.audit()
+        return self.pruner.audit()
+
+    @property
+    def _in_a_loop(self) -> bool:
+        """True if this is a context manager and no callback."""
+        return self._loop[0] is not None and self._pruner is None
+
+    # ---- in `fit` ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        super()._begin()
+        kept = self.pruner.masks
+        self._announce(_notes({name: mask for name, mask in kept.items() if not mask.all()}, self.pruner.targets))
+
+    # ---- in a loop of one's own --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Starts to hold the zeros of the model."""
+        model, optimizer = self._loop
+        if model is None:
+            raise TypeError("KeepZeros holds the zeros of a model: write `with pk.KeepZeros(model, optimizer):`.")
+        if self._block is not None:
+            raise RuntimeError("This KeepZeros is entered already. Create another one.")
+        targets, _ = find_targets(model, self.options.include, self.options.exclude)
+        masks = masks_of_zeros(targets)
+        self.notes = _notes(masks, targets)
+        if distribution.speaks_for(model):
+            for note in self.notes:
+                warnings.warn(note, stacklevel=2)
+        with contextlib.ExitStack() as undo:
+            self._held = undo.enter_context(holding(model, masks, optimizer)) if masks else None
+            self._block = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Holds the zeros once more and gives the optimizer back as it was; the zeros stay."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(kind, error, where)
+
+    def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns `gradients`, aligned with `model.trainable_variables`, set to zero where zeros are held."""
+        if not self._in_a_loop:
+            return self.pruner.mask_gradients(gradients)
+        if self._held is None:
+            return list(gradients)
+        return self._held.mask_gradients(gradients, self._loop[0].trainable_variables)
+
+
+def _notes(masks: Mapping[str, np.ndarray], targets: Sequence[Target]) -> list[str]:
+    """Returns messages about targets that are zero throughout, and about a model without zeros to hold."""
+    others = [target for target in targets if target.name not in masks]
+    empty = [target.name for target in others if not np.any(array_of(target.variable.value))]
+    notes = []
+    if empty:
+        notes.append(
+            f"KeepZeros does not hold weights that are zero throughout, which are not trained yet: {', '.join(empty)}."
+        )
+    if not masks:
+        notes.append(
+            f"KeepZeros found no zero in {len(targets)} weights, so it holds none. To make weights zero, use "
+            "pk.PruningCallback or pk.prune."
+        )
+    return notes
