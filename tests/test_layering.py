@@ -16,8 +16,9 @@ ORDER = (
     ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names fans "
-        "watching flow recorded_graph tracing cost inspection archives model_files",
+        "sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
+        "name_patterns targets layer_names fans watching flow recorded_graph tracing cost inspection archives "
+        "keras_hub_files model_files",
     ),
     (
         "core",

@@ -31,6 +31,7 @@ _OUT_BY_DEFAULT = {
     "bias": "a bias: out unless include names it",
     "normalization": "a normalisation weight: out unless include names it",
     "depthwise_kernel": "a depthwise kernel: out unless include names it",
+    "embedding": "a table of positions: out unless include names it",
     "other": "not a kernel: out unless include names it",
 }
 
