@@ -17,8 +17,8 @@ ORDER = (
     (
         "anatomy",
         "sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
-        "name_patterns targets layer_names fans watching flow recorded_graph tracing cost inspection archives "
-        "keras_hub_files model_files",
+        "name_patterns targets layer_names fans watching flow example_inputs recorded_graph tracing cost inspection "
+        "archives keras_hub_files model_files",
     ),
     (
         "core",

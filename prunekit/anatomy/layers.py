@@ -330,6 +330,13 @@ def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] |
     return dict(each), products
 
 
+def takes_part_in_products(layer: Any, spec: WeightSpec) -> bool:
+    """Returns False if a weight never multiplies, whatever the sizes: biases, scales, lookup tables."""
+    if spec.role == "embedding":
+        return any(row.uses is not None for row in _rows(layer))
+    return spec.prunable or spec.role in ("depthwise_kernel", "unknown")
+
+
 def multiplied_by(layer: Any, uses: Mapping[str, int]) -> dict[str, Sources]:
     """For each kernel in `uses`, the sources of the activations that the kernel multiplies in a call of `layer`.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.sections import Column, Picture, Section, Value
+from prunekit.anatomy.tables import at_least
 from prunekit.delivery import formatting
 from prunekit.delivery.formatting import count, is_number, number
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
@@ -169,13 +170,17 @@ def weight_table(
         *(
             getattr(old, "zeros", None),
             report.zeros,
-            report.macs,
-            getattr(old, "sparse_macs", None),
-            report.sparse_macs,
+            _macs(report.macs, report),
+            None if old is None else _macs(old.sparse_macs, old),
+            _macs(report.sparse_macs, report),
         ),
         *(report.bytes, *gzip, None),
     )
     return _without_empty_columns(_weight_columns(bool(before)), title, cells, total)
+
+
+def _macs(total: int | None, report: Report) -> int | str | None:
+    return total if report.macs_complete or total is None else at_least(total, False, formatting.short_count)
 
 
 def _weight_columns(compared: bool) -> tuple[Column, ...]:
@@ -221,13 +226,17 @@ def _weight_figures(row: WeightRow, old: WeightRow | None, run: RunReport | None
 def _without_empty_columns(
     columns: tuple[Column, ...], title: str, rows: Sequence[tuple[Value, ...]], total: tuple[Value, ...]
 ) -> Section:
-    """Returns a table without the columns whose value is unknown in every row."""
-    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    """Returns a table without the columns whose value is unknown in every row, other than the column "MACs"."""
+    kept = [
+        index
+        for index, column in enumerate(columns)
+        if column.name == "MACs" or any(row[index] is not None for row in rows)
+    ]
     return Section(
         title,
         tuple(columns[index] for index in kept),
         tuple(tuple(row[index] for index in kept) for row in rows),
-        tuple("" if total[index] is None else total[index] for index in kept),
+        tuple("" if total[index] is None and columns[index].kind != "short_count" else total[index] for index in kept),
     )
 
 

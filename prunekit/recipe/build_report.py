@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.inspection import inspect
 from prunekit.anatomy.targets import Skipped
 from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
@@ -18,6 +17,7 @@ from prunekit.delivery.plot_data import MOST_HISTOGRAMS, weight_histogram
 from prunekit.delivery.run_report import RunReport, compressed_sizes
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.preparation import Prepared
+from prunekit.recipe.run_inputs import inspected
 from prunekit.recipe.run_state import RunState
 from prunekit.sparsity.schedules import SCHEDULES
 
@@ -32,12 +32,13 @@ def report_of(prepared: Prepared, model: keras.Model, record: RunState, hashes: 
         hashes: Digests of recipe, model and data at the start of the run.
     """
     recipe = prepared.recipe
+    found = inspected(model, prepared.data)
     after = dataclasses.replace(
-        inspect(model),
+        found,
         targets=tuple(record.targets),
         skipped=_skipped(record),
         events=tuple(record.events),
-        notes=tuple(record.notes),
+        notes=(*found.notes, *record.notes),
     )
     now = weight_arrays(model)
     metrics = {"accuracy_before": record.accuracy_before, "accuracy_after": record.accuracy}

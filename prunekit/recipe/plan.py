@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from prunekit.anatomy.reports import by_reason
 from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
@@ -93,7 +94,7 @@ def show_plan(plan: Plan, console: "Console") -> None:
         if step.pruning:
             updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)
             console.print(f"   {len(step.pruning)} mask updates, at step (sparsity): {updates}")
-        for skipped in step.skipped:
-            console.print(f"   left out: {line(skipped.name)}: {line(skipped.reason)}")
+        for skipped in by_reason(step.skipped):
+            console.print(f"   left out: {line(skipped)}")
     for note in plan.notes:
         console.print(f"note: {line(note)}")

@@ -1,9 +1,11 @@
 """RunInputs: the model, the data and the settings of a run, as every step is prepared and run with them."""
 
+import contextlib
 from dataclasses import dataclass
 
 import keras
 
+from prunekit.anatomy.inspection import Report, inspect
 from prunekit.recipe.data import Data
 from prunekit.recipe.replicas import ALONE, Replicas
 from prunekit.recipe.schema import Recipe
@@ -30,3 +32,13 @@ class RunInputs:
     compile: Compile | None
     steps_per_epoch: int | None
     replicas: Replicas = ALONE
+
+
+def inspected(model: keras.Model, data: Data | None) -> Report:
+    """Returns the report on a model's weights; an example of the data gives the sizes that the model leaves open."""
+    if data is not None:
+        example = keras.tree.map_structure(lambda array: array[:1], data.train[0])
+        # A model that cannot be traced on the example is traced on its declared inputs, and a note gives the reason.
+        with contextlib.suppress(ValueError, TypeError):
+            return inspect(model, inputs=example)
+    return inspect(model)
