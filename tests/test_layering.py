@@ -53,10 +53,10 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields sources timing step_settings step_kinds schema yaml_reader loader presence factories idx npy data "
-        "models summary progress replica_state interruption replicas compile_settings run_inputs run_state directory "
-        "read_report checkpoint workspace step_handler train_step prune_step export_step expectations expect_step "
-        "preparation plan execution build_report runner grid sweep_process workers sweep",
+        "fields applications sources timing step_settings step_kinds schema yaml_reader loader presence factories "
+        "idx npy data models summary progress replica_state interruption replicas compile_settings run_inputs "
+        "run_state directory read_report checkpoint workspace step_handler train_step prune_step export_step "
+        "expectations expect_step preparation plan execution build_report runner grid sweep_process workers sweep",
     ),
     ("", "doctor options terminal cli __main__"),
 )

@@ -108,6 +108,9 @@ def _first_table() -> dict[type, Row]:
     table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("LayerNormalization")}
     table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("GroupNormalization")}
     table |= {layer: Row({"scale": NORM}) for layer in _types("RMSNormalization")}
+    # ConvNeXt scales the channels of its branches; Keras does not export the layer.
+    scale = getattr(inspect.getmodule(keras.applications.ConvNeXtTiny), "LayerScale", None)
+    table |= {} if scale is None else {scale: Row({"gamma": NORM})}
     table |= {
         layer: Row({"reverse_embeddings": WeightSpec("kernel")}, counting.reversible_uses)
         for layer in _types("ReversibleEmbedding")

@@ -97,7 +97,7 @@ def load_model(
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
-    """Loads the weights in a `.keras` file into `model`, after checking the file.
+    """Loads the weights in a `.keras`, `.weights.h5` or `.h5` file into `model`, after checking the file.
 
     Args:
         model: A built model with the same layers as the saved model.
@@ -107,7 +107,7 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limit
     Raises:
         FileRefused: The file is missing, damaged or hostile, or holds the weights of another model.
     """
-    check_model_file(path, limits)
+    (check_legacy_h5 if os.fspath(path).endswith(".h5") else check_model_file)(path, limits=limits)
     with _reasons(os.fspath(path)):
         model.load_weights(path)
 

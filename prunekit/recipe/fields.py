@@ -160,7 +160,7 @@ def _whole_name(value: str) -> str:
     return value
 
 
-def _resolved(value: str, info: ValidationInfo) -> str:
+def resolved_path(value: str, info: ValidationInfo) -> str:
     """Returns the path, made absolute relative to the folder of the recipe file if there is a file."""
     if not value.strip():
         raise refusal(f"expected a path. Received: {shown(value)}.")
@@ -321,9 +321,10 @@ Fraction = Annotated[float, _check(_unit_interval, True)]
 Positive = Annotated[float, Field(gt=0.0)]
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, AfterValidator(_whole_name)]
 Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
-FilePath = Annotated[str, AfterValidator(_resolved)]
+FilePath = Annotated[str, AfterValidator(resolved_path)]
 Factory = Annotated[str, AfterValidator(_factory)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Plain], AfterValidator(_identifiers)]

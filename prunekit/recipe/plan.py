@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.reports import by_reason
 from prunekit.delivery.formatting import clean, count, sparsity
+from prunekit.recipe.models import source_notes
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
@@ -49,6 +50,8 @@ def plan(
     prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
     steps: list[PlannedStep] = []
     notes: dict[str, None] = {}
+    if prepared.recipe.model is not None and "model" not in prepared.given:
+        notes.update(dict.fromkeys(source_notes(prepared.recipe.model)))
     for step, resolved in zip(prepared.recipe.steps, prepared.steps, strict=True):
         handler = handler_of(step.kind)
         steps.append(handler.planned(resolved, _outline(step, prepared.steps_per_epoch)))
