@@ -115,7 +115,8 @@ def _application(source: ModelSource) -> keras.Model:
     except Exception as error:
         # Catches any exception: a download that fails raises a plain Exception, and each model refuses in its own way.
         what = f"{name} with its imagenet weights, which Keras downloads," if pretrained else name
-        remedy = " Without a network, write the path of a file as 'weights', or null." if pretrained else ""
+        offline = pretrained and (isinstance(error, OSError) or "URL fetch failure" in str(error))
+        remedy = " Without a network, write the path of a file as 'weights', or null." if offline else ""
         raise RecipeError(
             f"model: {what} could not be built: {' '.join(str(error).split()).rstrip('.')}.{remedy}"
         ) from error

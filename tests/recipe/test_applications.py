@@ -161,6 +161,8 @@ def test_arguments_that_keras_refuses_are_one_line():
     with pytest.raises(RecipeError, match="model: MobileNet could not be built: Input size must be") as refused:
         build_model(ModelSource.model_validate({**SMALL, "input_shape": (8, 8, 3)}), seed=0)
     assert "\n" not in str(refused.value)
+    with pytest.raises(RecipeError, match="`input_shape` should be .224, 224, 3.[^W]*$"):
+        build_model(ModelSource(application="MobileNet", weights="imagenet", input_shape=(32, 32, 3)), seed=0)
 
 
 def test_the_plan_says_that_keras_downloads(monkeypatch, built):
