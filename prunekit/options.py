@@ -44,7 +44,35 @@ def _lists(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     return _pairs(context, parameter, texts, read_values)
 
 
+def _shapes(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[int, ...] | dict[str, tuple[int, ...]] | None:
+    """Returns the shape of all inputs, or {name: shape}; None without the option."""
+
+    def read(text: str) -> tuple[int, ...]:
+        try:
+            return tuple(int(length) for length in text.split(","))
+        except ValueError:
+            raise click.BadParameter(
+                f"expected sizes with the batch first, such as 1,128 or tokens=1,128. Received: {text!r}.",
+                context,
+                parameter,
+            ) from None
+
+    if len(texts) == 1 and "=" not in texts[0]:
+        return read(texts[0])
+    return _pairs(context, parameter, texts, read) or None
+
+
 recipe_argument = click.argument("recipe")
+input_shape_option = click.option(
+    "--input-shape",
+    "inputs",
+    metavar="[NAME=]SIZES",
+    multiple=True,
+    callback=_shapes,
+    help="Shape of the inputs, batch first, such as 1,128; of one input, NAME=1,128. May be repeated.",
+)
 set_option = click.option(
     "--set",
     "overrides",

@@ -119,7 +119,7 @@ REFUSED = {
         lambda: sequential(layers.Activation("relu")),
         "has no weights to prune. Received: it has no weights",
     ),
-    "no kernel": (lambda: sequential(layers.BatchNormalization()), "gamma: a normalisation weight"),
+    "no kernel": (lambda: sequential(layers.BatchNormalization()), "gamma, .*beta: a normalisation weight"),
     "int32": (lambda: sequential(Own("int32")), "its type int32 is not a floating-point type"),
     "int8": (lambda: sequential(Own("int8")), "its type int8 is not a floating-point type"),
     "bool": (lambda: sequential(Own("bool")), "its type bool is not a floating-point type"),

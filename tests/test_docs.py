@@ -11,7 +11,7 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATIS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose blocks take more than five seconds.
-LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses resuming sweeps".split()
+LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses models resuming sweeps".split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
 

@@ -16,8 +16,9 @@ ORDER = (
     ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
     (
         "anatomy",
-        "display sections tables reports counting weight_spec layers raw_variables name_patterns targets layer_names "
-        "fans watching flow recorded_graph tracing cost inspection archives model_files",
+        "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
+        "name_patterns targets layer_names fans watching flow example_inputs recorded_graph tracing cost inspection "
+        "archives keras_hub_files model_files",
     ),
     (
         "core",
@@ -53,8 +54,8 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields compile_fields data_source sources timing step_settings step_kinds schema yaml_reader loader presence "
-        "factories idx npy",
+        "fields applications compile_fields data_source sources timing step_settings step_kinds schema yaml_reader "
+        "loader presence factories idx npy",
     ),
     (
         "recipe/datasets",

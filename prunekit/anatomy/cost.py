@@ -16,7 +16,7 @@ import numpy as np
 
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.layers import sublayers
-from prunekit.anatomy.tables import plain, table
+from prunekit.anatomy.tables import at_least, known_sum, plain, table
 from prunekit.anatomy.targets import Skipped, Weight, check_built, places, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace
 from prunekit.sparsity.arguments import whole
@@ -82,7 +82,8 @@ class Cost(Displayed):
         model: Name of the model.
         batch_size: Number of examples in the pass.
         layers: One row per layer that computes or returns a new tensor, in the model's order.
-        unknown: Layers with an unknown figure, and the reason; the totals leave unknown figures out.
+        unknown: Layers with an unknown figure, and the reason. Totals leave unknown figures out, and are then lower
+            bounds; a total of which no figure is known is None.
     """
 
     model: str
@@ -96,34 +97,41 @@ class Cost(Displayed):
         return sum(row.parameters for row in self.layers)
 
     @property
-    def macs(self) -> int:
+    def macs(self) -> int | None:
         """Multiply-accumulates of one forward pass."""
-        return sum(row.macs or 0 for row in self.layers)
+        return self._total("macs")
 
     @property
-    def sparse_macs(self) -> int:
+    def sparse_macs(self) -> int | None:
         """Multiply-accumulates of one forward pass that skips every zero weight."""
-        return sum(row.sparse_macs or 0 for row in self.layers)
+        return None if self.macs is None else sum(row.sparse_macs or 0 for row in self.layers)
 
     @property
-    def backward_macs(self) -> int:
+    def backward_macs(self) -> int | None:
         """Multiply-accumulates of one backward pass."""
-        return sum(row.backward_macs or 0 for row in self.layers)
+        return self._total("backward_macs")
 
     @property
-    def sparse_backward_macs(self) -> int:
+    def sparse_backward_macs(self) -> int | None:
         """Multiply-accumulates of one backward pass that skips every zero weight."""
-        return sum(row.sparse_backward_macs or 0 for row in self.layers)
+        return None if self.backward_macs is None else sum(row.sparse_backward_macs or 0 for row in self.layers)
 
     @property
-    def activation_bytes(self) -> int:
+    def activation_bytes(self) -> int | None:
         """Bytes of the layers' output tensors in one forward pass; not the peak memory."""
-        return sum(row.activation_bytes or 0 for row in self.layers)
+        return self._total("activation_bytes")
 
     @property
-    def backward_activation_bytes(self) -> int:
+    def backward_activation_bytes(self) -> int | None:
         """Bytes of the gradients of the layers' output tensors in one backward pass."""
-        return sum(row.backward_activation_bytes or 0 for row in self.layers)
+        return self._total("backward_activation_bytes")
+
+    def _total(self, name: str) -> int | None:
+        return known_sum(getattr(row, name) for row in self.layers)
+
+    def is_complete(self, name: str) -> bool:
+        """Returns True if the figure `name` is known for every layer, so that its total is no lower bound."""
+        return all(getattr(row, name) is not None for row in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures and totals as a dictionary that can be written as JSON."""
@@ -141,7 +149,7 @@ class Cost(Displayed):
         """A plain-text table of the layers, with totals and the unknown figures."""
         head = ("layer", "type", *_TOTALS.values())
         rows = [(row.layer, row.type, *(plain(getattr(row, name)) for name in _TOTALS)) for row in self.layers]
-        total = ("total", "", *(plain(getattr(self, name)) for name in _TOTALS))
+        total = ("total", "", *(at_least(getattr(self, name), self.is_complete(name)) for name in _TOTALS))
         title = f"Model {self.model!r}, batches of {self.batch_size}: multiply-accumulates, bytes of activations"
         lines = [title, *table(head, rows, total, left={0, 1})]
         return "\n".join([*lines, *(f"not known: {item.name}: {item.reason}" for item in self.unknown)])
@@ -173,16 +181,17 @@ def cost(model: Any, batch_size: int = 1, *, inputs: Any = None) -> Cost:
     Args:
         model: A built Keras 3 model or layer.
         batch_size: Number of examples in the pass; every count except `parameters` scales with the batch size.
-        inputs: Example inputs of the model: arrays or tensors, of which only the dtypes and the shapes after the first
-            axis are used. Required for models without declared inputs, or with None in a declared shape other than the
-            batch axis.
+        inputs: Example inputs of the model, or their shapes, as `prunekit.anatomy.example_inputs.example_inputs` takes
+            them. Required for models without declared inputs, or with None in a declared shape other than the batch
+            axis.
 
     Returns:
         A `Cost`: multiply-accumulates, bytes and numbers of weights, all exact integers.
 
     Raises:
-        TypeError: `model` is not a Keras 3 model; `inputs` are not arrays or tensors.
-        ValueError: `model` is not built; its input shapes are unknown; `model` cannot be called on such inputs.
+        TypeError: `model` is not a Keras 3 model; `inputs` are neither arrays nor tensors nor shapes.
+        ValueError: `model` is not built; its input shapes are unknown; `inputs` do not fit; `model` cannot be called on
+            such inputs.
     """
     check_built(model)
     batch_size = whole("batch_size", batch_size, 1, wrong_type=ValueError)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.cost import nonzero_mask
+from prunekit.anatomy.example_inputs import fixed_batch
+from prunekit.anatomy.layers import takes_part_in_products
 from prunekit.anatomy.reports import Event, Report, WeightRow
 from prunekit.anatomy.targets import Skipped, Target, Weight, check_built, raw_variables_in, weights_in
-from prunekit.anatomy.tracing import Trace, fixed_batch, forward_trace, item_bytes
+from prunekit.anatomy.tracing import Trace, forward_trace, item_bytes
 from prunekit.sparsity.detection import detect
 
 __all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
@@ -20,25 +22,32 @@ __all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
 # ---------------------------------------------------------------- inspecting
 
 
-def inspect(model: Any) -> Report:
+def inspect(model: Any, *, inputs: Any = None) -> Report:
     """Returns a report on the current weights of a Keras 3 model, with one row per variable.
 
+    Args:
+        model: A built Keras 3 model or layer.
+        inputs: Example inputs, or their shapes such as (1, 128), for models whose inputs have no fixed size, as
+            `prunekit.anatomy.example_inputs.example_inputs` takes them. None: multiply-accumulates of such models are
+            unknown, and a note gives the reason.
+
     Raises:
-        TypeError: `model` is not a Keras 3 model.
-        ValueError: `model` has no weights yet.
+        TypeError: `model` is not a Keras 3 model; `inputs` are neither arrays nor tensors nor shapes.
+        ValueError: `model` has no weights yet; `inputs` do not fit.
     """
     check_built(model)
     notes: list[str] = []
+    batch, found = fixed_batch(model) or 1, None
     try:
-        batch = fixed_batch(model) or 1
-        found = forward_trace(model, batch)
+        found = forward_trace(model, batch, inputs)
     except ValueError as error:
-        batch, found = 1, Trace()
+        if inputs is not None:
+            raise
         notes.append(f"MACs are not known. {error}")
     weights = weights_in(model)
     rows = tuple(_row(weight, found, batch) for weight in weights)
-    if not notes:
-        notes += _what_is_not_counted(model, weights, found)
+    if found is not None:
+        notes += _what_is_not_counted(model, weights, rows)
     return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
 
 
@@ -56,24 +65,20 @@ def _renewed(row: WeightRow, target: Target) -> WeightRow:
         row,
         zeros=row.size - nonzeros,
         pattern=detect(kept, target.in_axes, target.out_axes),
-        sparse_macs=row.macs // row.size * nonzeros,
+        sparse_macs=None if row.macs is None else row.macs // row.size * nonzeros,
     )
 
 
-def _what_is_not_counted(model: Any, weights: Sequence[Weight], found: Trace) -> list[str]:
-    silent = [
-        weight
-        for weight in weights
-        if id(weight.layer) in found.unknown or (weight.spec.prunable and id(weight.variable) not in found.uses)
-    ]
+def _what_is_not_counted(model: Any, weights: Sequence[Weight], rows: Sequence[WeightRow]) -> list[str]:
+    silent = [weight for weight, row in zip(weights, rows, strict=True) if row.macs is None]
     layers = ", ".join(dict.fromkeys(weight.layer_path or model.name for weight in silent))
     return [f"MACs are not known, and left out of the totals, for: {layers}."] if silent else []
 
 
-def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
+def _row(weight: Weight, found: Trace | None, batch: int) -> WeightRow:
     kept = nonzero_mask(weight.values)
     nonzeros = int(np.count_nonzero(kept))
-    uses = 0 if id(weight.layer) in found.unknown else found.uses.get(id(weight.variable), 0) // batch
+    uses = _uses(weight, found, batch)
     return WeightRow(
         name=weight.name,
         layer=weight.layer_path,
@@ -82,7 +87,16 @@ def _row(weight: Weight, found: Trace, batch: int) -> WeightRow:
         size=weight.size,
         zeros=weight.size - nonzeros,
         pattern=detect(kept, weight.spec.in_axes, weight.spec.out_axes),
-        macs=uses * weight.size,
-        sparse_macs=uses * nonzeros,
+        macs=None if uses is None else uses * weight.size,
+        sparse_macs=None if uses is None else uses * nonzeros,
         bytes=math.prod(weight.variable.shape) * item_bytes(weight.variable.dtype),
     )
+
+
+def _uses(weight: Weight, found: Trace | None, batch: int) -> int | None:
+    """Returns the multiply-accumulates of each entry for one example; None if unknown."""
+    if not takes_part_in_products(weight.layer, weight.spec):
+        return 0
+    if found is None or id(weight.layer) in found.unknown or id(weight.variable) not in found.uses:
+        return None
+    return found.uses[id(weight.variable)] // batch

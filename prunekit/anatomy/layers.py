@@ -1,61 +1,38 @@
 """The table of layer types: each type's weights, their input and output axes, and how often a call uses them.
 
 Lookup follows the method resolution order: a subclass of Dense has the row of Dense. No other module of prunekit may
-depend on a layer type; to support a new layer type, add a row here or call `register_layer`.
+depend on a layer type; to support a new layer type, add a row here or call `register_layer`. The rows of KerasHub's
+layers are in `keras_hub_layers.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import keras
 
-from prunekit.anatomy import counting
+from prunekit.anatomy import counting, keras_hub_layers
 from prunekit.anatomy.counting import Call, Product, Shape, Sources, Steps
+from prunekit.anatomy.layer_rows import (
+    BIAS,
+    DEPTHWISE,
+    EMBEDDING,
+    KERNEL,
+    NORM,
+    NORM_STATE,
+    OTHER,
+    OTHER_STATE,
+    RECURRENT,
+    SLOPE,
+    TRANSPOSED,
+    Row,
+    Uses,
+    Weights,
+)
 from prunekit.anatomy.weight_spec import WeightSpec
-
-_STATE = "it is state that the layer keeps, not a weight that it learns"
-Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
-Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-        weights: Attribute name (without leading underscore) -> `WeightSpec`, or function layer -> `WeightSpec`.
-        uses: Function (layer, Call) -> number of multiply-accumulates per kernel element in that call: one number for
-            all kernels, or a dict per attribute. None: the weights take part in no counted multiply-accumulate.
-        products: Function (layer, Call) -> the products between activations (attention).
-        counted: False if the MACs of this layer type are unknown.
-    """
-
-    weights: Weights
-    uses: Uses | None = None
-    products: Callable[[Any, Call], tuple[Product, ...]] | None = None
-    counted: bool = True
-
-
-# ---------------------------------------------------------------- specs
-
-_KERNEL = WeightSpec("kernel", (-2,), (-1,))
-_TRANSPOSED = WeightSpec("kernel", (-1,), (-2,))
-# Each (channel, multiplier) pair is a separate output unit that sums over space only: there is no input axis.
-_DEPTHWISE = WeightSpec("depthwise_kernel", (), (-2, -1), prunable=False, parallel_axes=(-2,))
-_RECURRENT = WeightSpec("recurrent_kernel", (-2,), (-1,))
-# A lookup reads one row and sums over no axis.
-_EMBEDDING = WeightSpec("embedding", (-2,), (-1,), parallel_axes=(-2,))
-_BIAS = WeightSpec("bias", (), (-1,), prunable=False)
-_NORM = WeightSpec("normalization", (), (), prunable=False)
-_NORM_STATE = WeightSpec("normalization", (), (), prunable=False, refused=_STATE)
-_OTHER = WeightSpec("other", (), (), prunable=False)
-_OTHER_STATE = WeightSpec("other", (), (), prunable=False, refused=_STATE)
-_SLOPE = WeightSpec("other", (), (), prunable=False, refused="a zero slope changes the activation and saves no work")
 
 
 def _einsum_kernel(layer: Any) -> WeightSpec:
@@ -93,44 +70,47 @@ def _cell(layer_type: type) -> type:
 
 
 def _first_table() -> dict[type, Row]:
-    kernel_and_bias: Weights = {"kernel": _KERNEL, "bias": _BIAS}
-    recurrent: Weights = {"kernel": _KERNEL, "recurrent_kernel": _RECURRENT, "bias": _BIAS}
+    kernel_and_bias: Weights = {"kernel": KERNEL, "bias": BIAS}
+    recurrent: Weights = {"kernel": KERNEL, "recurrent_kernel": RECURRENT, "bias": BIAS}
     table = {
         _L.Dense: Row(kernel_and_bias, counting.per_input_row),
-        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": _BIAS}, counting.einsum_uses),
-        _base(_L.Conv2D, "BaseConv"): Row({"kernel": _convolution_kernel, "bias": _BIAS}, counting.per_output_position),
+        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": BIAS}, counting.einsum_uses),
+        _base(_L.Conv2D, "BaseConv"): Row({"kernel": _convolution_kernel, "bias": BIAS}, counting.per_output_position),
         _base(_L.Conv2DTranspose, "BaseConvTranspose"): Row(
-            {"kernel": _TRANSPOSED, "bias": _BIAS}, counting.per_input_position
+            {"kernel": TRANSPOSED, "bias": BIAS}, counting.per_input_position
         ),
         _base(_L.DepthwiseConv2D, "BaseDepthwiseConv"): Row(
-            {"kernel": _DEPTHWISE, "bias": _BIAS}, counting.per_output_position
+            {"kernel": DEPTHWISE, "bias": BIAS}, counting.per_output_position
         ),
         _base(_L.SeparableConv2D, "BaseSeparableConv"): Row(
-            {"depthwise_kernel": _DEPTHWISE, "pointwise_kernel": _KERNEL, "bias": _BIAS}, counting.per_output_position
+            {"depthwise_kernel": DEPTHWISE, "pointwise_kernel": KERNEL, "bias": BIAS}, counting.per_output_position
         ),
-        _L.Embedding: Row({"embeddings": _EMBEDDING}),
+        _L.Embedding: Row({"embeddings": EMBEDDING}),
         _cell(_L.ConvLSTM2D): Row(recurrent, counting.per_output_position),
         _L.BatchNormalization: Row(
-            {"gamma": _NORM, "beta": _NORM}
+            {"gamma": NORM, "beta": NORM}
             | dict.fromkeys(
-                ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"), _NORM_STATE
+                ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"), NORM_STATE
             )
         ),
-        _L.SpectralNormalization: Row({"vector_u": _NORM_STATE}),
-        _L.Normalization: Row(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), _NORM_STATE)),
-        _L.PReLU: Row({"alpha": _SLOPE}),
-        _L.Attention: Row({"scale": _OTHER, "concat_score_weight": _OTHER}, products=counting.attention_products),
-        _L.AdditiveAttention: Row({"scale": _OTHER}, products=counting.additive_attention_products),
+        _L.SpectralNormalization: Row({"vector_u": NORM_STATE}),
+        _L.Normalization: Row(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), NORM_STATE)),
+        _L.PReLU: Row({"alpha": SLOPE}),
+        _L.Attention: Row({"scale": OTHER, "concat_score_weight": OTHER}, products=counting.attention_products),
+        _L.AdditiveAttention: Row({"scale": OTHER}, products=counting.additive_attention_products),
         _L.MultiHeadAttention: Row({}, products=counting.multi_head_products),
         _L.GroupQueryAttention: Row({}, products=counting.group_query_products),
         _L.Dot: Row({}, products=counting.dot_products),
-        _L.STFTSpectrogram: Row({"real_kernel": _OTHER_STATE, "imag_kernel": _OTHER_STATE}, counted=False),
+        _L.STFTSpectrogram: Row({"real_kernel": OTHER_STATE, "imag_kernel": OTHER_STATE}, counted=False),
         _L.MelSpectrogram: Row({}, counted=False),
     }
     table |= {cell: Row(recurrent, counting.per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")}
-    table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("LayerNormalization")}
-    table |= {layer: Row({"gamma": _NORM, "beta": _NORM}) for layer in _types("GroupNormalization")}
-    table |= {layer: Row({"scale": _NORM}) for layer in _types("RMSNormalization")}
+    table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("LayerNormalization")}
+    table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("GroupNormalization")}
+    table |= {layer: Row({"scale": NORM}) for layer in _types("RMSNormalization")}
+    # ConvNeXt scales the channels of its branches; Keras does not export the layer.
+    scale = getattr(inspect.getmodule(keras.applications.ConvNeXtTiny), "LayerScale", None)
+    table |= {} if scale is None else {scale: Row({"gamma": NORM})}
     table |= {
         layer: Row({"reverse_embeddings": WeightSpec("kernel")}, counting.reversible_uses)
         for layer in _types("ReversibleEmbedding")
@@ -168,7 +148,15 @@ def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: 
 
 
 def _rows(layer: Any) -> Iterator[Row]:
-    return (_TABLE[base] for base in type(layer).__mro__ if base in _TABLE)
+    return (row for row in map(_row_of, type(layer).__mro__) if row is not None)
+
+
+def _row_of(layer_type: type) -> Row | None:
+    """The row of a class itself, not of its base classes; a registered row has priority over prunekit's own."""
+    row = _TABLE.get(layer_type)
+    if row is None and layer_type.__module__.partition(".")[0] == keras_hub_layers.PACKAGE:
+        return keras_hub_layers.ROWS.get(layer_type.__name__)
+    return row
 
 
 def sublayers(layer: Any) -> list[Any]:
@@ -343,6 +331,13 @@ def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] |
     if isinstance(each, int):
         return dict.fromkeys(kernels, each), products
     return dict(each), products
+
+
+def takes_part_in_products(layer: Any, spec: WeightSpec) -> bool:
+    """Returns False if a weight never multiplies, whatever the sizes: biases, scales, lookup tables."""
+    if spec.role == "embedding":
+        return any(row.uses is not None for row in _rows(layer))
+    return spec.prunable or spec.role in ("depthwise_kernel", "unknown")
 
 
 def multiplied_by(layer: Any, uses: Mapping[str, int]) -> dict[str, Sources]:

@@ -21,6 +21,7 @@ import h5py
 import keras
 
 from prunekit.anatomy.archives import LIMITS, FileRefused, Limits, checked_archive
+from prunekit.anatomy.keras_hub_files import is_hub_layer
 from prunekit.anatomy.tracing import item_bytes
 
 CONFIG = "config.json"
@@ -96,7 +97,7 @@ def load_model(
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limits = LIMITS) -> None:
-    """Loads the weights in a `.keras` file into `model`, after checking the file.
+    """Loads the weights in a `.keras`, `.weights.h5` or `.h5` file into `model`, after checking the file.
 
     Args:
         model: A built model with the same layers as the saved model.
@@ -106,7 +107,7 @@ def load_weights(model: keras.Model, path: str | os.PathLike[str], limits: Limit
     Raises:
         FileRefused: The file is missing, damaged or hostile, or holds the weights of another model.
     """
-    check_model_file(path, limits)
+    (check_legacy_h5 if os.fspath(path).endswith(".h5") else check_model_file)(path, limits=limits)
     with _reasons(os.fspath(path)):
         model.load_weights(path)
 
@@ -117,8 +118,7 @@ def _reasons(path: str) -> Iterator[None]:
         yield
     except FileRefused as error:
         raise FileRefused(f"{path} cannot be read: {error}") from error
-    except Exception as error:
-        # Catches any exception: a damaged file makes layers raise exceptions of every kind.
+    except Exception as error:  # a damaged file makes layers raise exceptions of every kind
         raise FileRefused(f"{path} cannot be read: {_reason(error)}") from error
 
 
@@ -189,7 +189,8 @@ def _check_object(value: dict[str, Any], path: str, packages: tuple[str, ...]) -
     name, registered = config if kind == "function" else kind, value.get("registered_name")
     if not (isinstance(kind, str) and isinstance(module, str) and isinstance(name, str)):
         raise FileRefused(f"{path} cannot be read: its model description has a class name that is not text.")
-    if any(isinstance(item, str) and keras.saving.get_registered_object(item) for item in (name, registered)):
+    lookup = keras.saving.get_registered_object
+    if is_hub_layer(value, path) or any(isinstance(item, str) and lookup(item) for item in (name, registered)):
         return
     if module.partition(".")[0] not in packages:
         raise FileRefused(

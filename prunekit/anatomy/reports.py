@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunekit.anatomy.display import Displayed, data_frame
-from prunekit.anatomy.tables import plain, table
+from prunekit.anatomy.tables import at_least, known_sum, plain, table
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class WeightRow:
         size: Number of weights.
         zeros: Number of weights that are exactly zero.
         pattern: Pattern of the zeros: "dense", "unstructured", "2:4", "block 4x1", "channel" ...
-        macs: Multiply-accumulates of these weights for one example, forward; 0 if unknown, with an entry in the notes.
-        sparse_macs: The multiply-accumulates whose weight is not zero.
+        macs: Multiply-accumulates of these weights for one example, forward; None if unknown, with an entry in the
+            notes of the report.
+        sparse_macs: The multiply-accumulates whose weight is not zero; None if unknown.
         bytes: Bytes in memory and in a file that stores zeros like other values.
     """
 
@@ -43,8 +45,8 @@ class WeightRow:
     size: int
     zeros: int
     pattern: str
-    macs: int
-    sparse_macs: int
+    macs: int | None
+    sparse_macs: int | None
     bytes: int
 
     @property
@@ -107,14 +109,22 @@ class Report(Displayed):
         return sum(row.zeros for row in rows) / size if size else 0.0
 
     @property
-    def macs(self) -> int:
-        """Multiply-accumulates of all weights for one example, forward; `pk.cost` adds products between activations."""
-        return sum(row.macs for row in self.weights)
+    def macs(self) -> int | None:
+        """Multiply-accumulates of all weights for one example, forward; `pk.cost` adds products between activations.
+
+        The sum of the known figures, which is a lower bound unless `macs_complete`; None if no figure is known.
+        """
+        return known_sum(row.macs for row in self.weights)
 
     @property
-    def sparse_macs(self) -> int:
-        """The multiply-accumulates in `macs` whose weight is not zero."""
-        return sum(row.sparse_macs for row in self.weights)
+    def sparse_macs(self) -> int | None:
+        """The multiply-accumulates in `macs` whose weight is not zero; None if `macs` is None."""
+        return None if self.macs is None else sum(row.sparse_macs or 0 for row in self.weights)
+
+    @property
+    def macs_complete(self) -> bool:
+        """True if the multiply-accumulates of every weight are known."""
+        return all(row.macs is not None for row in self.weights)
 
     @property
     def bytes(self) -> int:
@@ -123,10 +133,11 @@ class Report(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and properties as JSON-serializable values."""
-        properties = ("parameters", "zeros", "sparsity", "target_sparsity", "macs", "sparse_macs", "bytes")
+        properties = ("parameters", "zeros", "sparsity", "target_sparsity", "bytes")
+        macs = ("macs", "sparse_macs", "macs_complete")
         return {
             "model": self.model,
-            **{name: getattr(self, name) for name in properties},
+            **{name: getattr(self, name) for name in (*properties, *macs)},
             "weights": [{**asdict(row), "shape": list(row.shape), "sparsity": row.sparsity} for row in self.weights],
             "skipped": [asdict(item) for item in self.skipped],
             "events": [asdict(event) for event in self.events],
@@ -147,13 +158,14 @@ class Report(Displayed):
         """Returns a table of the weights as plain text, with totals, skipped weights and notes."""
         head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")
         rows = [_cells(row, marked=row.name in self.targets) for row in self.weights]
-        total = ("total", "", self.zeros, self.parameters, self.sparsity, "", self.macs, self.sparse_macs, self.bytes)
+        macs = (at_least(total, self.macs_complete) for total in (self.macs, self.sparse_macs))
+        total = ("total", "", self.zeros, self.parameters, self.sparsity, "", *macs, self.bytes)
         lines = [f"Model {self.model!r}", *table(head, rows, tuple(map(plain, total)), left={0, 1, 5})]
         if self.targets:
             lines.append(f"* pruned: {len(self.targets)} weights, sparsity {self.target_sparsity:.4f} in them")
         if self.before is not None:
             lines.append(f"before: {self.before.zeros:,} zeros, sparsity {self.before.sparsity:.4f}")
-        lines += [f"skipped: {line}" for line in _by_reason(self.skipped)]
+        lines += [f"skipped: {line}" for line in by_reason(self.skipped)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -163,7 +175,7 @@ def _cells(row: WeightRow, *, marked: bool) -> tuple[str, ...]:
     return (row.name + (" *" if marked else ""), shape, *map(plain, figures))
 
 
-def _by_reason(skipped: tuple[Skipped, ...]) -> list[str]:
+def by_reason(skipped: Sequence[Skipped]) -> list[str]:
     """Returns one line per reason, since large models have many weights that are skipped for the same reason."""
     counts = Counter(item.reason for item in skipped)
     lines = []

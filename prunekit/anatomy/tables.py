@@ -1,15 +1,27 @@
 """Formats tables as plain text with columns of fixed width."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 def plain(value: object) -> str:
-    """Returns a cell's text: numbers with separators, fractions with four digits, "?" for unknown values."""
+    """Returns a cell's text: numbers with separators, fractions with four digits, "–" for unknown values."""
     if value is None:
-        return "?"
+        return "–"
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def known_sum(figures: Iterable[int | None]) -> int | None:
+    """Returns the sum of the known figures; None if a figure is unknown and no other is above 0."""
+    listed = list(figures)
+    total = sum(figure for figure in listed if figure is not None)
+    return None if not total and None in listed else total
+
+
+def at_least(total: int | None, complete: bool, write: Callable[[int | None], str] = plain) -> str:
+    """Returns a total's text: "at least 1,234" where figures are missing in it, "–" for None."""
+    return f"at least {write(total)}" if total is not None and not complete else write(total)
 
 
 def table(

@@ -14,8 +14,10 @@ import keras
 from prunekit.anatomy.layers import (
     cell_of,
     makes_weights,
+    own_variables,
     owns_kernels,
     refusal,
+    spec_of,
     sublayers,
     weight_shape,
     weight_values,
@@ -23,7 +25,7 @@ from prunekit.anatomy.layers import (
 )
 from prunekit.anatomy.name_patterns import NamePattern, near_misses, prefixes
 from prunekit.anatomy.raw_variables import raw_variables
-from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.reports import Skipped, by_reason
 from prunekit.anatomy.weight_spec import WeightSpec
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
@@ -31,6 +33,7 @@ _OUT_BY_DEFAULT = {
     "bias": "a bias: out unless include names it",
     "normalization": "a normalisation weight: out unless include names it",
     "depthwise_kernel": "a depthwise kernel: out unless include names it",
+    "embedding": "a table of positions: out unless include names it",
     "other": "not a kernel: out unless include names it",
 }
 
@@ -311,7 +314,7 @@ def find_targets(
     )
     skipped.extend(raw_variables_in(model))
     if not targets:
-        listed = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:8]) or "it has no weights at all"
+        listed = "; ".join(by_reason(skipped)[:8]) or "it has no weights at all"
         remedy = " Call it once on a batch of data." if any(True for _ in unbuilt_layers(model)) else ""
         raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.{remedy}")
     return targets, skipped
@@ -408,10 +411,14 @@ def _obstacle(weight: Weight) -> str:
 
 
 def _unknown(weight: Weight) -> str:
+    """Returns the same reason for all weights of a layer type, so that reports name the type once."""
     kind = type(weight.layer).__name__
+    known = own_variables(weight.layer)
+    unknown = [name for variable, name, _ in known if spec_of(weight.layer, name, variable).role == "unknown"]
+    described = ", ".join(f"{name}=..." for name in dict.fromkeys(unknown))
     return (
-        f"prunekit does not know the weights of {kind}: describe it with "
-        f"pk.register_layer({kind}, {weight.attribute}=...), or name {weight.name!r} in include"
+        f"prunekit does not know the weights of {kind}: describe them with pk.register_layer({kind}, {described}), or "
+        "name single weights in include"
     )
 
 
@@ -422,7 +429,7 @@ def _check_each_include_takes_something(
     for selection in included:
         matched = [name for name, kind in selection.kinds.items() if kind]
         if taken.isdisjoint(matched):
-            reasons = "; ".join(f"{item.name}: {item.reason}" for item in skipped if item.name in matched)
+            reasons = "; ".join(by_reason([item for item in skipped if item.name in matched]))
             raise ValueError(
                 f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is pruned. Received: "
                 f"{reasons}. To prune a weight that is out by default, name the weight itself, as in {matched[0]!r}."

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.counting import Call, Shape, Sources
+from prunekit.anatomy.example_inputs import example_inputs, symbolic_call
 from prunekit.anatomy.flow import Flow, Seen, SymbolicPass, gradient_flow
 from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
 from prunekit.anatomy.recorded_graph import recorded_calls
@@ -263,70 +264,7 @@ def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
     return [_Pending(steps.layer, (features, *state), {}, times * steps.number, dependent, needed, repeated)]
 
 
-# ---------------------------------------------------------------- inputs
-
-
-def _declared_inputs(model: Any) -> Any:
-    # `_inputs_struct` of a Functional model has the structure (dict, list) of the inputs; `inputs` is flattened.
-    return getattr(model, "_inputs_struct", getattr(model, "inputs", None))
-
-
-def fixed_batch(model: Any) -> int | None:
-    """Returns the batch size that the model's declared inputs fix, or None if any batch size is accepted."""
-    return next((tensor.shape[0] for tensor in _tensors(_declared_inputs(model)) if tensor.shape[0] is not None), None)
-
-
-def _symbolic_inputs(model: Any, batch_size: int, inputs: Any) -> tuple[tuple, dict, int]:
-    """Returns (args, kwargs, times): symbolic arguments for a call of the model, and the calls that make one batch."""
-    if inputs is None:
-        declared = _declared_inputs(model)
-        if declared is None:
-            return _inputs_from_build(model, batch_size)
-        structure = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
-        one = fixed_batch(model)
-        if one is not None:
-            if batch_size % one:
-                raise ValueError(
-                    f"The model {model.name!r} takes batches of {one}; its cost is counted in multiples of that. "
-                    f"Received: batch_size={batch_size}."
-                )
-            return (_with_batch(model, structure, one),), {}, batch_size // one
-        inputs = structure
-    return (_with_batch(model, inputs, batch_size),), {}, 1
-
-
-def _with_batch(model: Any, structure: Any, batch_size: int) -> Any:
-    def symbolic(tensor: Any) -> Any:
-        if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-            raise TypeError(f"`inputs` is an array or tensor, or a structure of them. Received: {tensor!r}.")
-        shape = (batch_size, *tuple(tensor.shape)[1:])
-        if None in shape:
-            raise ValueError(
-                f"The inputs of the model {model.name!r} have no fixed size, so the model has no fixed cost. Received: "
-                f"input shape {tuple(tensor.shape)}. Pass an example of the size to count as `inputs`."
-            )
-        return keras.KerasTensor(shape, keras.backend.standardize_dtype(tensor.dtype))
-
-    return keras.tree.map_structure(symbolic, structure)
-
-
-def _inputs_from_build(model: Any, batch_size: int) -> tuple[tuple, dict, int]:
-    """Returns inputs for a model without declared inputs, from the shapes on which it was built."""
-    config = model.get_build_config() or {}
-    shapes = config.get("shapes_dict") or {"input_shape": config.get("input_shape")}
-    if any(shape is None for shape in shapes.values()):
-        raise ValueError(
-            f"The model {model.name!r} does not say which inputs it takes. Pass an example, such as a batch of "
-            "data, as `inputs`."
-        )
-    tensors = {
-        name.removesuffix("_shape"): keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape), shape)
-        for name, shape in shapes.items()
-    }
-    tensors = {name: _with_batch(model, tensor, batch_size) for name, tensor in tensors.items()}
-    if len(tensors) == 1:
-        return tuple(tensors.values()), {}, 1
-    return (), tensors, 1
+# ---------------------------------------------------------------- entry points
 
 
 def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = False) -> Trace:
@@ -337,7 +275,7 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
             f"The model {model.name!r} has no `call`, so it is not counted as a whole. Count its parts, such as "
             f"pk.cost(model.encoder), one by one. Its parts are: {parts}."
         )
-    prepared = _symbolic_inputs(model, batch_size, inputs)
+    prepared = symbolic_call(model, batch_size, inputs)
     try:
         return trace(model, prepared, training=training)
     except Exception as error:
@@ -360,15 +298,17 @@ class _NoGradients:
         return (False,) * len(call.outputs)
 
 
-def forward_trace(model: Any, batch_size: int) -> Trace:
+def forward_trace(model: Any, batch_size: int, inputs: Any = None) -> Trace:
     """Returns the counts `uses`, `products` and `unknown` of a forward pass; runs the model only where necessary.
 
     Raises:
-        ValueError: As `checked_trace`.
+        TypeError, ValueError: As `checked_trace`.
     """
+    if inputs is not None:
+        inputs = example_inputs(model, inputs)
     calls = recorded_calls(model)
     if calls is None:
-        return checked_trace(model, batch_size, None)
+        return checked_trace(model, batch_size, inputs)
     found = Trace(batch_size)
     for seen in calls:
         found.add(seen, _NoGradients(), 1)

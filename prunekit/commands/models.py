@@ -11,17 +11,19 @@ from typing import Any
 import click
 
 from prunekit.commands.output import print_json
-from prunekit.options import json_option
+from prunekit.options import input_shape_option, json_option
 from prunekit.terminal import console, load_keras_quietly
 
 
 @click.command()
 @click.argument("model")
+@input_shape_option
 @json_option
-def inspect(model: str, as_json: bool) -> int:
+def inspect(model: str, inputs: Any, as_json: bool) -> int:
     """Show the weights of a model.
 
-    MODEL is a .keras file. The table has zeros, pattern, multiplications and bytes of each weight."""
+    MODEL is a .keras file. The table has zeros, pattern, multiplications and bytes of each weight. The multiplications
+    of a model whose inputs have no fixed size need --input-shape."""
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
     load_keras_quietly()
@@ -29,13 +31,15 @@ def inspect(model: str, as_json: bool) -> int:
     from prunekit.anatomy.model_files import load_model
 
     # Not compiled: a custom loss or metric must not prevent the inspection.
-    report = inspect_model(load_model(model, compile=False))
+    report = inspect_model(load_model(model, compile=False), inputs=inputs)
     if as_json:
         print_json(report.to_dict())
         return 0
     from prunekit.delivery.terminal_report import inspect_table
 
     console().print(inspect_table(report))
+    for note in report.notes:
+        click.echo(f"note: {note}")
     return 0
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.anatomy.tables import at_least
+from prunekit.delivery import formatting
 from prunekit.delivery.formatting import count
 from prunekit.delivery.run_report import RunReport
 
@@ -76,13 +78,17 @@ def weight_table(
         *(
             getattr(old, "zeros", None),
             report.zeros,
-            report.macs,
-            getattr(old, "sparse_macs", None),
-            report.sparse_macs,
+            _macs(report.macs, report),
+            None if old is None else _macs(old.sparse_macs, old),
+            _macs(report.sparse_macs, report),
         ),
         *(report.bytes, *gzip, None),
     )
     return _without_empty_columns(_weight_columns(bool(before)), title, cells, total)
+
+
+def _macs(total: int | None, report: Report) -> int | str | None:
+    return total if report.macs_complete or total is None else at_least(total, False, formatting.short_count)
 
 
 def _weight_columns(compared: bool) -> tuple[Column, ...]:
@@ -128,13 +134,17 @@ def _weight_figures(row: WeightRow, old: WeightRow | None, run: RunReport | None
 def _without_empty_columns(
     columns: tuple[Column, ...], title: str, rows: Sequence[tuple[Value, ...]], total: tuple[Value, ...]
 ) -> Section:
-    """Returns a table without the columns whose value is unknown in every row."""
-    kept = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    """Returns a table without the columns whose value is unknown in every row, other than the column "MACs"."""
+    kept = [
+        index
+        for index, column in enumerate(columns)
+        if column.name == "MACs" or any(row[index] is not None for row in rows)
+    ]
     return Section(
         title,
         tuple(columns[index] for index in kept),
         tuple(tuple(row[index] for index in kept) for row in rows),
-        tuple("" if total[index] is None else total[index] for index in kept),
+        tuple("" if total[index] is None and columns[index].kind != "short_count" else total[index] for index in kept),
     )
 
 
@@ -170,10 +180,15 @@ def model_costs(cost: Cost) -> Section:
         f"Costs of {cost.model}",
         (Column("Layer", "name"), Column("Type", under="Layer", keep=2), *figures),
         rows,
-        ("Total", "", *(getattr(cost, name) for name in names)),
+        ("Total", "", *(_total(cost, name, column) for name, column in zip(names, figures, strict=True))),
         explanation=f"Forward and backward pass on a batch of {count(cost.batch_size)}.",
         notes=tuple(f"Not known: {item.name}: {item.reason}" for item in cost.unknown),
     )
+
+
+def _total(cost: Cost, name: str, column: Column) -> Value:
+    total = getattr(cost, name)
+    return total if cost.is_complete(name) else at_least(total, False, lambda value: formatting.cell(value, column))
 
 
 # ---- signals, gradients and changes ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prunekit.anatomy.display import Displayed, data_frame
+from prunekit.anatomy.tables import at_least
 from prunekit.delivery.formatting import (
     MISSING,
     count,
@@ -248,11 +249,18 @@ class RunReport(Displayed):
         best = self.smallest
         if best is not None:
             found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
-        macs, kept = self.after.macs, self.after.sparse_macs
-        if macs:
-            what = f"dense {short_count(macs)}, {times(macs, kept)} as many; skipped only by some runtimes, see below"
-            found.append(("MACs without zeros", short_count(kept), what))
-        return found
+        card = self._macs_card()
+        return [*found, card] if card else found
+
+    def _macs_card(self) -> tuple[str, str, str] | None:
+        macs, kept, complete = self.after.macs, self.after.sparse_macs, self.after.macs_complete
+        if macs == 0:
+            return None
+        what = "not known: see the notes"
+        if macs is not None:
+            dense = at_least(macs, complete, short_count)
+            what = f"dense {dense}, {times(macs, kept)} as many; skipped only by some runtimes, see below"
+        return "MACs without zeros", at_least(kept, complete, short_count), what
 
     def _metric_cards(self) -> list[tuple[str, str, str]]:
         found = []

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.inspection import inspect
 from prunekit.anatomy.targets import Skipped
 from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
@@ -20,6 +19,7 @@ from prunekit.delivery.run_report import RunReport, compressed_sizes
 from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.preparation import Prepared
+from prunekit.recipe.run_inputs import inspected
 from prunekit.recipe.run_state import RunState
 from prunekit.sparsity.schedules import SCHEDULES
 
@@ -37,12 +37,13 @@ def report_of(
         metrics: The metrics that the run measured, the main one first.
     """
     recipe = prepared.recipe
+    found = inspected(model, prepared.data)
     after = dataclasses.replace(
-        inspect(model),
+        found,
         targets=tuple(record.targets),
         skipped=_skipped(record),
         events=tuple(record.events),
-        notes=tuple(record.notes),
+        notes=(*found.notes, *record.notes),
     )
     now = weight_arrays(model)
     return RunReport(

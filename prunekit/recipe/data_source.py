@@ -212,7 +212,7 @@ def _optional(check: Callable[..., Any]) -> AfterValidator:
     return AfterValidator(lambda value: None if value is None else check(value))
 
 
-Size = Annotated[tuple[Annotated[int, Field(ge=1, le=16_384)], ...], Listed, Field(min_length=2, max_length=2)]
+ImageSize = Annotated[tuple[Annotated[int, Field(ge=1, le=16_384)], ...], Listed, Field(min_length=2, max_length=2)]
 
 
 class DataSource(Settings):
@@ -249,7 +249,7 @@ class DataSource(Settings):
     arrays: Annotated[NpzNames, BeforeValidator(_targets_as_labels)] = NpzNames()
     npy: Annotated[ArrayFiles | None, BeforeValidator(_targets_as_labels)] = None
     images: Annotated[FilePath | None, written_as("images: photos", "a folder", "size: [96, 96]")] = None
-    size: Size | None = None
+    size: ImageSize | None = None
     color_mode: Literal["rgb", "grayscale", "rgba"] | None = None
     interpolation: Literal["bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5"] | None = None
     crop_to_aspect_ratio: bool | None = None

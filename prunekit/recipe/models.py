@@ -15,7 +15,7 @@ from prunekit.anatomy.archives import FileRefused
 from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.sources import ModelSource
+from prunekit.recipe.sources import IMAGENET, ModelSource
 
 
 def digits_cnn() -> keras.Model:
@@ -99,13 +99,16 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
     """Returns the model that a recipe names; sets Keras's random seed to `seed` first.
 
     Raises:
-        RecipeError: The file is missing, damaged or unsafe, or the factory does not return a Keras model.
+        RecipeError: The file is missing, damaged or unsafe; the application cannot be built with these arguments, or
+            its weights cannot be downloaded; the factory does not return a Keras model.
     """
     keras.utils.set_random_seed(seed)
     if source.file is not None:
         return load_model(source.file)
     if source.builtin is not None:
         return MODELS[source.builtin]()
+    if source.application is not None:
+        return _application(source)
     factory = str(source.factory)
     model = call_factory(factory, source.arguments, "model")
     if not isinstance(model, keras.Model):
@@ -114,6 +117,36 @@ def build_model(source: ModelSource, seed: int) -> keras.Model:
             f"{type(model).__qualname__}."
         )
     return model
+
+
+def _application(source: ModelSource) -> keras.Model:
+    """Returns a model of `keras.applications`, with random weights, the weights of a file, or ImageNet weights."""
+    name, arguments = str(source.application), dict(source.arguments)
+    if source.input_shape is not None:
+        arguments["input_shape"] = source.input_shape
+    if source.classes is not None:
+        arguments["classes"] = source.classes
+    pretrained = source.weights == IMAGENET
+    try:
+        model = getattr(keras.applications, name)(weights=IMAGENET if pretrained else None, **arguments)
+    except Exception as error:
+        # Catches any exception: a download that fails raises a plain Exception, and each model refuses in its own way.
+        what = f"{name} with its imagenet weights, which Keras downloads," if pretrained else name
+        offline = pretrained and (isinstance(error, OSError) or "URL fetch failure" in str(error))
+        remedy = " Without a network, write the path of a file as 'weights', or null." if offline else ""
+        raise RecipeError(
+            f"model: {what} could not be built: {' '.join(str(error).split()).rstrip('.')}.{remedy}"
+        ) from error
+    if source.weights_file is not None:
+        load_weights(model, source.weights_file)
+    return model
+
+
+def source_notes(source: ModelSource) -> list[str]:
+    """Returns notes for the plan: what building the model needs besides the recipe."""
+    if source.weights != IMAGENET:
+        return []
+    return [f"Keras downloads the imagenet weights of {source.application} once, and keeps them in its cache folder."]
 
 
 def check_model_file(path: str | os.PathLike[str], like: Iterable[keras.Model] = ()) -> None:
@@ -180,7 +213,7 @@ def _classes_of(models: Iterable[keras.Model]) -> dict[str, type]:
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Loads the weights in a `.keras` file into `model`.
+    """Loads the weights in a `.keras`, `.weights.h5` or `.h5` file into `model`.
 
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or holds the weights of another model.

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from prunekit.anatomy.reports import by_reason
 from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.delivery.metrics import Metric
 from prunekit.recipe.data import DataSummary, summary
+from prunekit.recipe.models import source_notes
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
@@ -52,6 +54,8 @@ def plan(
     prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
     steps: list[PlannedStep] = []
     notes: dict[str, None] = {}
+    if prepared.recipe.model is not None and "model" not in prepared.given:
+        notes.update(dict.fromkeys(source_notes(prepared.recipe.model)))
     for step, resolved in zip(prepared.recipe.steps, prepared.steps, strict=True):
         handler = handler_of(step.kind)
         steps.append(handler.planned(resolved, _outline(step, prepared.steps_per_epoch)))
@@ -119,7 +123,7 @@ def show_plan(plan: Plan, console: "Console") -> None:
         if step.pruning:
             updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)
             console.print(f"   {len(step.pruning)} mask updates, at step (sparsity): {updates}")
-        for skipped in step.skipped:
-            console.print(f"   left out: {line(skipped.name)}: {line(skipped.reason)}")
+        for skipped in by_reason(step.skipped):
+            console.print(f"   left out: {line(skipped)}")
     for note in plan.notes:
         console.print(f"note: {line(note)}")

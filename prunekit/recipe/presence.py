@@ -45,6 +45,8 @@ def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, bool]]:
     """Yields (place in the recipe, path, True if it exists) for each file or folder that the recipe names."""
     if recipe.model is not None and recipe.model.file is not None:
         yield ("model", "file"), recipe.model.file, os.path.isfile(recipe.model.file)
+    if recipe.model is not None and recipe.model.weights_file is not None:
+        yield ("model", "weights"), recipe.model.weights_file, os.path.isfile(recipe.model.weights_file)
     if recipe.data is None:
         return
     for name, exists in _PLACES.items():

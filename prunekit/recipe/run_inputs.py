@@ -1,9 +1,11 @@
 """RunInputs: the model, the data and the settings of a run, as every step is prepared and run with them."""
 
+import contextlib
 from dataclasses import dataclass
 
 import keras
 
+from prunekit.anatomy.inspection import Report, inspect
 from prunekit.delivery.metrics import Metric
 from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.data import Data
@@ -33,3 +35,12 @@ class RunInputs:
     steps_per_epoch: int | None
     replicas: Replicas = ALONE
     metrics: tuple[Metric, ...] = ()
+
+
+def inspected(model: keras.Model, data: Data | None) -> Report:
+    """Returns the report on a model's weights; an example of the data gives the sizes that the model leaves open."""
+    if data is not None:
+        # A model that cannot be traced on the example is traced on its declared inputs, and a note gives the reason.
+        with contextlib.suppress(ValueError, TypeError):
+            return inspect(model, inputs=data.train.example[0])
+    return inspect(model)

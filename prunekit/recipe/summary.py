@@ -2,6 +2,7 @@
 
 from prunekit.delivery.formatting import clean
 from prunekit.recipe.schema import Recipe, Step
+from prunekit.recipe.sources import ModelSource
 
 
 def source_text(recipe: Recipe, part: str) -> str | None:
@@ -9,6 +10,8 @@ def source_text(recipe: Recipe, part: str) -> str | None:
     source = getattr(recipe, part)
     if source is None:
         return None
+    if isinstance(source, ModelSource):
+        return clean(source.text)
     value = getattr(source, source.kind)
     return clean(f"{source.kind} {value if isinstance(value, str) else 'files'}")
 

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.inspection import inspect
 from prunekit.core import backend, distribution, jax_state
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.random_state import random_state
@@ -24,7 +23,7 @@ from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
-from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.run_inputs import RunInputs, inspected
 from prunekit.recipe.run_state import RunMasks, RunState
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.held_masks import holding
@@ -84,7 +83,7 @@ class Workspace:
         self.run = run
         self.model = run.model
         self.exports = exports
-        self.state = RunState(before=inspect(self.model), weights_before=weight_arrays(self.model))
+        self.state = RunState(before=inspected(self.model, run.data), weights_before=weight_arrays(self.model))
         self.step = CurrentStep()
         self._listener = listener
         self._save, self._save_every = save, save_every
@@ -319,7 +318,7 @@ class Workspace:
         state = self.state
         if state.pruning_since is not None:
             return
-        state.before = inspect(self.model)
+        state.before = inspected(self.model, self.run.data)
         state.weights_before = weight_arrays(self.model)
         state.metrics_before = dict(state.metrics)
         state.pruning_since = state.updates

@@ -135,10 +135,17 @@ def test_integer_and_boolean_and_scalar_and_empty_weights_are_rows_too():
 def test_a_model_that_cannot_be_followed_is_still_inspected_and_is_noted():
     model = keras.Sequential([keras.Input((None, 4)), L.GRU(3, name="gru")])
     report = inspect(model)
-    assert report.macs == 0
+    assert (report.macs, report.sparse_macs, report.macs_complete) == (None, None, False)
     assert report.parameters == model.count_params()
     (note,) = report.notes
     assert note.startswith("MACs are not known. The inputs of the model")
+    assert note.endswith("such as inputs=(1, 128, 4) (--input-shape 1,128,4 on the command line).")
+    assert json.loads(json.dumps(report.to_dict()))["macs"] is None
+    rows = by_name(report)
+    # A bias multiplies nothing, whatever the size of the inputs.
+    assert (rows["gru/kernel"].macs, rows["gru/recurrent_kernel"].sparse_macs, rows["gru/bias"].macs) == (None, None, 0)
+    last = str(report).splitlines()[-2].split()
+    assert last[0] == "total" and last[-3:-1] == ["–", "–"]
 
 
 def test_a_fixed_batch_does_not_change_the_figures_of_one_example():
@@ -226,3 +233,82 @@ def test_reports_and_one_shot_pruning_emit_no_warning_of_other_packages(perceptr
         warnings.simplefilter("error")
         before, after = pk.inspect(perceptron), pk.prune(perceptron, 0.5)
     assert (sum(row.zeros for row in after.weights) - sum(row.zeros for row in before.weights)) == 96
+
+
+def tokens_and_mask():
+    tokens, mask = keras.Input((None,), dtype="int32", name="tokens"), keras.Input((None,), name="mask")
+    size = keras.Input((3,), name="size")
+    embedded = L.Embedding(11, 4, name="embedding")(tokens) * mask[..., None]
+    hidden = L.Dense(5, name="dense")(embedded)
+    return keras.Model({"tokens": tokens, "mask": mask, "size": size}, [hidden, L.Dense(2, name="head")(size)])
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (1, 7),
+        {"tokens": (1, 7), "mask": [9, 7]},
+        {"tokens": (1, 7), "mask": (1, 7), "size": (1, 3)},
+        {"tokens": (None, 7), "mask": np.ones((1, 7))},
+        {"tokens": np.ones((2, 7), "int32"), "mask": np.ones((2, 7)), "size": np.ones((2, 3))},
+        {name: keras.KerasTensor((1, 7), "int32") for name in ("tokens", "mask")} | {"size": keras.KerasTensor((1, 3))},
+    ],
+    ids=["one shape", "shapes", "all shapes", "a shape and an array", "arrays", "specifications"],
+)
+def test_the_size_of_the_inputs_is_given_by_arrays_or_by_shapes(inputs):
+    model = tokens_and_mask()
+    report = inspect(model, inputs=inputs)
+    rows = by_name(report)
+    assert (rows["dense/kernel"].macs, rows["head/kernel"].macs, rows["embedding/embeddings"].macs) == (7 * 20, 6, 0)
+    assert (report.macs, report.macs_complete, report.notes) == (146, True, ())
+    counted = pk.cost(model, batch_size=2, inputs=inputs)
+    assert (counted.macs, counted.unknown) == (2 * 146, ())
+
+
+@pytest.mark.one_backend
+def test_shapes_of_a_list_of_inputs_and_of_a_layer_without_declared_inputs():
+    one, two = keras.Input((None, 3)), keras.Input((4,))
+    model = keras.Model([one, two], [L.Dense(2)(one), L.Dense(2)(two)])
+    assert inspect(model, inputs=[(1, 5, 3), (1, 4)]).macs == 5 * 6 + 8
+    assert inspect(model, inputs=(1, 5, 3)).macs == 5 * 6 + 8
+    layer = L.Dense(2)
+    layer.build((None, 3))
+    assert inspect(layer, inputs=(1, 6, 3)).macs == 6 * 6
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"token": (1, 7), "mask": (1, 7)}, "inputs of the model are .*Received: 'token'.*Did you mean 'tokens'"),
+        ({"tokens": (1, 7)}, "each input of open size. Missing: mask"),
+        ({"tokens": (1, 7, 2), "mask": (1, 7)}, r"input 'tokens' is \(None, None\).*Received: \(1, 7, 2\)"),
+        ((1, 7, 2), r"is \(None, .*Received: \(1, 7, 2\)"),
+        ((1, 0), "positive sizes after the batch axis"),
+        ((1, None), "positive sizes after the batch axis"),
+        ([(1, 7), (1, 7)], "a shape for each of 3 inputs. Received: 2 shapes"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(inputs, message):
+    model = tokens_and_mask()
+    for count in (inspect, pk.cost):
+        with pytest.raises(ValueError, match=message):
+            count(model, inputs=inputs)
+
+
+@pytest.mark.one_backend
+def test_a_partly_known_total_is_at_least_what_is_known():
+    class Custom(L.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 3))
+
+        def call(self, inputs):
+            return keras.ops.matmul(inputs, self.kernel)
+
+    report = inspect(keras.Sequential([keras.Input((4,)), L.Dense(300, name="dense"), Custom(name="custom")]))
+    assert (report.macs, report.macs_complete) == (1200, False)
+    assert "at least 1,200" in str(report)
+    assert report.to_dict()["macs_complete"] is False
+    only = pk.cost(keras.Sequential([keras.Input((4,)), Custom(name="custom")]))
+    assert (only.macs, only.sparse_macs, only.backward_macs) == (None, None, None)
+    assert only.to_dict()["macs"] is None

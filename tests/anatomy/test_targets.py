@@ -5,6 +5,7 @@ from keras import layers as L
 
 from prunekit.anatomy import layers as table
 from prunekit.anatomy.layers import register_layer
+from prunekit.anatomy.reports import by_reason
 from prunekit.anatomy.targets import Skipped, find_targets, weights_in
 from prunekit.anatomy.weight_spec import WeightSpec
 
@@ -284,14 +285,21 @@ def test_weights_of_an_unknown_layer_are_skipped_with_the_remedy_or_taken_by_nam
     model = keras.Sequential([keras.Input((4,)), Mixing(name="mix"), L.Dense(2, name="dense")])
     found = reasons(model)
     assert found["mix/mixing"] == (
-        "prunekit does not know the weights of Mixing: describe it with pk.register_layer(Mixing, mixing=...), "
-        "or name 'mix/mixing' in include"
+        "prunekit does not know the weights of Mixing: describe them with pk.register_layer(Mixing, mixing=..., "
+        "offset=...), or name single weights in include"
     )
     assert "mix/offset" in found
     (target,), _ = find_targets(model, include=["mix/mixing"])
     assert (target.role, target.in_axes, target.out_axes) == ("kernel", (0, 1), (2,))
     with pytest.raises(ValueError, match="'mix' in `include` matches nothing that is pruned"):
         find_targets(model, include=["mix"])
+
+
+def test_an_unknown_layer_type_is_reported_once_and_not_once_for_each_layer():
+    blocks = [Mixing(name=f"mix_{index}") for index in range(5)]
+    model = keras.Sequential([keras.Input((4,)), *blocks, L.Dense(2, name="dense", use_bias=False)])
+    (line,) = by_reason(find_targets(model)[1])
+    assert line.startswith("mix_0/mixing, mix_0/offset, mix_1/mixing and 7 more: prunekit does not know the weights of")
 
 
 def test_a_registered_layer_and_its_subclasses_are_known(monkeypatch):
@@ -364,7 +372,7 @@ def test_a_model_without_prunable_weights_is_refused():
     inputs = keras.Input((3,))
     with pytest.raises(ValueError, match="no weights to prune.*no weights at all"):
         find_targets(keras.Model(inputs, L.ReLU()(inputs)))
-    with pytest.raises(ValueError, match="no weights to prune. Received: only/gamma: a normalisation weight"):
+    with pytest.raises(ValueError, match="Received: only/gamma, only/beta: a normalisation weight"):
         find_targets(keras.Sequential([keras.Input((3,)), L.LayerNormalization(name="only")]))
 
 

@@ -187,3 +187,31 @@ def test_the_terminal_and_the_page_have_the_same_sections():
         assert (section.title in text) == (section.shown == "always")
     assert all(picture.plot in PLOTS for section in sections_of(report) for picture in section.pictures)
     json.dumps(json_ready([section.to_dict() for section in sections_of(report)]), allow_nan=False)
+
+
+def without_macs(report, names):
+    """The report of a model whose inputs have no fixed size: the figures of `names` are unknown."""
+    rows = [
+        dataclasses.replace(row, macs=None, sparse_macs=None) if row.name in names else row
+        for row in report.after.weights
+    ]
+    return dataclasses.replace(report, after=dataclasses.replace(report.after, weights=tuple(rows)))
+
+
+def test_multiply_accumulates_that_are_not_known_are_no_zeros():
+    report = make()
+    names = [row.name for row in report.after.weights]
+    nothing = RunReport.from_dict(json.loads(json.dumps(without_macs(report, names).to_dict())))
+    assert nothing.after.macs is None
+    cards = {label: (figure, text) for label, figure, text in nothing.cards()}
+    assert cards["MACs without zeros"] == ("–", "not known: see the notes")
+    table = next(section for section in sections_of(nothing) if section.title == "Pruned weights")
+    index = [column.name for column in table.columns].index("MACs")
+    assert {row[index] for row in table.rows} == {None} and table.total[index] is None
+    assert formatting.cell(table.total[index], table.columns[index]) == "–"
+    largest = max(report.after.weights, key=lambda row: row.macs)
+    partly = without_macs(report, [largest.name])
+    known = formatting.short_count(report.after.macs - largest.macs)
+    assert f"at least {known}" in dict((label, text) for label, _, text in partly.cards())["MACs without zeros"]
+    assert f"at least {known}" in terminal(partly, width=300)
+    assert f"at least {known}" in render_html(partly)

@@ -337,3 +337,13 @@ def test_verify_refuses_what_is_no_run(tmp_path, whole):
     (tmp_path / "run" / "report.json").write_text("[1, 2")
     with pytest.raises(RecipeError, match="report.json: not a report, or damaged"):
         verify(tmp_path / "run")
+
+
+def test_the_data_give_the_size_of_inputs_that_the_model_leaves_open():
+    tokens = keras.Input((None,), dtype="int32")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(5)(keras.layers.Embedding(9, 4)(tokens)))
+    model = keras.Model(tokens, keras.layers.Dense(3)(hidden))
+    data = (np.ones((20, 6), "int32"), np.arange(20) % 3)
+    report = compress(recipe({"prune": {"sparsity": 0.5}}), model, (data, data)).report
+    assert (report.before.macs, report.after.macs) == (6 * 20 + 15, 6 * 20 + 15)
+    assert not [note for note in report.all_notes if "MACs" in note]

@@ -389,7 +389,7 @@ class Pruner:
             weights=after.weights,
             skipped=tuple(self.skipped),
             events=tuple(self.events),
-            notes=(*self._notes, *notes),
+            notes=(*after.notes, *self._notes, *notes),
             before=before,
             targets=tuple(target.name for target in self.targets),
         )
