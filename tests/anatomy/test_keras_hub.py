@@ -166,7 +166,6 @@ def test_projections_of_attention_know_inputs_outputs_and_experts(models):
     assert axes(gemma, "attention/attention_output/kernel") == ((4, 6, 16), (0, 1), (2,), ())
     assert axes(models["LlamaBackbone"], "self_attention/query/kernel") == ((16, 4, 4), (0,), (1, 2), ())
     assert axes(models["MixtralBackbone"], "expert_feedforward_output_dense") == ((5, 12, 16), (1,), (2,), (0,))
-    # One projection of experts by itself: an input unit of one expert feeds the outputs of that expert alone.
     assert axes(models["BertBackbone"], "token_embedding/embeddings") == ((20, 16), (0,), (1,), (0,))
 
 

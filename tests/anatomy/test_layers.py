@@ -147,6 +147,11 @@ def test_the_table_has_every_weight_of_every_layer_of_keras(name, cls):
         assert owned == []
 
 
+def test_the_table_has_the_weights_of_layers_that_keras_applications_define():
+    layer = inspect.getmodule(keras.applications.ConvNeXtTiny).LayerScale(1e-6, 3)
+    assert {label: spec.role for label, spec in specs(layer, IMAGE).items()} == {"gamma": "normalization"}
+
+
 def specs(layer, shape):
     return {label: spec for inner in all_layers(build(layer, shape)) for _, label, spec in weights_of(inner)}
 

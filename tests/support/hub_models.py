@@ -2,12 +2,14 @@
 
 import ast
 import functools
+import importlib
 import inspect
 import pathlib
 
 import keras
+import pytest
 
-keras_hub = __import__("pytest").importorskip("keras_hub")
+keras_hub = pytest.importorskip("keras_hub")
 
 # Values of arguments by name; an argument with another name keeps its default.
 SIZES = {
@@ -56,7 +58,7 @@ SIZES = {
     "vocab_size": 20,
     "vocabulary_size": 20,
 }
-# Families that need arguments of their own; None: in another family's arguments.
+# Families that need arguments of their own.
 SPECIAL = {
     "DenseNetBackbone": {"stackwise_num_repeats": [1, 1], "growth_rate": 4},
     "EdRecBackbone": {"num_layers_enc": 1, "num_layers_dec": 1},
@@ -144,10 +146,10 @@ _ENCODERS = {
 
 def _encoders(name):
     prefix = name.removesuffix("Backbone")
-    module = __import__(f"keras_hub.src.models.{prefix.lower()}", fromlist=[""])
+    folder = f"keras_hub.src.models.{prefix.lower()}"
     parts = {}
     for part in ("vision_encoder", "text_encoder"):
-        found = __import__(f"{module.__name__}.{prefix.lower()}_{part}", fromlist=[""])
+        found = importlib.import_module(f"{folder}.{prefix.lower()}_{part}")
         kind = getattr(found, f"{prefix}{part.replace('_encoder', '').title()}Encoder")
         parts[part] = kind(**_arguments(kind, {"embedding_dim": 16}))
     return parts | ({"projection_dim": 6} if "projection_dim" in _ENCODERS[name] else {})
