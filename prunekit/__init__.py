@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.callbacks import PruningCallback
     from prunekit.techniques.pruning.keep_zeros import KeepZeros
     from prunekit.techniques.pruning.mask_store import LeakError
+    from prunekit.techniques.pruning.once_sparse import OnceSparse
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
 
@@ -62,6 +63,7 @@ __all__ = [
     "Movement",
     "MultiStep",
     "NM",
+    "OnceSparse",
     "OneShot",
     "PolynomialDecay",
     "Pruner",
@@ -122,6 +124,7 @@ _MODULES = {
     "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.keep_zeros": ("KeepZeros",),
     "prunekit.techniques.pruning.mask_store": ("LeakError",),
+    "prunekit.techniques.pruning.once_sparse": ("OnceSparse",),
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
 }

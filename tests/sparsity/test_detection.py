@@ -81,3 +81,28 @@ def test_one_weight_too_many_breaks_a_pattern():
     channel = np.broadcast_to(rng.random(64) < 0.5, (128, 64)).copy()
     channel[3, np.argmin(channel[0])] = True
     assert detect(channel, (0,), (1,)) == "unstructured"
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("shape", [(32, 1), (8, 1), (16, 2), (4, 4), (32, 3), (64, 10), (128, 16), (3, 3, 8, 4)])
+def test_zeros_at_random_places_show_no_groups(shape):
+    rng = np.random.default_rng(9)
+    in_axes, out_axes = ((0,), (1,)) if len(shape) == 2 else ((2,), (3,))
+    for kept in np.linspace(0.05, 0.95, 19):
+        for _ in range(30):
+            mask = np.zeros(np.prod(shape), bool)
+            mask[rng.permutation(mask.size)[: round(kept * mask.size)]] = True
+            found = detect(mask.reshape(shape), in_axes, out_axes)
+            assert ":" not in found, (kept, found)
+
+
+@pytest.mark.one_backend
+def test_one_group_proves_nothing_and_several_do():
+    kept = np.zeros((32, 1), bool)
+    kept[[1, 5, 6, 11, 20, 31]] = True
+    assert detect(kept, (0,), (1,)) == "unstructured"
+    rng = np.random.default_rng(4)
+    for n, m in ((1, 2), (2, 4), (1, 4), (4, 8)):
+        groups = np.stack([rng.permutation(m) < n for _ in range(24)])
+        assert detect(groups.reshape(-1, 1), (0,), (1,)) == f"{n}:{m}"
+        assert detect(groups[:1].reshape(-1, 1), (0,), (1,)) != f"{n}:{m}"

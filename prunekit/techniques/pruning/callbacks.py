@@ -93,6 +93,12 @@ class PruningCallback(keras.callbacks.Callback):
         """The `Report` of the last `fit`, computed at each access."""
         return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
+    @property
+    def landed(self) -> bool:
+        """True once the last mask update of the schedule was made."""
+        pruner = self._pruner
+        return self._begun and pruner is not None and pruner.updater.last_update >= pruner.schedule.landing_step
+
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
         super().set_model(model)
@@ -381,8 +387,8 @@ class _Companions(keras.callbacks.Callback):
         """Returns a message for each saved file whose weights are less sparse than the model's weights now."""
         return [
             f"{saved.path}, which ModelCheckpoint wrote last in epoch {saved.epoch}, has sparsity {saved.sparsity:.4f} "
-            f"in the pruned weights; the model now has {self.sparsity:.4f}. Save the model after fit, or use "
-            "ModelCheckpoint in a second fit with the same callback, once the schedule has landed."
+            f"in the pruned weights; the model now has {self.sparsity:.4f}. Write pk.OnceSparse(ModelCheckpoint(...)), "
+            "which saves epochs at the final sparsity only, or save the model after fit."
             for saved in self._saved.values()
             if saved.sparsity < self.sparsity
         ]
