@@ -11,8 +11,13 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATIS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose blocks take more than five seconds.
-LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses resuming sweeps".split()
+LONG = (
+    "coming-from-tfmot export gradients initial-weights loops measured-losses recipe-to-phone resuming simulator-loss "
+    "sparse-litert sweeps"
+).split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A recipe whose first line is the name of its file, which the page's code reads.
+NAMED = re.compile(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
 
 
@@ -40,6 +45,8 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # It sets this too; pytest puts back what was there.
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
+    for name, text in NAMED.findall(page.read_text()):
+        Path(name).write_text(text)
     namespace = {"__name__": "__page__"}
     for block in CODE[page]:
         before = page.read_text()[: page.read_text().index(block)].count("\n")
