@@ -75,3 +75,28 @@ def test_the_readme_has_its_examples():
 def test_links_inside_the_repository_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("leak-matrix", r"Cells run: (\d+) of .*Values checked at pruned positions, in weights and slots: ([\d,]+)\."),
+        ("benchmarks", r"adds to its step:.*?\| prunekit \| (\d+).*?\| tensorflow-model-optimization \| (\d+)"),
+        ("benchmarks", r"\| prunekit, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
+        ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
+        ("benchmarks", r"in a tf\.function \|.*?a loop over batches of one \| (\d+).*?\| per_example \| (\d+)"),
+    ],
+    ids=["leaks", "mask update", "step", "step of tfmot", "per example"],
+)
+def test_the_figures_of_the_readme_are_the_measured_ones(page, pattern):
+    measured = re.search(pattern, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL).groups()
+    table = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert [figure for figure in measured if not re.search(rf"(?<![\d.,]){figure}(?![\d.])", table)] == []
+
+
+def test_the_readme_has_two_screens_and_begins_with_what_was_measured():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    assert next(line for line in lines if line.startswith(("|", "#", "```")) and line != "# prunekit").startswith(
+        "| Measured"
+    )
