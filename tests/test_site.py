@@ -35,6 +35,20 @@ def site(tmp_path_factory):
     return folder
 
 
+def configuration(folder, **settings):
+    """Writes a site of few pages under the rules of the project; plugins and generated pages take most of the time."""
+    own = {
+        "INHERIT": str(ROOT / "mkdocs.yml"),
+        "docs_dir": "docs",
+        "theme": "mkdocs",
+        "plugins": [],
+        "hooks": [],
+        "nav": [],
+    }
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump({**own, **settings}))
+    return folder / "mkdocs.yml"
+
+
 def anchors(site, page):
     return set(re.findall(r'\bid="([^"]+)"', (site / page).read_text(encoding="utf-8")))
 
@@ -105,15 +119,29 @@ def test_links_from_the_first_page_lead_to_pages(site):
 def test_a_broken_link_ends_the_build(text, message, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{text}\n")
-    # The rules are those of the project; plugins and generated pages take most of the time.
-    own = {
-        "INHERIT": str(ROOT / "mkdocs.yml"),
-        "docs_dir": "docs",
-        "theme": "mkdocs",
-        "plugins": [],
-        "hooks": [],
-        "nav": [],
-    }
-    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(own))
-    done = build(tmp_path / "site", "--config-file", str(tmp_path / "mkdocs.yml"))
+    done = build(tmp_path / "site", "--config-file", str(configuration(tmp_path)))
     assert done.returncode == 1 and message in done.stderr
+
+
+def test_a_notebook_becomes_a_page_with_its_stored_outputs(tmp_path):
+    pytest.importorskip("nbconvert", reason="nbconvert is in the extra `docs`")
+    picture = {"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo="}, "metadata": {}}
+    printed = {"output_type": "stream", "name": "stdout", "text": "0.9\n"}
+    cell = {"cell_type": "code", "id": "b", "source": "1 / 0", "outputs": [printed, picture]}
+    cells = [
+        {"cell_type": "markdown", "id": "a", "source": "# A notebook", "metadata": {}},
+        {**cell, "execution_count": 1, "metadata": {}},
+    ]
+    (tmp_path / "docs" / "tutorials").mkdir(parents=True)
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[a notebook](tutorials/first.ipynb)\n")
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "docs" / "tutorials" / "first.ipynb").write_text(json.dumps(notebook))
+    # The hook of the project, without its other pages.
+    folder = str(ROOT / "scripts" / "site")
+    lines = ["import sys", f"sys.path.insert(0, {folder!r})", "from pages import notebook_pages, on_page_markdown"]
+    lines += ["def on_files(files, config):", "    notebook_pages(files, config)", "    return files"]
+    (tmp_path / "hook.py").write_text("\n".join(lines))
+    done = build(tmp_path / "site", "--config-file", str(configuration(tmp_path, hooks=[str(tmp_path / "hook.py")])))
+    page = (tmp_path / "site" / "tutorials" / "first" / "index.html").read_text()
+    assert done.returncode == 0, done.stderr
+    assert all(part in page for part in (">A notebook", "1 / 0", "0.9", 'src="../')) and "iVBOR" not in page

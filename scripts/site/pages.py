@@ -5,7 +5,7 @@ reads the modules: neither Keras nor TensorFlow is imported.
 """
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import click
 import griffe
@@ -98,17 +98,34 @@ def command_line() -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def notebook_pages(files: Files, config: MkDocsConfig) -> None:
+    """Replaces each notebook by a page with its text, code and stored outputs. Nothing is run."""
+    notebooks = [file for file in files if file.src_uri.endswith(".ipynb")]
+    if not notebooks:
+        return
+    from nbconvert import MarkdownExporter
+
+    for file in notebooks:
+        text, resources = MarkdownExporter().from_filename(file.abs_src_path)
+        folder = PurePosixPath(file.src_uri).parent
+        files.remove(file)
+        for name, content in resources["outputs"].items():
+            files.append(File.generated(config, str(folder / name), content=content))
+        files.append(File.generated(config, str(PurePosixPath(file.src_uri).with_suffix(".md")), content=text))
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for page, text in reference_pages().items():
         files.append(File.generated(config, page, content=text))
+    notebook_pages(files, config)
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Links between files beside docs/ and files in docs/, as links between pages."""
+    """Links to files beside docs/, from these files to docs/, and to notebooks, as links between pages."""
 
     def moved(found: re.Match[str]) -> str:
         start, target, end = found.groups()
@@ -116,6 +133,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         if page.file.src_uri in PAGES.values():
             path = path.removeprefix("docs/")
         name = path.rpartition("../")[2] if path.startswith("../") else path
+        if path.endswith(".ipynb"):
+            path = path.removesuffix(".ipynb") + ".md"
         if (path.startswith("../") or page.file.src_uri in PAGES.values()) and name in PAGES:
             path = path[: -len(name)].replace("../", "", 1) + PAGES[name]
         return f"{start}{path}{hash_}{anchor}{end}"
