@@ -364,3 +364,11 @@ class TestVerify:
         assert code == 1
         assert "NOT reproduced" in out and "conv_1/kernel: 3 of 144" in out
         assert run("verify", tmp_path, "--json")[0] == 1
+
+
+def test_the_shell_completes_commands_and_options():
+    for words, expected in (("prunekit com", {"compare", "compress"}), ("prunekit check --pl", {"--plan"})):
+        typed = {"_PRUNEKIT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-m", "prunekit"]
+        done = subprocess.run(command, env={**ENVIRONMENT, **typed}, capture_output=True, text=True, timeout=60)
+        assert {line.partition(",")[2] for line in done.stdout.splitlines()} == expected

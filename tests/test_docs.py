@@ -9,10 +9,15 @@ from prunekit.recipe.loader import load_recipe
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose blocks take more than five seconds.
-LONG = "coming-from-tfmot export gradients initial-weights loops measured-losses models resuming sweeps".split()
+LONG = (
+    "coming-from-tfmot export gradients initial-weights loops measured-losses models recipe-to-phone resuming "
+    "simulator-loss sparse-litert sweeps"
+).split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A recipe whose first line is the name of its file, which the page's code reads.
+NAMED = re.compile(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = {page: FENCE.findall(page.read_text()) for page in PAGES}
 
 
@@ -40,6 +45,8 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # It sets this too; pytest puts back what was there.
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
+    for name, text in NAMED.findall(page.read_text()):
+        Path(name).write_text(text)
     namespace = {"__name__": "__page__"}
     for block in CODE[page]:
         before = page.read_text()[: page.read_text().index(block)].count("\n")
@@ -68,3 +75,28 @@ def test_the_readme_has_its_examples():
 def test_links_inside_the_repository_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("leak-matrix", r"Cells run: (\d+) of .*Values checked at pruned positions, in weights and slots: ([\d,]+)\."),
+        ("benchmarks", r"adds to its step:.*?\| prunekit \| (\d+).*?\| tensorflow-model-optimization \| (\d+)"),
+        ("benchmarks", r"\| prunekit, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
+        ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
+        ("benchmarks", r"in a tf\.function \|.*?a loop over batches of one \| (\d+).*?\| per_example \| (\d+)"),
+    ],
+    ids=["leaks", "mask update", "step", "step of tfmot", "per example"],
+)
+def test_the_figures_of_the_readme_are_the_measured_ones(page, pattern):
+    measured = re.search(pattern, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL).groups()
+    table = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert [figure for figure in measured if not re.search(rf"(?<![\d.,]){figure}(?![\d.])", table)] == []
+
+
+def test_the_readme_has_two_screens_and_begins_with_what_was_measured():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    assert next(line for line in lines if line.startswith(("|", "#", "```")) and line != "# prunekit").startswith(
+        "| Measured"
+    )
