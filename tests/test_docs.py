@@ -9,7 +9,7 @@ from prunekit.recipe.loader import load_recipe
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose blocks take more than five seconds.
 LONG = (
     "coming-from-tfmot export gradients initial-weights loops measured-losses models recipe-to-phone resuming "

@@ -25,10 +25,6 @@ def test_a_notebook_runs_and_shows_its_report(path, tmp_path):
     found = texts(notebook)
     # The sparsity of each epoch is exact; the accuracy depends on the machine.
     assert found[1] == stored[1] and "0 pruned weights are not zero" in found[2]
-    shown = [
-        out.data["text/html"]
-        for cell in notebook.cells
-        for out in cell.get("outputs", ())
-        if "data" in out and "text/html" in out.data
-    ]
+    outputs = [out.get("data", {}) for cell in notebook.cells for out in cell.get("outputs", ())]
+    shown = [data["text/html"] for data in outputs if "text/html" in data]
     assert '<div class="prunekit">' in shown[0] and "dataframe" in shown[1]

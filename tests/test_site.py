@@ -21,8 +21,9 @@ pytest.importorskip("mkdocs", reason="mkdocs is in the extra `docs`")
 
 
 def build(folder, *options):
-    """Runs `mkdocs build --strict` as scripts/docs does."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *options]
+    """Runs MkDocs with the arguments of scripts/docs."""
+    (arguments,) = re.findall(r'python -m mkdocs (.*) "\$@"', (ROOT / "scripts" / "docs").read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "mkdocs", *arguments.split(), "--site-dir", str(folder), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -18,7 +18,12 @@ from prunekit.cli import cli
 
 ROOT = Path(__file__).parent.parent.parent
 # Files beside docs/ -> pages.
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 # Folder of the defining module -> title on the page of the names of `prunekit`; the order of the page.
 FOLDERS = {
     "techniques": "Pruning",
