@@ -69,6 +69,11 @@ def _size_label(report: SweepReport) -> str:
     return "bytes of all weights, each after gzip" if report.size == WEIGHTS else f"bytes, {report.size}"
 
 
+def _metric_label(report: SweepReport) -> str:
+    lower = report.main.direction == "min"
+    return f"{report.main.title} ({report.main.better})" if lower else report.main.title
+
+
 def _axes(axes: Axes, points: Sequence[SweptPoint], report: SweepReport) -> None:
     plain_axes(axes)
     axes.grid(color=COLOURS["grid"], linewidth=0.8)
@@ -94,7 +99,7 @@ def _axes(axes: Axes, points: Sequence[SweptPoint], report: SweepReport) -> None
     axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel(_size_label(report), color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
-    axes.set_ylabel(report.main.title, color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
+    axes.set_ylabel(_metric_label(report), color=COLOURS["muted"], fontsize=_TEXT, parse_math=False)
 
 
 def _marks(axes: Axes, front: Sequence[SweptPoint], others: Sequence[SweptPoint]) -> None:

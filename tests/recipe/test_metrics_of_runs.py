@@ -242,5 +242,5 @@ def test_a_sweep_compares_points_by_the_main_metric_in_its_direction(regression,
     assert [column.name for column in sweep_table(report).section.columns][:3] == ["final", "mae", "loss"]
     assert sweep_csv(report).splitlines()[0].startswith("final,outcome,mae,mae_before,loss,loss_before,sparsity,")
     assert report.to_dict()["main"] == {"name": "mae", "direction": "min", "fraction": False}
-    assert sweep_figure(report).axes[0].get_ylabel() == "MAE"
+    assert sweep_figure(report).axes[0].get_ylabel() == "MAE (lower is better)"
     assert "done, mae 2, 10 B" in point_line(type("Event", (), {"point": points[0], "ended": 1, "points": 3}))
