@@ -34,7 +34,8 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting pruner trace_reuse one_shot backup_sync callbacks",
+        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse one_shot backup_sync "
+        "callbacks",
     ),
     (
         "loops",
