@@ -6,9 +6,10 @@ import numpy as np
 
 from prunekit.sparsity.patterns import Axes, Layout
 
-# Sizes of the groups of N:M patterns in use, and the largest probability of chance for these and for other sizes.
-_SIZES = (2, 4, 8, 16)
-_USUAL, _OTHER = 1e-4, 1e-8
+# Longest group of an N:M pattern that is looked for.
+_LONGEST = 16
+# Largest probability at which a random mask of the same density may show the N:M pattern that is reported.
+_CHANCE = 1e-5
 
 
 def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
@@ -21,9 +22,13 @@ def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
 
     Returns:
         "dense" (no zero), "all zero", "channel", "block 4x1" (inputs x outputs; the largest block on a grid from the
-        first weight), "2:4" (the smallest group; at most n kept in each, and 95 % of n on average), else
-        "unstructured". "n:m" needs groups enough that zeros at random places would show it with a probability below
-        1e-4 for m = 2, 4, 8 and 16 and below 1e-8 for another m up to 32: about 10 groups for 2:4, and never one group.
+        first weight), "2:4" (N:M with the smallest M up to 16; at most N kept in each group, and 95 % of N on average),
+        else "unstructured".
+
+    N:M is reported only if a random mask with the same number of zeros would show it with a probability below 1e-5: one
+    group of M weights always has a largest count, and that count proves nothing. The probability falls with each group:
+    2:4 needs 14 groups if each keeps exactly two, and 31 if some keep fewer. Blocks and channels have no such limit: a
+    small array may show them by chance.
     """
     kept = np.asarray(array) != 0
     if kept.all():
@@ -47,27 +52,43 @@ def _grain(kept: np.ndarray, axis: int) -> int:
     return int(np.gcd.reduce(changes)) if changes.size else kept.shape[axis]
 
 
-def _chance(counts: np.ndarray, n: int, m: int) -> float:
-    """Returns the probability that kept entries at random places give such counts.
-
-    Args:
-        counts: Kept entries of each group, at most n.
-        n: Largest count.
-        m: Entries of a group.
-    """
-    density = float(counts.mean()) / m
-    possible = [n] if counts.min() == n else range(n + 1)
-    one = sum(math.comb(m, k) * density**k * (1 - density) ** (m - k) for k in possible)
-    return one**counts.size
-
-
 def _detect_nm(kept: np.ndarray) -> str:
     positions, inputs, outputs = kept.shape
-    for m in range(2, min(inputs, 32) + 1):
+    for m in range(2, min(inputs, _LONGEST) + 1):
         if inputs % m == 0:
             counts = kept.reshape(positions, inputs // m, m, outputs).sum(axis=2, dtype=np.uint8)
             n = int(counts.max())
             # A sparse weight without a pattern also has a largest count below m, but few groups reach it.
-            if n < m and counts.mean() >= 0.95 * n and _chance(counts, n, m) < (_USUAL if m in _SIZES else _OTHER):
+            if n < m and counts.mean() >= 0.95 * n and _chance(counts, n, m) < _CHANCE:
                 return f"{n}:{m}"
     return "unstructured"
+
+
+def _chance(counts: np.ndarray, n: int, m: int) -> float:
+    """Returns an upper bound of the probability that a random mask has such counts.
+
+    If all groups keep n, this is the exact probability of that. Else it bounds the probability of at most n in every
+    group: the number of kept entries in one group is hypergeometric, and since entries that one group keeps are missing
+    in the others, the counts are negatively associated, and the product over the groups is an upper bound.
+
+    Args:
+        counts: Number of kept entries of each group, at most n.
+        n: Largest number of kept entries in a group.
+        m: Entries in a group.
+
+    Source: Joag-Dev & Proschan 1983, Annals of Statistics 11(1), section 3.
+    """
+    groups, kept = counts.size, int(counts.sum())
+    if kept == n * groups:
+        return math.exp(groups * math.log(math.comb(m, n)) - _log_ways(groups * m, kept))
+    return sum(_exactly(count, m, kept, groups * m) for count in range(n + 1)) ** groups
+
+
+def _log_ways(size: int, kept: int) -> float:
+    return math.lgamma(size + 1) - math.lgamma(kept + 1) - math.lgamma(size - kept + 1)
+
+
+def _exactly(count: int, m: int, kept: int, size: int) -> float:
+    """Returns the hypergeometric probability that a group of m entries of a random mask has `count` kept entries."""
+    ways = [*(kept - i for i in range(count)), *(size - kept - i for i in range(m - count))]
+    return math.comb(m, count) * math.prod(way / (size - i) for i, way in enumerate(ways))

@@ -15,7 +15,7 @@ from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
-from prunekit.techniques.pruning import trace_reuse
+from prunekit.techniques.pruning import attached_pruners, trace_reuse
 from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
@@ -52,7 +52,8 @@ class PruningCallback(keras.callbacks.Callback):
     Raises:
         TypeError: `schedule` is not a schedule, or an option is unknown.
         ValueError: In `fit`, before the first update: no weight to prune; a name that matches no weight; the callback
-            is listed twice; another callback of the same `fit` prunes one of the weights.
+            is listed twice; another callback of the same `fit`, or a `Pruner` that is not finished, prunes one of the
+            weights.
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
 
@@ -332,10 +333,10 @@ class _Companions(keras.callbacks.Callback):
         return overall_sparsity(self._pruners)
 
     def refuse_shared_targets(self) -> None:
-        """Checks that no two pruning callbacks of the list prune the same weight.
+        """Checks that no weight is pruned by two pruning callbacks of the list, or by one of them and a Pruner.
 
         Raises:
-            ValueError: Two callbacks prune the same weight.
+            ValueError: A weight is pruned twice.
         """
         seen: set[int] = set()
         shared = []
@@ -348,6 +349,8 @@ class _Companions(keras.callbacks.Callback):
                 "The PruningCallbacks of one `fit` must prune different weights. Received: several callbacks for "
                 f"{', '.join(shared[:3])}{more}. Separate their weights with `include` or `exclude`."
             )
+        for pruner in self._pruners:
+            attached_pruners.refuse_pruned_weights(pruner.targets)
 
     def on_train_begin(self, logs=None) -> None:
         self._saved, self._pending = {}, []
@@ -361,6 +364,8 @@ class _Companions(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None) -> None:
         self._epoch = epoch
+        # Callbacks may have built a Pruner in their on_train_begin.
+        self.refuse_shared_targets()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
         if self._pruners and logs is not None:

@@ -13,7 +13,7 @@ from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.schedules import Schedule
-from prunekit.techniques.pruning import pruning_notes
+from prunekit.techniques.pruning import attached_pruners, pruning_notes
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
 from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -56,7 +56,8 @@ class Pruner:
 
     Raises:
         ValueError: No weight to prune; a name pattern that matches no weight; a sparsity pattern that does not fit a
-            weight; an invalid option value; the criterion needs data, and there are none.
+            weight; an invalid option value; the criterion needs data, and there are none; another Pruner that is not
+            finished prunes one of the weights.
         TypeError: `schedule` is not a schedule, `optimizer` is not a Keras optimizer, or an option is unknown.
     """
 
@@ -68,6 +69,7 @@ class Pruner:
             self.begin()
             self._attached = undo.pop_all()
         self.store.owner = self
+        attached_pruners.note_attached(self)
 
     @classmethod
     def detached(
@@ -95,6 +97,7 @@ class Pruner:
         trains = bool(optimizers) if training is None else training
         found = resolved_targets(model, schedule, options, training=trains)
         self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets
+        attached_pruners.refuse_pruned_weights(self.targets)
         self.skipped, self._calculator = list(found.skipped), found.calculator
         self._calculator.once = training is False
         self._collectors = Collectors(options.needs, model, self.targets, data)
@@ -248,6 +251,7 @@ class Pruner:
                     notes += self.shortfall(self.step_count, ended=True)
                 self._warn(notes)
         finally:
+            attached_pruners.note_detached(self)
             self._attached.close()
 
     def _warn(self, notes: Sequence[str]) -> None:
@@ -335,6 +339,7 @@ class Pruner:
             return
         # The loop raised: no check here may hide its exception, and weights may be NaN.
         self._finished = True
+        attached_pruners.note_detached(self)
         with self._attached:
             self.enforce()
 

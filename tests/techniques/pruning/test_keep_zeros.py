@@ -228,21 +228,6 @@ def test_an_error_in_the_block_leaves_model_and_optimizer_free():
     assert "apply" not in vars(model.optimizer)
 
 
-def test_two_pruners_on_one_weight_hold_the_zeros_of_both():
-    model = network(sparsity=0)
-    first = pk.Pruner(model, pk.OneShot(0.5), criterion="random")
-    second = pk.Pruner(model, pk.OneShot(0.5))
-    model.fit(X, Y, batch_size=16, verbose=0)
-    found = zeros(model)
-    for name in found:
-        union = ~first.masks[name] | ~second.masks[name]
-        assert found[name][union].all() and not found[name][~union].any()
-    assert sum([*first.audit().values(), *second.audit().values()]) == 0
-    second.finish()
-    first.finish()
-    assert "apply" not in vars(model.optimizer)
-
-
 def test_keep_zeros_around_a_pruning_callback_adds_its_zeros():
     model = network()
     before = zeros(model)
