@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
     from prunekit.techniques.pruning.callbacks import PruningCallback
     from prunekit.techniques.pruning.mask_store import LeakError
+    from prunekit.techniques.pruning.once_sparse import OnceSparse
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
 
@@ -60,6 +61,7 @@ __all__ = [
     "Movement",
     "MultiStep",
     "NM",
+    "OnceSparse",
     "OneShot",
     "PolynomialDecay",
     "Pruner",
@@ -119,6 +121,7 @@ _MODULES = {
     "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
     "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.mask_store": ("LeakError",),
+    "prunekit.techniques.pruning.once_sparse": ("OnceSparse",),
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
 }
