@@ -36,7 +36,7 @@ ORDER = (
         "techniques/pruning",
         "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
         "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse one_shot backup_sync "
-        "callbacks keep_zeros once_sparse",
+        "saved_files callbacks keep_zeros once_sparse",
     ),
     (
         "loops",

@@ -37,6 +37,11 @@ def attached_to(variables: Sequence[Any]) -> list[Any]:
     return [one for one in found if not _ATTACHED[one] or _shares_optimizer(one)]
 
 
+def attached_to_model(model: Any) -> list[Any]:
+    """Returns the attached Pruners that prune any weight of the model."""
+    return attached_to(model.weights) if _ATTACHED else []
+
+
 def _shares_optimizer(pruner: Any) -> bool:
     now = {id(optimizer) for optimizer in optimizers_of(pruner.model)}
     return any(id(optimizer) in now for optimizer in pruner.optimizers)

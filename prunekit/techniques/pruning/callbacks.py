@@ -1,9 +1,8 @@
 """PruningCallback: forwards the events of `fit` to a Pruner."""
 
-import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -21,6 +20,7 @@ from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
 from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
 from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.saved_files import SavedFiles
 
 
 class PruningCallback(keras.callbacks.Callback):
@@ -95,10 +95,9 @@ class PruningCallback(keras.callbacks.Callback):
         return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
     @property
-    def landed(self) -> bool:
-        """True once the last mask update of the schedule was made."""
-        pruner = self._pruner
-        return self._begun and pruner is not None and pruner.updater.last_update >= pruner.schedule.landing_step
+    def has_landed(self) -> bool:
+        """Whether the masks have the final sparsity of the schedule."""
+        return self._pruner is not None and self._pruner.updater.has_landed
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
@@ -132,7 +131,7 @@ class PruningCallback(keras.callbacks.Callback):
     def _prepare_training(self) -> None:
         if self._companions is not None:
             self._companions.refuse_shared_targets()
-        self._announce(self.pruner.shortfall(self._planned_steps()))
+        self.announce(self.pruner.shortfall(self._planned_steps()))
         if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
             # Another callback may have taken over the function, and this one's pruner has got other masks.
             self._store = self.pruner.store
@@ -209,7 +208,7 @@ class PruningCallback(keras.callbacks.Callback):
             return
         if self._counts_passes:
             self.pruner.enforce()
-        self._announce(self.pruner.late_weights())
+        self.announce(self.pruner.late_weights())
         if logs is not None:
             logs["sparsity"] = self.pruner.sparsity if self._companions is None else self._companions.sparsity
 
@@ -228,11 +227,11 @@ class PruningCallback(keras.callbacks.Callback):
             return
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.take_up(self.pruner)
-        self._announce(self.pruner.end_training())
+        self.announce(self.pruner.end_training())
         if self._function is not None:
             trace_reuse.keep(self._function, self.pruner)
         if self._companions is not None and self._companions.pruning[-1] is self:
-            self._announce(self._companions.saved_less_sparse())
+            self.announce(self._companions.saved_less_sparse())
 
     def _planned_steps(self) -> int | None:
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
@@ -240,7 +239,8 @@ class PruningCallback(keras.callbacks.Callback):
             return None
         return self.pruner.step_count + updates_in(steps * epochs, self.pruner.optimizers)
 
-    def _announce(self, notes: Sequence[str]) -> None:
+    def announce(self, notes: Sequence[str]) -> None:
+        """Warns with each message and adds it to the notes of the report."""
         for note in notes:
             self.notes.append(note)
             if distribution.speaks_for(self.model):
@@ -278,14 +278,6 @@ class _Last(keras.callbacks.Callback):
         self._pruning.end()
 
 
-class _Saved(NamedTuple):
-    """A file written by a ModelCheckpoint: its path, epoch, and the sparsity of the pruned weights in it."""
-
-    path: str
-    epoch: int
-    sparsity: float
-
-
 class _Companions(keras.callbacks.Callback):
     """First callback of the list: adds "sparsity" to the logs and records the sparsity of files that are saved.
 
@@ -296,9 +288,7 @@ class _Companions(keras.callbacks.Callback):
         super().__init__()
         self._list = found
         self._epoch = 0
-        self._saved: dict[int, _Saved] = {}
-        # Files that may be written as this batch or epoch ends: (ModelCheckpoint, entry to record, file stamp before).
-        self._pending: list[tuple[Any, _Saved, Any]] = []
+        self._files = SavedFiles(found.callbacks)
 
     @classmethod
     def placed_before_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Companions":
@@ -353,14 +343,12 @@ class _Companions(keras.callbacks.Callback):
             attached_pruners.refuse_pruned_weights(pruner.targets)
 
     def on_train_begin(self, logs=None) -> None:
-        self._saved, self._pending = {}, []
-        found = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.ModelCheckpoint)]
-        self._at_batches = [one for one in found if one.save_freq != "epoch"]
-        self._at_epochs = [one for one in found if one.save_freq == "epoch"]
+        self._files = SavedFiles(self._list.callbacks)
 
     def on_train_batch_end(self, batch, logs=None) -> None:
-        if self._at_batches:
-            self._expect(self._at_batches, {"batch": batch + 1, **(logs or {})})
+        if self._pruners:
+            values = {"batch": batch + 1, **(logs or {})}
+            self._files.expect_after_batch(self._epoch + 1, lambda: self.sparsity, values)
 
     def on_epoch_begin(self, epoch, logs=None) -> None:
         self._epoch = epoch
@@ -368,48 +356,20 @@ class _Companions(keras.callbacks.Callback):
         self.refuse_shared_targets()
 
     def on_epoch_end(self, epoch, logs=None) -> None:
-        if self._pruners and logs is not None:
-            logs["sparsity"] = self.sparsity
-        self._expect(self._at_epochs, logs or {})
-
-    def _expect(self, checkpoints: Sequence[Any], values: Mapping[str, Any]) -> None:
-        """Records the stamps of the files that ModelCheckpoints may write next."""
-        self._pending = []
-        for one in checkpoints if self._pruners else ():
-            path = _formatted(one.filepath, {"epoch": self._epoch + 1, **values})
-            self._pending.append((one, _Saved(path, self._epoch + 1, self.sparsity), _stamp(path)))
+        if self._pruners:
+            if logs is not None:
+                logs["sparsity"] = self.sparsity
+            self._files.expect_after_epoch(epoch + 1, lambda: self.sparsity, logs or {})
 
     def note_saved(self) -> None:
-        """Records which pending files were written; called after all other callbacks ended the batch or epoch."""
-        pending, self._pending = self._pending, []
-        for one, saved, before in pending:
-            if _stamp(saved.path) != before:
-                # A ModelCheckpoint listed after a pruning callback saves the weights after that callback's update.
-                after = self._list.callbacks.index(one) > self._list.callbacks.index(self.pruning[0])
-                self._saved[id(one)] = saved._replace(sparsity=self.sparsity) if after else saved
+        """Records which files were written; called after all other callbacks ended the batch or epoch."""
+        self._files.note_saved(self._sparsity_saved)
+
+    def _sparsity_saved(self, checkpoint: Any) -> float | None:
+        # A ModelCheckpoint listed after a pruning callback saves the weights after that callback's update.
+        after = self._list.callbacks.index(checkpoint) > self._list.callbacks.index(self.pruning[0])
+        return self.sparsity if after else None
 
     def saved_less_sparse(self) -> list[str]:
         """Returns a message for each saved file whose weights are less sparse than the model's weights now."""
-        return [
-            f"{saved.path}, which ModelCheckpoint wrote last in epoch {saved.epoch}, has sparsity {saved.sparsity:.4f} "
-            f"in the pruned weights; the model now has {self.sparsity:.4f}. Write pk.OnceSparse(ModelCheckpoint(...)), "
-            "which saves epochs at the final sparsity only, or save the model after fit."
-            for saved in self._saved.values()
-            if saved.sparsity < self.sparsity
-        ]
-
-
-def _formatted(path: str, values: Mapping[str, Any]) -> str:
-    try:
-        return path.format(**values)
-    except (KeyError, ValueError, IndexError):
-        # ModelCheckpoint raises its own error for an invalid path.
-        return path
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return self._files.less_sparse(self.sparsity)

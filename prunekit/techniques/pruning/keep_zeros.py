@@ -87,7 +87,7 @@ class KeepZeros(PruningCallback):
     def _begin(self) -> None:
         super()._begin()
         kept = self.pruner.masks
-        self._announce(_notes({name: mask for name, mask in kept.items() if not mask.all()}, self.pruner.targets))
+        self.announce(_notes({name: mask for name, mask in kept.items() if not mask.all()}, self.pruner.targets))
 
     # ---- in a loop of one's own --------------------------------------------------------------------------------------
 

@@ -60,6 +60,11 @@ class MaskUpdater:
         """Fraction of the targets' entries that are currently pruned."""
         return 1.0 - int(self.kept.sum()) / self.size
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether the masks have the final sparsity of the schedule."""
+        return self.last_update >= self._plan.schedule.landing_step
+
     def replace(self, masks: Sequence[Any], kept: np.ndarray) -> None:
         """Replaces all masks without an event.
 

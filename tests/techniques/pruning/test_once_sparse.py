@@ -1,124 +1,175 @@
-"""OnceSparse: callbacks that see only epochs at the final sparsity."""
+"""OnceSparse: a callback sees only the epochs and batches at the final sparsity."""
+
+import re
+import warnings
 
 import keras
 import numpy as np
 import pytest
 
-import prunekit as pk
+from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.once_sparse import OnceSparse
+from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
-pytestmark = pytest.mark.every_backend
-X = np.random.default_rng(3).normal(size=(48, 8)).astype("float32")
-Y = X[:, :4] * 2
-# Three updates per epoch: the schedule lands in the third of four epochs.
-SCHEDULE = pk.PolynomialDecay(final_sparsity=0.75, end_step=8, frequency=1)
-
-
-def network():
-    keras.utils.set_random_seed(5)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(12, "tanh"), keras.layers.Dense(4)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
+# Five batches an epoch: lands in the second epoch, after the second batch of it.
+RISE = PolynomialDecay(0.0, 0.75, 0, 7, frequency=1, power=1)
 
 
-class Spy(keras.callbacks.Callback):
-    """Notes what it sees, and the sparsity then."""
+class Recorder(keras.callbacks.Callback):
+    """Records what it is shown."""
 
     def __init__(self):
         super().__init__()
-        self.epochs, self.batches, self.others = [], [], []
+        self.seen = []
 
     def on_train_begin(self, logs=None):
-        self.others.append("begin")
+        self.seen.append("begin")
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.others.append(epoch)
+        self.seen.append(f"epoch {epoch}")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(batch)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.batches.append(sparsity(self.model))
+        assert self.seen[-1] == batch
+
+    def on_test_end(self, logs=None):
+        self.seen.append("test")
 
     def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append((epoch, sparsity(self.model)))
+        self.seen.append(f"end {epoch} at {logs['sparsity']}" if "sparsity" in logs else f"end {epoch}")
 
     def on_train_end(self, logs=None):
-        self.others.append("end")
+        self.seen.append("end")
 
 
-def sparsity(model):
-    kernels = [keras.ops.convert_to_numpy(layer.kernel) for layer in model.layers]
-    return sum(int((kernel == 0).sum()) for kernel in kernels) / sum(kernel.size for kernel in kernels)
+class Score(keras.callbacks.Callback):
+    """Gives epochs a score, the densest epochs the best one, and keeps their weights."""
+
+    def __init__(self, *scores):
+        super().__init__()
+        self.scores, self.weights = scores, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = self.scores[epoch]
+        self.weights.append(self.model.get_weights())
 
 
-def fit(callbacks, epochs=4, model=None):
-    model = model or network()
-    model.fit(X, Y, batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks)
-    return model
+def zeros(model):
+    return [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers]
+
+
+def ordered(first, others, pruning):
+    return [*others, *pruning] if first else [*pruning, *others]
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
+def test_batches_and_epochs_are_shown_from_the_final_sparsity_on(compiled, batches, samples, first):
+    recorder = Recorder()
+    callbacks = ordered(first, [OnceSparse(recorder)], [PruningCallback(RISE)])
+    compiled.fit(**batches, epochs=3, callbacks=callbacks, validation_data=samples)
+    second = ["epoch 1", 2, 3, 4, "test", "end 1 at 0.75"]
+    third = ["epoch 2", 0, 1, 2, 3, 4, "test", "end 2 at 0.75"]
+    assert recorder.seen == ["begin", *second, *third, "end"]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
-def test_a_callback_sees_the_epochs_at_the_final_sparsity_alone(first):
-    spy, pruning = Spy(), pk.PruningCallback(SCHEDULE)
-    listed = [pk.OnceSparse(spy), pruning]
-    fit(listed if first else listed[::-1])
-    assert spy.epochs == [(2, 0.75), (3, 0.75)]
-    assert set(spy.batches) == {0.75}
-    assert spy.others == ["begin", 0, 1, 2, 3, "end"]
+def test_files_and_restored_weights_are_the_best_of_the_sparse_epochs(compiled, batches, tmp_path, first):
+    best, often, score = tmp_path / "best.keras", tmp_path / "often.keras", Score(9, 5, 7, 6, 1)
+    saving = OnceSparse(keras.callbacks.ModelCheckpoint(best, monitor="score", mode="max", save_best_only=True))
+    batchwise = OnceSparse(keras.callbacks.ModelCheckpoint(often, save_freq=1))
+    stopping = OnceSparse(keras.callbacks.EarlyStopping("score", mode="max", patience=1, restore_best_weights=True))
+    slower = OnceSparse(keras.callbacks.ReduceLROnPlateau("score", mode="max", patience=1, factor=0.5))
+    others = [score, saving, batchwise, stopping, slower]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        history = compiled.fit(**batches, epochs=5, callbacks=ordered(first, others, [PruningCallback(RISE)]))
+    # Epochs 1, 2 and 3 are shown: the third one is the best, and the next one is worse.
+    assert len(history.epoch) == 4 and stopping.stopped_epoch == 3
+    assert saving.best == stopping.best == 7 and saving.monitor == "score"
+    assert len(history.history["learning_rate"]) == 3
+    for value, restored in zip(score.weights[2], compiled.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, restored)
+    assert zeros(compiled) == zeros(keras.models.load_model(best)) == zeros(keras.models.load_model(often)) == [96, 48]
 
 
-def test_it_waits_for_every_pruning_callback():
-    spy = Spy()
-    model = network()
-    names = [layer.name for layer in model.layers]
-    early = pk.PruningCallback(pk.OneShot(0.75), include=[names[0]])
-    late = pk.PruningCallback(SCHEDULE, include=[names[1]])
-    fit([early, late, pk.OnceSparse(spy)], model=model)
-    assert [epoch for epoch, _ in spy.epochs] == [2, 3]
+def test_with_several_pruning_callbacks_the_last_one_to_land_decides(compiled, batches):
+    recorder = Recorder()
+    early = PruningCallback(ConstantSparsity(0.5), include=["hidden"])
+    late = PruningCallback(PolynomialDecay(0.0, 0.5, 0, 9, frequency=3), include=["logits"])
+    compiled.fit(**batches, epochs=2, callbacks=[early, OnceSparse(recorder), late])
+    assert recorder.seen == ["begin", "epoch 1", 4, "end 1 at 0.5", "end"]
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 1])
-def test_the_best_file_has_the_final_sparsity(tmp_path, save_freq, recwarn):
+def test_where_nothing_prunes_and_in_a_later_fit_every_epoch_is_shown(compiled, batches, samples):
+    recorder, pruning = Recorder(), PruningCallback(RISE)
+    once = OnceSparse(recorder)
+    compiled.fit(**batches, callbacks=[once])
+    assert recorder.seen == ["begin", "epoch 0", 0, 1, 2, 3, 4, "end 0", "end"]
+    compiled.evaluate(*samples, callbacks=[once], verbose=0)
+    assert recorder.seen[-1] == "test"
+    compiled.fit(**batches, epochs=2, callbacks=[once, pruning])
+    recorder.seen.clear()
+    compiled.fit(**batches, callbacks=[once, pruning])
+    assert recorder.seen == ["begin", "epoch 0", 0, 1, 2, 3, 4, "end 0 at 0.75", "end"]
+
+
+def test_a_pruner_that_another_callback_steps_is_waited_for(compiled, batches):
+    recorder = Recorder()
+    with Pruner(compiled, RISE) as pruner:
+        step = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: pruner.step())
+        compiled.fit(**batches, epochs=2, callbacks=[OnceSparse(recorder), step])
+    assert recorder.seen == ["begin", "epoch 1", 2, 3, 4, "end 1", "end"]
+
+
+@pytest.mark.parametrize("end_step", [6, 30])
+def test_a_training_without_an_epoch_at_the_final_sparsity_is_told(compiled, batches, tmp_path, end_step):
+    # With 6, the masks reach the final sparsity only when the training ends.
     path = tmp_path / "best.keras"
-    monitor = "val_loss" if save_freq == "epoch" else "loss"
-    checkpoint = keras.callbacks.ModelCheckpoint(path, monitor, save_best_only=True, save_freq=save_freq)
-    wrapped = pk.OnceSparse(checkpoint)
-    model = network()
-    model.fit(
-        X,
-        Y,
-        batch_size=16,
-        epochs=4,
-        verbose=0,
-        validation_data=(X, Y),
-        callbacks=[wrapped, pk.PruningCallback(SCHEDULE)],
-    )
-    assert sparsity(keras.models.load_model(path)) == 0.75
-    assert wrapped.best == checkpoint.best and wrapped.monitor == monitor
-    assert not [found for found in recwarn if "has sparsity" in str(found.message)]
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, 0, end_step, frequency=1))
+    told = rf"OnceSparse showed no epoch to ModelCheckpoint: .* 0.75 at step {end_step}, .* training of 5 steps. Train"
+    with pytest.warns(UserWarning) as caught:
+        compiled.fit(**batches, callbacks=[OnceSparse(keras.callbacks.ModelCheckpoint(path)), pruning])
+    notes = [str(one.message) for one in caught]
+    assert any(re.search(told, note) for note in notes)
+    assert not path.exists() and {*notes, LATER_TRAINING} == set(pruning.report.notes)
 
 
-def test_early_stopping_counts_and_restores_sparse_epochs():
-    stopping = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True, min_delta=1e9)
-    model = fit([pk.OnceSparse(stopping), pk.PruningCallback(SCHEDULE)], epochs=9)
-    # The first epoch that it sees is the best; it waits for one more.
-    assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 3)
-    assert sparsity(model) == 0.75
-
-
-def test_a_fit_that_never_gets_there_ends_with_a_warning():
-    spy = Spy()
-    with pytest.warns(UserWarning) as told:
-        fit([pk.OnceSparse(spy), pk.PruningCallback(SCHEDULE)], epochs=2)
-    assert any("OnceSparse: Spy saw no epoch, because no epoch ended at the final" in str(one.message) for one in told)
-    assert spy.epochs == []
-
-
-def test_without_pruning_it_is_refused():
-    with pytest.raises(ValueError, match="Received: a list without one. List the Spy itself"):
-        fit([pk.OnceSparse(Spy())])
+def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_path):
+    path = tmp_path / "last.keras"
+    pruning = PruningCallback(ConstantSparsity(0.75, begin_step=1, frequency=1), compat="tfmot")
+    compiled.fit(**batches, callbacks=[OnceSparse(keras.callbacks.ModelCheckpoint(path)), pruning])
+    assert zeros(keras.models.load_model(path)) == zeros(compiled) == [96, 48]
 
 
 @pytest.mark.parametrize(
-    "callback", [pk.PruningCallback(SCHEDULE), 3, pk.OnceSparse(Spy()), keras.callbacks.BackupAndRestore("folder")]
+    ("callback", "error", "told"),
+    [
+        (lambda: keras.callbacks.ModelCheckpoint, TypeError, r"one Keras callback, such as ModelCheckpoint\(...\)"),
+        (lambda: keras.callbacks.CallbackList([]), TypeError, "one Keras callback"),
+        (lambda: PruningCallback(RISE), ValueError, "PruningCallback needs every epoch.*List it in `fit` beside"),
+        (lambda: keras.callbacks.BackupAndRestore("b"), ValueError, "BackupAndRestore needs every epoch"),
+    ],
 )
-def test_what_must_see_every_epoch_is_refused(callback):
-    with pytest.raises(TypeError, match="OnceSparse takes a callback such as ModelCheckpoint"):
-        pk.OnceSparse(callback)
+def test_what_cannot_wait_is_refused(callback, error, told):
+    with pytest.raises(error, match=told):
+        OnceSparse(callback())
+
+
+def test_keras_may_run_batch_hooks_in_a_thread_where_the_inner_callback_allows_it():
+    assert OnceSparse(keras.callbacks.EarlyStopping()).async_safe
+    assert not OnceSparse(keras.callbacks.ModelCheckpoint("a.keras")).async_safe
+    assert not OnceSparse(keras.callbacks.LambdaCallback(on_train_batch_end=print)).async_safe
+
+
+def test_attributes_are_those_of_the_inner_callback():
+    inner = keras.callbacks.EarlyStopping("loss", patience=4)
+    once = OnceSparse(inner)
+    once.set_params({"epochs": 3})
+    assert (once.callback, once.patience, once.monitor, inner.params) == (inner, 4, "loss", {"epochs": 3})
+    with pytest.raises(AttributeError, match="'EarlyStopping' object has no attribute 'none'"):
+        once.none  # noqa: B018
