@@ -1,5 +1,7 @@
-"""The notebooks under docs/ run as they are."""
+"""The notebooks under docs/ run as they are, and their stored outputs are those of a run."""
 
+import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -8,23 +10,53 @@ from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent.parent / "docs"
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
+# Folders of a machine, and addresses of objects in its memory.
+OF_A_MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|mnt|Users|var)/|site-packages|\b0x[0-9a-f]{8}|[A-Z]:\\\\")
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def texts(notebook):
     """The printed text of each code cell."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return ["".join(out.text for out in cell.outputs if out.get("name") == "stdout") for cell in cells]
+    return ["".join(out.text for out in cell.outputs if out.get("name") == "stdout") for cell in code_cells(notebook)]
+
+
+def shown(notebook, kind):
+    """What the cells show as one kind, such as "text/html"."""
+    outputs = [out.get("data", {}) for cell in code_cells(notebook) for out in cell.outputs]
+    return [data[kind] for data in outputs if kind in data]
+
+
+def test_there_is_a_notebook_for_a_first_model():
+    assert "first-pruned-model.ipynb" in [path.name for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.name for path in NOTEBOOKS])
+def test_stored_outputs_are_of_one_run_in_order_and_name_no_machine(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert [
+        out for cell in cells for out in cell.outputs if out.output_type == "error" or out.get("name") == "stderr"
+    ] == []
+    assert OF_A_MACHINE.findall(path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.name for path in NOTEBOOKS])
 def test_a_notebook_runs_and_shows_its_report(path, tmp_path):
+    stored = nbformat.read(path, as_version=4)
     notebook = nbformat.read(path, as_version=4)
-    stored = texts(notebook)
-    assert "[" in stored[1]
+    for cell in code_cells(notebook):
+        cell.outputs = []
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
     found = texts(notebook)
     # The sparsity of each epoch is exact; the accuracy depends on the machine.
-    assert found[1] == stored[1] and "0 pruned weights are not zero" in found[2]
-    outputs = [out.get("data", {}) for cell in notebook.cells for out in cell.get("outputs", ())]
-    shown = [data["text/html"] for data in outputs if "text/html" in data]
-    assert '<div class="prunekit">' in shown[0] and "dataframe" in shown[1]
+    assert found[1] == texts(stored)[1] and json.loads(found[1])[-1] == 0.9
+    assert "0 pruned weights are not zero" in found[2]
+    report, frame = shown(notebook, "text/html")
+    assert '<div class="prunekit">' in report and "dataframe" in frame
+    # 7373 of 8192 weights of the file, after the fit with KeepZeros.
+    assert shown(notebook, "text/plain")[-1] == shown(stored, "text/plain")[-1] == f"np.float64({7373 / 8192})"
