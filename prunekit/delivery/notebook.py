@@ -114,5 +114,7 @@ def _block(head: list[Markup], sections: list[Section]) -> str:
 def _nested_style() -> str:
     """The page's style, nested: `:root` and `body` of the page are the element itself."""
     page = style().replace(":root", "&").replace("\nbody {", "\n& {")
-    own = "& { padding: 0.75rem; border-radius: 10px; overflow-x: auto; }\n& table { color: inherit; }"
-    return f".prunekit {{\n{page}\n{own}\n}}\n"
+    own = "& { padding: 0.75rem; border-radius: 10px; overflow-x: auto; }\n"
+    own += "& table { color: inherit; table-layout: auto; margin: 0; }\n& tr { background: none; }"
+    # The class twice: the rules of Jupyter for tables have the specificity of one class.
+    return f".prunekit.prunekit {{\n{page}\n{own}\n}}\n"

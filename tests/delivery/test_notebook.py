@@ -97,7 +97,7 @@ def test_the_style_reaches_nothing_outside_the_element(results):
         depth -= character == "}"
         outside += character if depth == 0 else ""
         depth += character == "{"
-    assert outside.replace("{", "").replace("}", "").split() == [".prunekit"]
+    assert outside.replace("{", "").replace("}", "").split() == [".prunekit.prunekit"]
     assert ":root" not in style and "\nbody" not in style
 
 
