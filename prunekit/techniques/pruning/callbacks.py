@@ -300,8 +300,8 @@ class _Companions(keras.callbacks.Callback):
         listed = [one for one in found.callbacks if isinstance(one, PruningCallback)]
         if sum(one is pruning for one in listed) > 1:
             raise ValueError(
-                "A list of callbacks may contain a PruningCallback once. Received: the same callback twice. List it "
-                "once, or create a second callback for other weights."
+                f"A list of callbacks may contain a {type(pruning).__name__} once. Received: the same callback twice. "
+                "List it once, or create a second callback for other weights."
             )
         if listed[0] is pruning:
             # Assigns a new list object, because Keras is iterating over the old one.

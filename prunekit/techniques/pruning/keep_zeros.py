@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import keras
 import numpy as np
 
 from prunekit.anatomy.inspection import Report
 from prunekit.anatomy.targets import Target, find_targets
-from prunekit.core import distribution
+from prunekit.core import distribution, jax_state
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.held_masks import holding, masks_of_zeros
-from prunekit.techniques.pruning.mask_store import MaskStore
+from prunekit.techniques.pruning.mask_store import LeakError, MaskStore
 
 
 class KeepZeros(PruningCallback):
@@ -26,7 +27,8 @@ class KeepZeros(PruningCallback):
 
     Held are the zeros, -0.0 included, of the weights that are pruned by default, or that `include` names. A weight that
     is zero throughout is not trained yet, and is not held. Gradients are masked before clipping, and the optimizer's
-    slots are zero at these positions, as with `PruningCallback`. Zeros that training produces later are not held.
+    slots are zero at these positions, as with `PruningCallback`. Zeros that training produces later are not held. Each
+    `fit` holds the zeros that the weights have at its start, also if the callback is used again.
 
     In one `fit` with a `PruningCallback`, which keeps the zeros of the weights that it prunes, the weights must differ:
     give `KeepZeros` the others by `include` or `exclude`.
@@ -42,8 +44,11 @@ class KeepZeros(PruningCallback):
         notes: Messages of the last `fit` or `with` block.
 
     Raises:
-        ValueError: No such weight, or none that is pruned by default; in `fit`, as for `PruningCallback`.
-        TypeError: As a context manager: no model was given, or `optimizer` is not a Keras optimizer.
+        ValueError: No such weight, or none that is pruned by default; in `fit`, as for `PruningCallback`, or another
+            model was given.
+        TypeError: `model` is not a Keras model; as a context manager, no model was given, or `optimizer` is not a Keras
+            optimizer.
+        LeakError: In `fit`, as for `PruningCallback`; at the end of the `with` block, held weights are not zero.
     """
 
     def __init__(
@@ -54,8 +59,13 @@ class KeepZeros(PruningCallback):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ):
+        if model is not None and not isinstance(model, keras.Model):
+            raise TypeError(
+                f"`model` of KeepZeros must be a Keras model, or None for a callback. Received: {model!r}. Names of "
+                "layers and weights are passed as `include=` or `exclude=`."
+            )
         super().__init__(OneShot(sparsity=0.0), include=include, exclude=exclude, keep_zeros=True)
-        self._loop = (model, optimizer)
+        self._loop: tuple[Any, Any] = (model, optimizer)
         self._block: contextlib.ExitStack | None = None
         self._held: MaskStore | None = None
 
@@ -73,9 +83,10 @@ class KeepZeros(PruningCallback):
 
     def audit(self) -> dict[str, int]:
         """Returns {weight name: number of held positions that are not exactly zero}."""
-        if self._in_a_loop:
-            return {} if self._held is None else self._held.audit()
-        return self.pruner.audit()
+        if not self._in_a_loop:
+            return self.pruner.audit()
+        jax_state.sync_model_state(self._loop[0])
+        return {} if self._held is None else self._held.audit()
 
     @property
     def _in_a_loop(self) -> bool:
@@ -84,7 +95,18 @@ class KeepZeros(PruningCallback):
 
     # ---- in `fit` ----------------------------------------------------------------------------------------------------
 
+    def set_model(self, model) -> None:
+        given = self._loop[0]
+        if given is not None and given is not model:
+            raise ValueError(
+                f"This KeepZeros was created for the model {given.name!r}. Received: a `fit` of {model.name!r}. Use "
+                "pk.KeepZeros() without a model as a callback."
+            )
+        super().set_model(model)
+
     def _begin(self) -> None:
+        # With the masks of an earlier `fit`, weights that were replaced since then would be set to zero.
+        self.pruner.updater.keep_all()
         super()._begin()
         kept = self.pruner.masks
         self.announce(_notes({name: mask for name, mask in kept.items() if not mask.all()}, self.pruner.targets))
@@ -112,10 +134,33 @@ class KeepZeros(PruningCallback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Holds the zeros once more and gives the optimizer back as it was; the zeros stay."""
+        """Holds the zeros once more and gives the optimizer back as it was; the zeros stay.
+
+        Raises:
+            LeakError: Held weights are not zero; they are zero again. Not raised if the block ended with an exception.
+        """
         block, self._block = self._block, None
-        if block is not None:
+        if block is None:
+            return
+        leak = self._leak() if kind is None else None
+        if leak is None:
             block.__exit__(kind, error, where)
+            return
+        # Leaving with an exception sets the weights to zero without the warning of a normal end.
+        block.__exit__(type(leak), leak, None)
+        raise leak
+
+    def _leak(self) -> LeakError | None:
+        leaks = self.audit()
+        if self._held is None or not any(leaks.values()):
+            return None
+        return LeakError(
+            "KeepZeros holds zeros in updates of a Keras optimizer. Received: weights that are not zero at the end of "
+            f"the `with` block: {self._held.named(leaks.values())}. Pass the optimizer of your loop to "
+            "pk.KeepZeros(model, optimizer), enter the block before the loop's tf.function runs for the first time, "
+            "pass gradients through mask_gradients in a loop without a Keras optimizer, and write no weights directly. "
+            "The zeros were restored."
+        )
 
     def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns `gradients`, aligned with `model.trainable_variables`, set to zero where zeros are held."""

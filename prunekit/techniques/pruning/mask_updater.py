@@ -52,7 +52,7 @@ class MaskUpdater:
         self._collectors = collectors
         self.events: list[Event] = []
         self.last_update = -1
-        self.kept = np.array([target.size for target in store.targets])
+        self.kept = _sizes(store)
         self.size = int(self.kept.sum())
 
     @property
@@ -64,6 +64,11 @@ class MaskUpdater:
     def has_landed(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
         return self.last_update >= self._plan.schedule.landing_step
+
+    def keep_all(self) -> None:
+        """Keeps every position again, without an event; weights are not changed."""
+        self.store.reset()
+        self.kept = _sizes(self.store)
 
     def replace(self, masks: Sequence[Any], kept: np.ndarray) -> None:
         """Replaces all masks without an event.
@@ -166,3 +171,8 @@ class MaskUpdater:
                     "weights that began at zero have no movement yet: leave them out with `exclude`, begin later, or "
                     "choose another criterion. The masks are unchanged."
                 )
+
+
+def _sizes(store: MaskStore) -> np.ndarray:
+    """Returns the number of entries of each target, shape (targets,)."""
+    return np.array([target.size for target in store.targets])

@@ -133,6 +133,29 @@ def test_a_model_without_zeros_is_noted():
         fit(network(sparsity=0), pk.KeepZeros())
 
 
+def test_a_callback_that_is_used_again_leaves_replaced_weights_alone():
+    model, keep = network(), pk.KeepZeros()
+    fit(model, keep)
+    model.get_layer("head").kernel.assign(np.ones((12, 4), "float32"))
+    grown, _ = fit(model, keep)
+    assert grown[-1] == 0
+    assert not zeros(model)["head/kernel"].any()
+    assert list(keep.masks) == ["hidden/kernel"]
+
+
+def test_what_is_no_model_and_another_model_are_refused():
+    with pytest.raises(TypeError, match=r"or None for a callback. Received: \['hidden'\]. Names of layers and weights"):
+        pk.KeepZeros(["hidden"])
+    with pytest.raises(ValueError, match="was created for the model"):
+        fit(network(), pk.KeepZeros(network()))
+
+
+def test_the_same_callback_listed_twice_is_refused_by_its_name():
+    keep = pk.KeepZeros()
+    with pytest.raises(ValueError, match="may contain a KeepZeros once. Received: the same callback twice"):
+        fit(network(), keep, keep)
+
+
 def test_beside_a_pruning_callback_the_weights_must_differ():
     schedule = pk.ConstantSparsity(0.75, frequency=1)
     with pytest.raises(ValueError, match="must prune different weights. Received: several callbacks for head/kernel"):
@@ -183,6 +206,20 @@ def test_a_tape_loop_keeps_zeros_inside_the_block_and_gets_its_optimizer_back():
 
 
 @TENSORFLOW
+def test_updates_of_another_optimizer_than_that_of_the_block_are_an_error():
+    model, other = network(), keras.optimizers.SGD(0.1)
+    before = zeros(model)
+    step = tape_step(model, other)
+    with pytest.raises(
+        pk.LeakError, match=r"hidden/kernel \(\d+\), head/kernel \(\d+\). Pass the optimizer of your loop"
+    ):
+        with pk.KeepZeros(model):
+            step(X, Y)
+    assert all((zeros(model)[name] == before[name]).all() for name in before)
+    assert "apply" not in vars(model.optimizer)
+
+
+@TENSORFLOW
 def test_a_loop_without_a_keras_optimizer_masks_its_gradients():
     import tensorflow as tf
 
@@ -204,6 +241,16 @@ def test_a_block_around_fit_keeps_zeros_too():
     with pk.KeepZeros(model):
         grown, _ = fit(model)
     assert grown[-1] == 0
+
+
+def test_weights_written_in_a_block_are_an_error_and_zero_again():
+    model = network()
+    before = zeros(model)
+    with warnings.catch_warnings(), pytest.raises(pk.LeakError, match="not zero at the end of the `with` block"):
+        warnings.simplefilter("error", UserWarning)
+        with pk.KeepZeros(model):
+            model.get_layer("head").kernel.assign(np.ones((12, 4), "float32"))
+    assert all((zeros(model)[name] == before[name]).all() for name in before)
 
 
 def test_a_block_needs_a_model_and_is_entered_once():
