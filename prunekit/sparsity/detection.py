@@ -7,7 +7,7 @@ import numpy as np
 from prunekit.sparsity.patterns import Axes, Layout
 
 # Longest group of an N:M pattern that is looked for.
-_LONGEST = 16
+_GROUP_UP_TO = 16
 # Largest probability at which a random mask of the same density may show the N:M pattern that is reported.
 _CHANCE = 1e-5
 
@@ -54,7 +54,7 @@ def _grain(kept: np.ndarray, axis: int) -> int:
 
 def _detect_nm(kept: np.ndarray) -> str:
     positions, inputs, outputs = kept.shape
-    for m in range(2, min(inputs, _LONGEST) + 1):
+    for m in range(2, min(inputs, _GROUP_UP_TO) + 1):
         if inputs % m == 0:
             counts = kept.reshape(positions, inputs // m, m, outputs).sum(axis=2, dtype=np.uint8)
             n = int(counts.max())
