@@ -19,9 +19,10 @@ from prunekit.terminal import load_keras_quietly
 def init(model: str | None, data: str | None, label: str | None, output: str, force: bool, as_json: bool) -> int:
     """Write a recipe to start from.
 
-    MODEL is a .keras file or a built-in model such as digits-cnn. The recipe prunes that model on DATA, a folder
-    holding images in one folder for each class, or a data set that tf.data.Dataset.save wrote. Without DATA, the
-    recipe prunes once, without training."""
+    MODEL is a .keras file, a built-in model such as digits-cnn, or a model of keras.applications such as MobileNetV2.
+    The recipe prunes that model on DATA, a folder holding images in one folder for each class, or a data set that
+    tf.data.Dataset.save wrote. Without DATA, the recipe prunes a file once, without training. Without MODEL, the model
+    for a folder of images is MobileNetV2, which is trained from the start."""
     target = Path(output)
     if target.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a recipe is a .yaml file. Received: -o {output}.")

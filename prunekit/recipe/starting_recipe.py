@@ -13,9 +13,11 @@ import yaml
 
 from prunekit.anatomy.targets import find_targets
 from prunekit.core import backend
+from prunekit.recipe.applications import applications
 from prunekit.recipe.compile_settings import output_names, reason_of
 from prunekit.recipe.data import Data, load_data
 from prunekit.recipe.data_source import DataSource
+from prunekit.recipe.datasets.images import class_names
 from prunekit.recipe.datasets.parts import Labels
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import MODELS, build_model
@@ -29,6 +31,8 @@ _SAVED = ("dataset_spec.pb", "snapshot.metadata")
 _SEED = 7
 _UPDATES = 30  # mask updates of the pruning step, about
 _EPOCHS, _ENDS, _FINETUNE = 6, 4, 2
+# For a folder of images without a model: small, and every runtime for phones and browsers runs its layers.
+_FOR_IMAGES, _IMAGE_SIZE = "MobileNetV2", 96
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Start:
     """What a recipe is written for.
 
     Attributes:
-        model: Path of a `.keras` file or name of a built-in model; None chooses the built-in model of built-in data.
+        model: Path of a `.keras` file, or name of a built-in model or of a model in `keras.applications`; None chooses
+            the built-in model of built-in data, and MobileNetV2 for a folder of images.
         data: Name of built-in data, a CSV or npz file, or a folder of images or of a saved data set; None for a recipe
             that prunes without training.
         label: Column of a CSV file, or part of a saved data set, that holds the labels.
@@ -117,18 +122,48 @@ def _text(value: object) -> str:
 
 def _model(start: Start) -> tuple[list[str], ModelSource]:
     name = start.model
-    if name is None:
-        if start.data is not None and start.data not in _MODEL_FOR:
-            raise RecipeError(
-                f"init needs a model for the data {start.data!r}: name a .keras file, or a built-in model "
-                f"({', '.join(MODELS)})."
-            )
+    if name is None and start.data in (None, *_MODEL_FOR):
         name = _MODEL_FOR[start.data or "digits"]
     if name in MODELS:
         return ["model:", f"  builtin: {name}"], ModelSource(builtin=name)  # type: ignore[arg-type]
-    if not os.path.isfile(name):
-        raise RecipeError(f"the model {name} does not exist, and no built-in model has that name: {', '.join(MODELS)}.")
-    return ["model:", f"  file: {_text(start.path(name))}"], ModelSource(file=os.path.abspath(name))
+    if name is not None and os.path.isfile(name):
+        return ["model:", f"  file: {_text(start.path(name))}"], ModelSource(file=os.path.abspath(name))
+    images = _is_folder_of_images(start.data)
+    if name is None and images:
+        name = _FOR_IMAGES
+    if name is None:
+        raise RecipeError(
+            f"init needs a model for the data {start.data!r}: name a .keras file, or a built-in model "
+            f"({', '.join(MODELS)})."
+        )
+    if name not in applications():
+        raise RecipeError(
+            f"the model {name} does not exist. Expected a .keras file, a built-in model ({', '.join(MODELS)}), or a "
+            f"model of keras.applications, such as {_FOR_IMAGES}."
+        )
+    if not images:
+        raise RecipeError(
+            f"init writes a recipe for {name} with a folder of images, which gives the number of classes: add --data "
+            f"FOLDER. Received: --data {start.data}."
+            if start.data is not None
+            else f"init needs a folder of images for {name}, which gives the number of classes: add --data FOLDER."
+        )
+    return _application(name, Path(str(start.data)))
+
+
+def _application(name: str, folder: Path) -> tuple[list[str], ModelSource]:
+    """Returns the lines and the source of an untrained application for a folder with one folder for each class."""
+    size, classes = _IMAGE_SIZE, len(class_names(folder))
+    if not classes:
+        raise RecipeError(f"{folder} must hold one folder of images for each class. Received: no folder in it.")
+    lines = [
+        "model:",
+        f"  application: {name}      # of keras.applications",
+        f"  input_shape: [{size}, {size}, 3]",
+        f"  classes: {classes}",
+        "  weights: null               # trained from the start; or a file of weights",
+    ]
+    return lines, ModelSource(application=name, input_shape=(size, size, 3), classes=classes)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -165,12 +200,21 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
             f"init reads built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
             f"data sets. Received: {name}, which is no folder."
         )
-    if any(Path(path, *part, file).is_file() for part in ((), ("train",)) for file in _SAVED):
+    if _is_saved(path):
         label = [] if start.label is None else [f"  label: {_text(start.label)}"]
         return [f"  tfds_saved: {_text(start.path(name))}", *label], {"tfds_saved": path, "label": start.label}
     if start.label is not None:
         raise RecipeError(f"the labels of images are the names of their folders. Received: --label {start.label}.")
     return _images(start, name, model)
+
+
+def _is_saved(path: str) -> bool:
+    """Returns True for a folder that tf.data.Dataset.save wrote, or with such a folder named train."""
+    return any(Path(path, *part, file).is_file() for part in ((), ("train",)) for file in _SAVED)
+
+
+def _is_folder_of_images(name: str | None) -> bool:
+    return name is not None and os.path.isdir(name) and not _is_saved(name)
 
 
 _SPLIT = {"validation": 0.2, "test": 0.1}
@@ -208,7 +252,7 @@ def _scales(model: keras.Model) -> bool:
 
 def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
     """Returns the lines of the compile settings, and the name of the main metric."""
-    inputs, _ = data.train.first(8)
+    inputs, first = data.train.first(8)
     try:
         outputs = model(inputs, training=False)
     except Exception as error:
@@ -224,31 +268,54 @@ def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
         raise RecipeError(f"the model {model.name!r} needs {wanted}. Received: {', '.join(found or ('one array',))}.")
     lines = ["compile:", "  optimizer: {name: adam, learning_rate: 0.0005}"]
     if names is None:
-        loss, metric, logits = _loss(keras.ops.convert_to_numpy(outputs), labels)
-        losses, metrics = loss, f"[{metric}]"
+        loss, metric, logits = _loss(keras.ops.convert_to_numpy(outputs), labels, first)
+        losses, metrics = loss, _entry(metric, logits)
     else:
         flat = [outputs[name] for name in names] if isinstance(outputs, Mapping) else outputs
         arrays = map(keras.ops.convert_to_numpy, flat)
-        chosen = {name: _loss(array, labels[name]) for name, array in zip(names, arrays, strict=True)}
+        chosen = {name: _loss(array, labels[name], first[name]) for name, array in zip(names, arrays, strict=True)}
         losses = "{" + ", ".join(f"{_text(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
-        metrics = "{" + ", ".join(f"{_text(name)}: [{metric}]" for name, (_, metric, _) in chosen.items()) + "}"
+        metrics = (
+            "{"
+            + ", ".join(f"{_text(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
+            + "}"
+        )
         logits, metric = any(logits for *_, logits in chosen.values()), f"{names[0]}_{chosen[names[0]][1]}"
     lines += [f"  loss: {losses}", *(["  from_logits: true"] if logits else []), f"  metrics: {metrics}"]
     return [*lines, "  batch_size: 32"], metric
 
 
-def _loss(outputs: np.ndarray, labels: Labels) -> tuple[str, str, bool]:
-    """Returns loss, metric and `from_logits` for one output and its labels."""
+def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, str, bool]:
+    """Returns loss, metric and `from_logits` for one output.
+
+    Args:
+        outputs: Outputs for the first examples, shape (examples, ...).
+        labels: Facts about the labels of all examples.
+        first: Labels of the first examples, shape (examples, ...).
+    """
     classes, shape = outputs.shape[-1], tuple(labels.shape)
     whole = labels.whole and labels.low >= 0
-    sums = bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-3) and outputs.min() >= 0)
+    logits = bool(outputs.min() < 0 or outputs.max() > 1)
+    sums = not logits and bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-3))
     if whole and classes > 1 and shape in (outputs.shape[1:-1], (*outputs.shape[1:-1], 1)):
         return "sparse_categorical_crossentropy", "accuracy", not sums
-    if whole and labels.high == 1 and shape == outputs.shape[1:] and classes > 1 and sums:
-        return "categorical_crossentropy", "accuracy", False
+    if whole and labels.high == 1 and shape == outputs.shape[1:] and classes > 1:
+        one_hot = bool(np.all(first.sum(axis=-1) == 1))
+        if sums or (one_hot and logits):
+            return "categorical_crossentropy", "accuracy", logits
+        # Several classes may be right at once, so it is not the categorical accuracy that "accuracy" means here.
+        return "binary_crossentropy", "binary_accuracy", logits
     if whole and labels.high == 1 and classes == 1:
-        return "binary_crossentropy", "accuracy", bool(outputs.min() < 0 or outputs.max() > 1)
+        return "binary_crossentropy", "binary_accuracy", logits
     return "mse", "mae", False
+
+
+def _entry(metric: str, logits: bool) -> str:
+    """Returns the text of a metric in the list `metrics`."""
+    if metric == "binary_accuracy" and logits:
+        # Keras compares outputs with 0.5; the logit of probability 0.5 is 0.
+        return "[{metric: binary_accuracy, arguments: {threshold: 0.0}}]"
+    return f"[{metric}]"
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------

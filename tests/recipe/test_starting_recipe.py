@@ -7,6 +7,7 @@ import yaml
 from command_lines import assert_mistake
 from data_folders import write_csv, write_images
 
+from prunekit.recipe.compile_fields import MetricSettings
 from prunekit.recipe.loader import load_recipe
 from prunekit.recipe.runner import plan
 
@@ -49,10 +50,14 @@ def test_a_model_alone_is_pruned_once(call, tmp_path):
     assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["model"] == {"file": "net.keras"}
 
 
+BINARY_LOGITS = MetricSettings(metric="binary_accuracy", arguments={"threshold": 0.0})
 CASES = {
     "classes, softmax": (3, "softmax", [0, 1, 2], ("sparse_categorical_crossentropy", ("accuracy",), False)),
     "classes, logits": (3, None, [0, 1, 2], ("sparse_categorical_crossentropy", ("accuracy",), True)),
-    "two classes": (1, "sigmoid", [0, 1], ("binary_crossentropy", ("accuracy",), False)),
+    "one-hot, logits": (2, None, [[0, 1], [1, 0]], ("categorical_crossentropy", ("accuracy",), True)),
+    "two classes": (1, "sigmoid", [0, 1], ("binary_crossentropy", ("binary_accuracy",), False)),
+    "two classes, logits": (1, None, [0, 1], ("binary_crossentropy", (BINARY_LOGITS,), True)),
+    "several labels": (2, "sigmoid", [[1, 1], [1, 0]], ("binary_crossentropy", ("binary_accuracy",), False)),
     "regression": (1, None, [0.5, 1.25, 7.0], ("mse", ("mae",), False)),
 }
 
@@ -61,7 +66,7 @@ CASES = {
 def test_loss_and_metric_follow_from_outputs_and_labels(call, tmp_path, units, activation, values, expected):
     saved(tmp_path / "net.keras", (6,), units, activation)
     rng = np.random.default_rng(2)
-    labels = np.resize(np.array(values), 60)
+    labels = np.resize(np.array(values), (60, *np.shape(values)[1:]))
     np.savez(tmp_path / "data.npz", x=rng.normal(size=(60, 6)).astype("float32") * 9, y=labels)
     found, _ = call("net.keras", "--data", "data.npz")
     compiled = found.compile
@@ -98,6 +103,19 @@ def test_images_are_read_in_the_size_of_the_model(call, tmp_path):
     assert found.data.color_mode == "grayscale" and "Rescaling" not in text
 
 
+@pytest.mark.parametrize(
+    ("model", "name"), [((), "MobileNetV2"), pytest.param(("MobileNet",), "MobileNet", marks=pytest.mark.thorough)]
+)
+def test_an_application_for_images_has_their_classes_and_is_trained_first(call, tmp_path, model, name):
+    write_images(tmp_path / "photos", classes=("cat", "dog", "fox"))
+    (tmp_path / "photos" / ".cache").mkdir()
+    found, text = call(*model, "--data", "photos")
+    assert (found.model.application, found.model.classes, found.model.weights) == (name, 3, None)
+    assert found.model.input_shape == (*found.data.size, 3) == (96, 96, 3)
+    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert "Rescaling" in text
+
+
 def test_a_csv_file_needs_the_column_of_the_label(call, run, tmp_path):
     write_csv(tmp_path / "houses.csv", ["rooms", "area", "price"], [[i, 2 * i, i / 4] for i in range(40)])
     saved(tmp_path / "net.keras", (2,), 1)
@@ -109,8 +127,11 @@ def test_a_csv_file_needs_the_column_of_the_label(call, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone.keras"], "the model gone.keras does not exist, and no built-in model has that name: digits-cnn"),
-        (["--data", "photos"], "init needs a model for the data 'photos'"),
+        (["gone.keras"], "the model gone.keras does not exist. Expected a .keras file, a built-in model (digits-cnn"),
+        (["--data", "houses.csv"], "init needs a model for the data 'houses.csv'"),
+        (["--data", "."], "must hold one folder of images for each class. Received: no folder in it."),
+        (["MobileNetV2"], "init needs a folder of images for MobileNetV2, which gives the number of classes: add"),
+        (["MobileNetV2", "--data", "digits"], "classes: add --data FOLDER. Received: --data digits."),
         (["digits-cnn", "--data", "gone"], "Received: gone, which is no folder."),
         (["digits-cnn", "--data", "diabetes"], "does not accept the inputs of diabetes: "),
         (["digits-cnn", "--label", "x"], "--label needs --data."),

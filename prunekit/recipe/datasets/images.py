@@ -150,6 +150,11 @@ def open_images(source: DataSource) -> Opened:
     return Opened(folder.name, train, test=test, class_names=names, notes=tuple(notes))
 
 
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the classes: the folders in `folder`, without hidden ones, as Keras's utility reads them."""
+    return tuple(sorted(one.name for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")))
+
+
 def _folder(
     folder: Path, source: DataSource, names: tuple[str, ...] | None = None
 ) -> tuple[ImagePart, tuple[str, ...]]:
