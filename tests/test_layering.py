@@ -17,7 +17,8 @@ ORDER = (
     (
         "anatomy",
         "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
-        "name_patterns targets layer_names fans watching flow example_inputs recorded_graph tracing cost inspection "
+        "name_patterns model_weights targets layer_names fans watching "
+        "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files",
     ),
     (

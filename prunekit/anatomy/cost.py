@@ -16,8 +16,9 @@ import numpy as np
 
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.layers import sublayers
+from prunekit.anatomy.model_weights import Weight, check_built, places, weights_in
+from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.tables import at_least, known_sum, plain, table
-from prunekit.anatomy.targets import Skipped, Weight, check_built, places, weights_in
 from prunekit.anatomy.tracing import Trace, checked_trace
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import SMALL, array_of

@@ -12,8 +12,9 @@ import numpy as np
 from prunekit.anatomy.cost import nonzero_mask
 from prunekit.anatomy.example_inputs import fixed_batch
 from prunekit.anatomy.layers import takes_part_in_products
-from prunekit.anatomy.reports import Event, Report, WeightRow
-from prunekit.anatomy.targets import Skipped, Target, Weight, check_built, raw_variables_in, weights_in
+from prunekit.anatomy.model_weights import Weight, check_built, raw_variables_in, weights_in
+from prunekit.anatomy.reports import Event, Report, Skipped, WeightRow
+from prunekit.anatomy.targets import Target
 from prunekit.anatomy.tracing import Trace, forward_trace, item_bytes
 from prunekit.sparsity.detection import detect
 

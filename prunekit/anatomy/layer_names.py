@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.targets import places
+from prunekit.anatomy.model_weights import places
 from prunekit.suggestions import did_you_mean
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.targets import unbuilt_layers
+from prunekit.anatomy.model_weights import unbuilt_layers
 from prunekit.core.backend import on_tensorflow
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.patching import around_updates

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.display import Displayed, data_frame
-from prunekit.anatomy.targets import Weight, check_built, places, weights_in
+from prunekit.anatomy.model_weights import Weight, check_built, places, weights_in
 from prunekit.anatomy.watching import watching
 from prunekit.core import backend
 from prunekit.core.arguments import examples_in

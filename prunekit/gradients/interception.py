@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from prunekit.anatomy.layer_names import Site, find_site
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, patching, train_function
 from prunekit.core.layer_observer import wide
 from prunekit.gradients.layer_capture import graph_in_scope, is_differentiable, like

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from prunekit.anatomy.layer_names import Site, find_site
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend
 from prunekit.core.losses import loss_of
 from prunekit.gradients.layer_capture import exact_moments, is_differentiable, own_tensors, run, tensors

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from prunekit.anatomy.layer_names import as_names, find_site
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, patching
 from prunekit.core.arguments import examples_in
 from prunekit.core.losses import loss_of

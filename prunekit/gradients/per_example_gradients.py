@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend
 from prunekit.core.losses import loss_of
 from prunekit.gradients.gradient_factors import Contribution

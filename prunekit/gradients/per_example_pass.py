@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prunekit.anatomy.example_inputs import fixed_batch
 from prunekit.anatomy.layers import draws_random_numbers, is_repeater, own_variables
-from prunekit.anatomy.targets import places
+from prunekit.anatomy.model_weights import places
 from prunekit.anatomy.watching import watching
 from prunekit.core import backend, compilation, patching
 from prunekit.gradients.gradient_factors import Contribution, Whole, together

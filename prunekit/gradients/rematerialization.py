@@ -11,7 +11,7 @@ from tensorflow.python.eager import record
 
 from prunekit.anatomy.layer_names import as_names, find_site
 from prunekit.anatomy.layers import is_repeater
-from prunekit.anatomy.targets import check_built, places
+from prunekit.anatomy.model_weights import check_built, places
 from prunekit.anatomy.watching import is_watched
 from prunekit.core import backend, patching
 from prunekit.core.train_function import fresh_functions

@@ -11,8 +11,8 @@ from keras import ops
 
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.layers import is_repeater, own_variables, sublayers, weights_of
+from prunekit.anatomy.model_weights import check_built, places, weights_in
 from prunekit.anatomy.tables import aligned
-from prunekit.anatomy.targets import check_built, places, weights_in
 from prunekit.core import backend
 from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, largest, observe, spread, wide
 

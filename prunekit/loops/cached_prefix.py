@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.targets import places
+from prunekit.anatomy.model_weights import places
 from prunekit.core import backend, compilation
 from prunekit.core.arguments import examples_in, require_positive
 from prunekit.loops.activation_cache import Batches, FileStore, Kept, MemoryStore, array_digest

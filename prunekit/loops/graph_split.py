@@ -9,7 +9,7 @@ import keras
 
 from prunekit.anatomy.layer_names import Site, find_site
 from prunekit.anatomy.layers import draws_random_numbers
-from prunekit.anatomy.targets import check_built, places
+from prunekit.anatomy.model_weights import check_built, places
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, compilation
 from prunekit.core.arguments import examples_in, require_positive
 from prunekit.core.environment import main_memory

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, compilation, patching
 from prunekit.core.arguments import examples_in, require_positive
 from prunekit.core.losses import as_loss, leaves_up_to

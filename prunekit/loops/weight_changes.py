@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.display import Displayed, data_frame
+from prunekit.anatomy.model_weights import Weight, check_built, weights_in
 from prunekit.anatomy.tables import aligned
-from prunekit.anatomy.targets import Weight, check_built, weights_in
 from prunekit.core import backend, train_function
 from prunekit.core.layer_observer import wide
 from prunekit.core.optimizers import optimizers_for, optimizers_of

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.targets import Skipped
+from prunekit.anatomy.reports import Skipped
 from prunekit.core import environment
 from prunekit.delivery.export import runtime_advice
 from prunekit.delivery.metrics import Metric

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.targets import find_targets, weights_in
+from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.targets import find_targets
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.data import damage_told

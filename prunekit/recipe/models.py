@@ -232,7 +232,7 @@ def _as_recipe_errors() -> Iterator[None]:
 
 def weight_arrays(model: Any) -> dict[str, np.ndarray]:
     """Returns {readable weight name: NumPy array} for every weight of a model, in layer order."""
-    from prunekit.anatomy.targets import weights_in
+    from prunekit.anatomy.model_weights import weights_in
 
     return {weight.name: keras.ops.convert_to_numpy(weight.variable) for weight in weights_in(model)}
 

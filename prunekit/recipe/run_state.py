@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report
-from prunekit.anatomy.targets import Skipped
+from prunekit.anatomy.reports import Skipped
 from prunekit.delivery.export import ExportRow
 
 

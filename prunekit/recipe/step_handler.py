@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import keras
 import numpy as np
 
+from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.sections import Section
-from prunekit.anatomy.targets import Skipped
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_kinds import STEP_KINDS

@@ -9,7 +9,8 @@ from keras import layers as L
 
 import prunekit as pk
 from prunekit.anatomy.inspection import Event, Report, WeightRow, inspect
-from prunekit.anatomy.targets import Skipped, weights_in
+from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.reports import Skipped
 
 pytestmark = pytest.mark.every_backend
 

@@ -22,7 +22,8 @@ from prunekit.anatomy import layers as table  # noqa: E402
 from prunekit.anatomy.archives import FileRefused  # noqa: E402
 from prunekit.anatomy.cost import cost  # noqa: E402
 from prunekit.anatomy.model_files import check_config, load_model  # noqa: E402
-from prunekit.anatomy.targets import find_targets, weights_in  # noqa: E402
+from prunekit.anatomy.model_weights import weights_in  # noqa: E402
+from prunekit.anatomy.targets import find_targets  # noqa: E402
 from prunekit.anatomy.weight_spec import WeightSpec  # noqa: E402
 
 tf = pytest.importorskip("tensorflow")

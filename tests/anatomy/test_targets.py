@@ -5,8 +5,9 @@ from keras import layers as L
 
 from prunekit.anatomy import layers as table
 from prunekit.anatomy.layers import register_layer
-from prunekit.anatomy.reports import by_reason
-from prunekit.anatomy.targets import Skipped, find_targets, weights_in
+from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.reports import Skipped, by_reason
+from prunekit.anatomy.targets import find_targets
 from prunekit.anatomy.weight_spec import WeightSpec
 
 pytestmark = pytest.mark.every_backend

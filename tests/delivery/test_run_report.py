@@ -12,7 +12,7 @@ from rich.console import Console
 from run_reports import HOSTILE, make
 
 from prunekit.anatomy.inspection import Report
-from prunekit.anatomy.targets import Skipped
+from prunekit.anatomy.reports import Skipped
 from prunekit.delivery.html_report import render_html
 from prunekit.delivery.run_report import RunReport, bound_text
 from prunekit.delivery.terminal_report import inspect_table, render_terminal

@@ -9,7 +9,7 @@ from intercepted_models import compiled, data, network
 from keras import layers
 
 import prunekit as pk
-from prunekit.anatomy.targets import places
+from prunekit.anatomy.model_weights import places
 from prunekit.gradients import intercepting
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, WeightRow
-from prunekit.anatomy.targets import Skipped
+from prunekit.anatomy.reports import Skipped
 from prunekit.delivery.export import ExportRow, RuntimeAdvice
 from prunekit.delivery.plot_data import weight_histogram
 from prunekit.delivery.run_report import RunReport, compressed_sizes

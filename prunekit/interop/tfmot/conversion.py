@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.targets import weights_in
+from prunekit.anatomy.model_weights import weights_in
 from prunekit.core import backend
 from prunekit.core.optimizers import optimizers_of
 from prunekit.interop.tfmot import legacy

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
-from prunekit.anatomy.targets import check_built
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.targets import Skipped, weights_in
+from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.reports import Skipped
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore

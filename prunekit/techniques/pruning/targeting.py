@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prunekit.anatomy.targets import Skipped, Target, find_targets, overridden
+from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.targets import Target, find_targets, overridden
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
