@@ -1,8 +1,10 @@
 """From the digits recipe to files that ship, in processes of their own, as a user runs it."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from backends import BACKEND
@@ -23,6 +25,13 @@ import keras, numpy as np
 model = keras.models.load_model(sys.argv[1])
 print([int(np.sum(model.get_layer(name).kernel.numpy() == 0)) for name in ("conv_1", "conv_2", "fc", "logits")])
 """
+
+
+def figures_of_the_readme():
+    """Returns kilobytes of the dense and of the sparse file, and both accuracies, from the README's first table."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = [line.split("|") for line in readme.splitlines() if line.endswith("| scripts/demo |")]
+    return [float(re.search(r"[\d.]+", cell)[0]) for row in rows for cell in row[2:4]]
 
 
 def run(code, *arguments, cwd):
@@ -46,6 +55,13 @@ def test_the_digits_recipe_prunes_to_90_percent_at_dense_accuracy_the_same_in_ev
     if BACKEND == "tensorflow":
         assert list(exports) == FORMATS
         assert exports["litert-sparse"]["bytes"] < exports["litert"]["bytes"] / 4
+        dense, sparse, *accuracies = figures_of_the_readme()
+        assert [exports["litert"]["bytes"] / 1000, exports["litert-sparse"]["bytes"] / 1000] == pytest.approx(
+            [dense, sparse], rel=0.05
+        )
+        # Another processor rounds sums differently: of 360 test images it may judge one or two otherwise.
+        measured = [report["metrics"][f"accuracy_{when}"] for when in ("before", "after")]
+        assert measured == pytest.approx(accuracies, abs=2.5 / 360)
     assert sum(step["seconds"] for step in report["steps"]) < 180
     assert json.loads(run(ELSEWHERE, "run/model.keras", cwd=tmp_path)) == [*exact, 0]
     outcome = json.loads(run(VERIFY, "run", cwd=tmp_path))
