@@ -131,10 +131,10 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
     Raises:
         RecipeError: `monitor` names no metric, or the direction of the main metric is not known.
     """
-    losses = [f"{name}_loss" for name in outputs or () if len(outputs or ()) > 1] + ["loss"]
-    found = {metric.name: metric for metric in _named(settings, outputs)} | {name: inferred(name) for name in losses}
+    found = {metric.name: metric for metric in _named(settings, outputs)}
     monitor = settings.monitor
-    main = next(iter(found)) if monitor is None else monitor.name
+    main = next(iter(found), "loss") if monitor is None else monitor.name
+    found |= {name: inferred(name) for name in _loss_names(settings, outputs)}
     if main not in found:
         # A training step of the model's own has metrics that the settings do not name.
         own = [metric.name for metric in model.metrics]
@@ -149,6 +149,13 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
             f"Write monitor: {{name: {main}, direction: max}}, or direction: min."
         )
     return with_main_first(found.values(), main)
+
+
+def _loss_names(settings: Compile, outputs: Sequence[str] | None) -> list[str]:
+    """Returns the names of the losses in the results; Keras measures those of outputs if several outputs have one."""
+    losses = dict(settings.losses())
+    lossy = [name for name in outputs or () if name in losses or None in losses]
+    return [*(f"{name}_loss" for name in lossy if len(lossy) > 1), "loss"]
 
 
 def _named(settings: Compile, outputs: Sequence[str] | None) -> Iterator[Metric]:

@@ -171,7 +171,7 @@ def summary(data: Data) -> DataSummary:
     )
 
 
-def _by_name(found: Any) -> dict[str, str]:
+def _by_name(found: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"": found}
 
 
@@ -265,7 +265,17 @@ def _prepared(found: Opened, source: DataSource, notes: tuple[str, ...]) -> Data
         prepare = methodcaller("prepared", function)
     done = {id(part): prepare(part) for part in {id(part): part for part in parts}.values()}
     train, validation, test = (done[id(part)] for part in parts)
-    return Data(found.name, train, validation, test, class_names=found.class_names, notes=(*notes, *notes_of_layers))
+    notes = (*notes, *notes_of_layers, *_constant_labels(train))
+    return Data(found.name, train, validation, test, class_names=found.class_names, notes=notes)
+
+
+def _constant_labels(train: Part) -> list[str]:
+    """Returns a note for each label that is the same for all training examples."""
+    return [
+        f"data: all training labels{f' {name!r}' if name else ''} are {label.low:g}: no training learns from them."
+        for name, label in _by_name(train.labels()).items()
+        if label.low == label.high and train.examples > 1
+    ]
 
 
 def _scaled(part: Any, scale: float | None, whole_bytes: bool = False) -> ArrayPart:

@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.delivery.metrics import Metric
 from prunekit.recipe import data as data_module
-from prunekit.recipe.compile_fields import CLASS_LOSSES, Compile
+from prunekit.recipe.compile_fields import CLASS_LOSSES, LOGIT_LOSSES, Compile
 from prunekit.recipe.compile_settings import (
     accuracy_name,
     compile_arguments,
@@ -270,6 +270,18 @@ def _check_labels(output: _Output, loss: str, parts: Mapping[str, Labels]) -> No
             f"with loss {loss}, labels must have the shape of the outputs of {output.title}, {made}. "
             f"Received: labels of shape {given} from {output.data}.{hint}"
         )
+    elif loss in LOGIT_LOSSES:
+        _check_probabilities(output, loss, parts)
+
+
+def _check_probabilities(output: _Output, loss: str, parts: Mapping[str, Labels]) -> None:
+    for part, labels in parts.items():
+        if labels.low < 0 or labels.high > 1:
+            raise RecipeError(
+                f"with loss {loss}, labels must be 0 to 1. Received: {part} labels from {labels.low:g} to "
+                f"{labels.high:g} from {output.data}. For several classes, give the model an output for each class, and write "
+                "loss: sparse_categorical_crossentropy."
+            )
 
 
 def _check_classes(output: _Output, parts: Mapping[str, Labels]) -> None:

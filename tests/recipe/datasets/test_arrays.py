@@ -53,7 +53,7 @@ def test_usual_names_are_tried_in_order_and_told(tmp_path, names, read, parts):
     assert tuple(part.examples for part in found.parts.values()) == parts
     assert found.train.first(1)[0][0, 0] == names.index(read[0]) and found.train.first(1)[1][0] == names.index(read[1])
     if names == USUAL:
-        assert found.notes == ()
+        assert found.notes == ("data: all training labels are 1: no training learns from them.",)
         return
     listed = found.notes[0]
     assert all(f"'{name}'" in listed.partition("not used")[0] for name in read)
