@@ -279,8 +279,8 @@ def _check_probabilities(output: _Output, loss: str, parts: Mapping[str, Labels]
         if labels.low < 0 or labels.high > 1:
             raise RecipeError(
                 f"with loss {loss}, labels must be 0 to 1. Received: {part} labels from {labels.low:g} to "
-                f"{labels.high:g} from {output.data}. For several classes, give the model an output for each class, and "
-                "write loss: sparse_categorical_crossentropy."
+                f"{labels.high:g} from {output.data}. For several classes, give the model an output for each class, "
+                "and write loss: sparse_categorical_crossentropy."
             )
 
 
