@@ -131,10 +131,10 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
     Raises:
         RecipeError: `monitor` names no metric, or the direction of the main metric is not known.
     """
-    losses = [f"{name}_loss" for name in outputs or ()] + ["loss"]
-    found = {metric.name: metric for metric in _named(settings, outputs)} | {name: inferred(name) for name in losses}
+    found = {metric.name: metric for metric in _named(settings, outputs)}
     monitor = settings.monitor
-    main = next(iter(found)) if monitor is None else monitor.name
+    main = next(iter(found), "loss") if monitor is None else monitor.name
+    found |= {name: inferred(name) for name in _loss_names(settings, outputs)}
     if main not in found:
         # A training step of the model's own has metrics that the settings do not name.
         own = [metric.name for metric in model.metrics]
@@ -151,17 +151,32 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
     return with_main_first(found.values(), main)
 
 
+def _loss_names(settings: Compile, outputs: Sequence[str] | None) -> list[str]:
+    """Returns the names of the losses in the results; Keras measures those of outputs if several outputs have one."""
+    losses = dict(settings.losses())
+    lossy = [name for name in outputs or () if name in losses or None in losses]
+    return [*(f"{name}_loss" for name in lossy if len(lossy) > 1), "loss"]
+
+
 def _named(settings: Compile, outputs: Sequence[str] | None) -> Iterator[Metric]:
-    taken: set[str] = set()
+    """Yields the metrics under the names that Keras gives them in the results of `evaluate`."""
+    counts: dict[str, int] = {}
+    # Keras writes no name of the output for a single output, also if the model returns it by name.
+    named = outputs if outputs is not None and len(outputs) > 1 else None
+    for entry, prefix, weighted in _in_order(settings, named):
+        known = _described(entry)
+        key = prefix + known.name
+        if key in counts and weighted:
+            key = f"{prefix}weighted_{known.name}"
+        counts[key] = counts.get(key, -1) + 1
+        yield Metric(f"{key}_{counts[key]}" if counts[key] else key, known.direction, known.fraction)
+
+
+def _in_order(settings: Compile, outputs: Sequence[str] | None) -> Iterator[tuple[MetricEntry, str, bool]]:
+    """Yields (metric, prefix of its name, True for a weighted metric), output by output as Keras counts them."""
     for output, entry, weighted in settings.entries():
         for name in [None] if outputs is None else [output] if output else outputs:
-            known = _described(entry)
-            key = known.name if name is None else f"{name}_{known.name}"
-            if key in taken and weighted:
-                # Keras's name for a metric that is measured with and without weights.
-                key = f"weighted_{known.name}" if name is None else f"{name}_weighted_{known.name}"
-            taken.add(key)
-            yield Metric(key, known.direction, known.fraction)
+            yield entry, "" if name is None else f"{name}_", weighted
 
 
 def _described(entry: MetricEntry) -> Metric:

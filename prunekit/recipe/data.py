@@ -1,9 +1,8 @@
 """Loads the data of a run: opens the source, splits it by seed, and prepares the inputs for the model."""
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -17,7 +16,7 @@ from prunekit.recipe.datasets.builtin import fashion_files, open_builtin
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
 from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, mapped
+from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, damage_told, mapped
 from prunekit.recipe.datasets.preprocessing import preparation
 from prunekit.recipe.datasets.saved import open_saved
 from prunekit.recipe.loader import RecipeError
@@ -151,30 +150,6 @@ def given_data(pairs: Any) -> Data:
     return Data(name="given in Python", train=train, validation=test, test=test)
 
 
-@contextlib.contextmanager
-def damage_told(data: Data | None) -> Iterator[None]:
-    """Context manager that names the file in the error of TensorFlow if an example cannot be read.
-
-    Raises:
-        RecipeError: A file of the data is damaged.
-    """
-    # Not on the module's level: plans and refusals do not need TensorFlow's errors.
-    from tensorflow import errors
-
-    unreadable = (errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError)
-    try:
-        yield
-    except unreadable as error:
-        parts = [] if data is None else data.parts.values()
-        path = next(filter(None, (part.damaged() for part in parts)), None)
-        if path is None:
-            raise
-        raise RecipeError(
-            f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
-            "written, or remove the file and start again."
-        ) from error
-
-
 def first_examples(part: Any, count: int) -> tuple[Any, Any]:
     """Returns inputs and labels of the first `count` examples of a part of the data, as arrays or arrays by name."""
     return as_part(part).first(count)
@@ -196,7 +171,7 @@ def summary(data: Data) -> DataSummary:
     )
 
 
-def _by_name(found: Any) -> dict[str, str]:
+def _by_name(found: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"": found}
 
 
@@ -285,11 +260,22 @@ def _prepared(found: Opened, source: DataSource, notes: tuple[str, ...]) -> Data
     if source.preprocessing is None and all(isinstance(part, ArrayPart) for part in parts):
         prepare = partial(_scaled, scale=source.scale, whole_bytes=source.factory is None)
     else:
-        function, notes_of_layers = preparation(source, found.train)
+        with damage_told([found.train]):
+            function, notes_of_layers = preparation(source, found.train)
         prepare = methodcaller("prepared", function)
     done = {id(part): prepare(part) for part in {id(part): part for part in parts}.values()}
     train, validation, test = (done[id(part)] for part in parts)
-    return Data(found.name, train, validation, test, class_names=found.class_names, notes=(*notes, *notes_of_layers))
+    notes = (*notes, *notes_of_layers, *_constant_labels(train))
+    return Data(found.name, train, validation, test, class_names=found.class_names, notes=notes)
+
+
+def _constant_labels(train: Part) -> list[str]:
+    """Returns a note for each label that is the same for all training examples."""
+    return [
+        f"data: all training labels{f' {name!r}' if name else ''} are {label.low:g}: no training learns from them."
+        for name, label in _by_name(train.labels()).items()
+        if label.low == label.high and train.examples > 1
+    ]
 
 
 def _scaled(part: Any, scale: float | None, whole_bytes: bool = False) -> ArrayPart:

@@ -98,16 +98,25 @@ ArrayName = Annotated[str | dict[str, str], BeforeValidator(_array_name)]
 class NpzNames(Settings):
     """Names of the arrays inside an npz file; a mapping names several inputs or outputs.
 
-    For a part with the default names, other usual names are tried as well.
+    For a part without names, usual names are tried.
     """
 
     example: ClassVar[str] = "{train_inputs: x_train, train_labels: y_train}"
-    train_inputs: ArrayName = "x_train"
-    train_labels: ArrayName = "y_train"
+    train_inputs: ArrayName | None = None
+    train_labels: ArrayName | None = None
     validation_inputs: ArrayName | None = None
     validation_labels: ArrayName | None = None
-    test_inputs: ArrayName = "x_test"
-    test_labels: ArrayName = "y_test"
+    test_inputs: ArrayName | None = None
+    test_labels: ArrayName | None = None
+
+
+# Locked recipes of older versions have these names with every source.
+_OLDER_ARRAYS = {
+    "train_inputs": "x_train",
+    "train_labels": "y_train",
+    "test_inputs": "x_test",
+    "test_labels": "y_test",
+}
 
 
 def _layer(value: Any, at: tuple[str | int, ...]) -> dict[str, dict[str, Any]]:
@@ -273,7 +282,11 @@ class DataSource(Settings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Writes `split: 0.2` and `split: {validation: 0.2, test: 0.1}` as `validation` and `test`."""
-        if not isinstance(value, Mapping) or "split" not in value:
+        if not isinstance(value, Mapping):
+            return value
+        if "npz" not in value and value.get("arrays") == _OLDER_ARRAYS:
+            value = {key: item for key, item in value.items() if key != "arrays"}
+        if "split" not in value:
             return value
         found = {key: item for key, item in value.items() if key != "split"}
         parts = value["split"]

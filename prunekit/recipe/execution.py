@@ -12,7 +12,7 @@ from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.targets import find_targets
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.compile_settings import accuracy_name
-from prunekit.recipe.data import damage_told
+from prunekit.recipe.datasets.parts import damage_told
 from prunekit.recipe.models import rebuilt_model
 from prunekit.recipe.preparation import Prepared
 from prunekit.recipe.progress import Listener, Progress, metric_texts
@@ -66,7 +66,8 @@ class Execution:
                 be read; the checkpoints are kept.
         """
         steps = self._prepared.recipe.steps
-        with damage_told(self._prepared.data), self.workspace.opened():
+        data = self._prepared.data
+        with damage_told(() if data is None else data.parts.values()), self.workspace.opened():
             position = self._resumed()
             for index in self._only[position.step :]:
                 self._run_step(index, steps[index], position)

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -89,6 +89,20 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     listed = ", ".join(shortened(key) for key in words) + (" and others" if len(known) > len(words) else "")
     hint = did_you_mean(word, words, write=shown)
     return f"{hint} Valid here: {listed}." if words else " Nothing is valid here."
+
+
+def is_number(text: str) -> bool:
+    """Returns True if `float` reads the text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def first_text(words: Sequence[str]) -> str:
+    """Returns the first word that is not written as a number; the first word if all are."""
+    return next((word for word in words if not is_number(word)), words[0])
 
 
 class Settings(BaseModel):

@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.delivery.metrics import Metric
 from prunekit.recipe import data as data_module
-from prunekit.recipe.compile_fields import Compile
+from prunekit.recipe.compile_fields import CLASS_LOSSES, LOGIT_LOSSES, Compile
 from prunekit.recipe.compile_settings import (
     accuracy_name,
     compile_arguments,
@@ -21,7 +21,8 @@ from prunekit.recipe.compile_settings import (
     reason_of,
 )
 from prunekit.recipe.data import Data
-from prunekit.recipe.datasets.parts import Labels
+from prunekit.recipe.datasets.parts import Labels, damage_told
+from prunekit.recipe.fields import first_text, shown
 from prunekit.recipe.loader import RecipeError, load_recipe, require_trust
 from prunekit.recipe.models import build_model, check_model_file, model_description, rebuilt_model
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution
@@ -148,7 +149,8 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     Returns:
         The metrics of the run, the main one first.
     """
-    inputs, _ = data.train.first(2)
+    with damage_told([data.train]):
+        inputs, _ = data.train.first(2)
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
@@ -161,11 +163,13 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
         ) from error
     names = output_names(model, outputs)
     _check_label_names(model, data, names)
+    _check_parts_agree(data)
     compile_arguments(settings, names)
     losses, made_by = dict(settings.losses()), _by_name(outputs, names)
     for name in made_by:
         loss = losses.get(name, losses.get(None))
         if isinstance(loss, str):
+            _check_regression(loss, data)
             made = made_by[name]
             parts = {part: labels if name is None else labels[name] for part, labels in _labels(data).items()}
             _check_labels(_Output(model.name, name, tuple(made.shape)[1:], data.name), loss, parts)
@@ -193,6 +197,11 @@ def _labels(data: Data) -> dict[str, Any]:
 
 def _check_label_names(model: keras.Model, data: Data, names: tuple[str, ...] | None) -> None:
     labels = data.train.labels()
+    for part, others in _labels(data).items():
+        if isinstance(others, Mapping) != isinstance(labels, Mapping) or (
+            isinstance(labels, Mapping) and sorted(others) != sorted(labels)
+        ):
+            raise RecipeError(f"{data.name}: the training and the {part} labels must have the same names.")
     if names is None:
         if isinstance(labels, Mapping):
             raise RecipeError(
@@ -206,6 +215,22 @@ def _check_label_names(model: keras.Model, data: Data, names: tuple[str, ...] | 
             f"labels must have the names of the outputs of {model.name!r}: {', '.join(names)}. Received: {received} "
             f"from {data.name}."
         )
+
+
+def _check_parts_agree(data: Data) -> None:
+    """Checks that the labels of all parts have one shape; a label of shape () may also be one of shape (1,)."""
+    train = _shapes(data.train.labels())
+    for part, labels in _labels(data).items():
+        found = _shapes(labels)
+        if any(found[name] != shape and {found[name], shape} != {(), (1,)} for name, shape in train.items()):
+            raise RecipeError(
+                f"{data.name}: labels of the training and the {part} part must have one shape. Received: "
+                f"{', '.join(map(str, train.values()))} and {', '.join(map(str, found.values()))}."
+            )
+
+
+def _shapes(labels: Any) -> dict[str, tuple[int, ...]]:
+    return {name: item.shape for name, item in (labels if isinstance(labels, Mapping) else {"": labels}).items()}
 
 
 @dataclass(frozen=True)
@@ -222,6 +247,17 @@ class _Output:
         return repr(self.model) if self.name is None else f"{self.model!r} ({self.name})"
 
 
+def _check_regression(loss: str, data: Data) -> None:
+    """Refuses labels that are numbers of classes for a loss that compares quantities."""
+    names, labels = data.class_names, data.train.labels()
+    if loss not in CLASS_LOSSES and len(names) > 2 and isinstance(labels, Labels) and labels.shape == ():
+        raise RecipeError(
+            f"with loss {loss}, labels must be quantities. Received: {len(names):,} classes from {data.name}, such as "
+            f"{shown(first_text(names))}. Correct labels that are no "
+            "numbers, or write a loss of classification, such as loss: sparse_categorical_crossentropy."
+        )
+
+
 def _check_labels(output: _Output, loss: str, parts: Mapping[str, Labels]) -> None:
     """Checks the labels of each part of the data against one output and its loss."""
     given, made = parts["training"].shape, output.shape
@@ -234,6 +270,18 @@ def _check_labels(output: _Output, loss: str, parts: Mapping[str, Labels]) -> No
             f"with loss {loss}, labels must have the shape of the outputs of {output.title}, {made}. "
             f"Received: labels of shape {given} from {output.data}.{hint}"
         )
+    elif loss in LOGIT_LOSSES:
+        _check_probabilities(output, loss, parts)
+
+
+def _check_probabilities(output: _Output, loss: str, parts: Mapping[str, Labels]) -> None:
+    for part, labels in parts.items():
+        if labels.low < 0 or labels.high > 1:
+            raise RecipeError(
+                f"with loss {loss}, labels must be 0 to 1. Received: {part} labels from {labels.low:g} to "
+                f"{labels.high:g} from {output.data}. For several classes, give the model an output for each class, "
+                "and write loss: sparse_categorical_crossentropy."
+            )
 
 
 def _check_classes(output: _Output, parts: Mapping[str, Labels]) -> None:

@@ -107,6 +107,25 @@ def test_names_are_those_of_the_results_of_evaluate(two_outputs):
     assert calculated == pytest.approx(measured, rel=1e-5)
 
 
+def test_a_single_output_by_name_and_metrics_of_one_name_have_the_names_of_evaluate(one_output):
+    model = keras.Model(one_output.inputs[0], {"price": one_output.outputs[0]})
+    values = settings(loss="mse", metrics={"price": ["mae", "mse", "mse"]}, weighted_metrics=["mse", "mse"])
+    names = output_names(model, model(INPUTS))
+    model.compile(**compile_arguments(values, names))
+    labels = {"price": np.arange(len(INPUTS)) % 2}
+    measured = model.evaluate(INPUTS, labels, verbose=0, return_dict=True)
+    found = [metric.name for metric in metrics_of(values, names, model)]
+    assert found == ["mae", "mse", "mse_1", "weighted_mse", "weighted_mse_1", "loss"] and set(found) == set(measured)
+
+
+def test_without_metrics_the_main_one_is_the_loss_of_all_outputs_and_outputs_without_a_loss_have_none(two_outputs):
+    assert [name for name, _ in named(two_outputs, TWO, loss="mse")] == ["loss", "left_loss", "right_loss"]
+    assert named(two_outputs, TWO, loss={"left": "mse"}, metrics={"right": ["mae"]}) == [
+        ("right_mae", "min"),
+        ("loss", "min"),
+    ]
+
+
 def test_a_list_of_metrics_is_measured_for_every_output(two_outputs):
     found = named(two_outputs, TWO, loss="mse", metrics=["mae", "cosine_similarity"])
     assert found == [

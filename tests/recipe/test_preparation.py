@@ -109,6 +109,16 @@ def test_data_that_do_not_fit_the_model_are_refused(perceptron, samples):
         compress(found, perceptron, with_labels(samples, samples[1] + 0.5))
     with pytest.raises(RecipeError, match="For one-hot labels, write loss: categorical_crossentropy"):
         compress(found, perceptron, with_labels(samples, np.eye(4)[samples[1]]))
+    hot = np.eye(4)[samples[1]]
+    with pytest.raises(
+        RecipeError, match="categorical_crossentropy, labels must be 0 to 1. Received: training labels.* 2"
+    ):
+        settings = {**COMPILE, "loss": "categorical_crossentropy"}
+        compress(recipe({"train": {"epochs": 1}}, compile=settings), perceptron, with_labels(samples, 2 * hot))
+    with pytest.raises(RecipeError, match=r"the validation part must have one shape. Received: \(\) and \(4,\)"):
+        compress(found, perceptron, (samples, (samples[0], hot)))
+    with pytest.raises(RecipeError, match=r"the training and the validation labels must have the same names"):
+        compress(found, perceptron, (samples, (samples[0], {"y": samples[1]})))
     with pytest.raises(RecipeError, match=r"does not accept the inputs of given in Python, of shape \(5,\)"):
         compress(found, perceptron, ((samples[0][:, :5], samples[1]), (samples[0][:, :5], samples[1])))
 

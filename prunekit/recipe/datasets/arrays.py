@@ -182,26 +182,33 @@ def _chosen_names(path: Path, names: NpzNames, held: list[str]) -> dict[str, Any
     Raises:
         RecipeError: The file has no training examples under a usual name.
     """
-    found: dict[str, Any] = {}
-    for part, usual in _USUAL.items():
-        pair = (f"{part}_inputs", f"{part}_labels")
-        given = [getattr(names, name) or other for name, other in zip(pair, usual, strict=True)]
-        if given != list(usual):
-            found |= dict(zip(pair, given, strict=True))
-            continue
-        # A file with these four arrays was read by these names before other names were tried.
-        whole = {"x_train", "y_train", "x_test", "y_test"}.issubset(held)
-        tried = (_USUAL[part], *_TRIED[part]) if whole else _TRIED[part]
-        match = next((item for item in tried if set(item).issubset(held)), None)
-        if match is not None:
-            found |= dict(zip(pair, match, strict=True))
-        elif part == "train":
-            raise RecipeError(
-                f"{path} has no arrays of training examples under a usual name; it has {_listed(held)}. Tried: "
-                f"{'; '.join(' and '.join(item) for item in tried)}. Name them: "
-                "data: {npz: ..., arrays: {train_inputs: ..., train_labels: ...}}."
-            )
-    return found
+    chosen = {part: _pair(part, names, held, _TRIED[part]) for part in ("validation", "test")}
+    tried = _TRIED["train"]
+    if any(chosen.values()):
+        # Beside other parts, "x" may hold the examples of all parts.
+        tried = tuple(sorted(tried, key=lambda pair: "train" not in pair[0]))
+    train = _pair("train", names, held, tried)
+    if train is None:
+        raise RecipeError(
+            f"{path} has no arrays of training examples under a usual name; it has {_listed(held)}. Tried: "
+            f"{'; '.join(' and '.join(item) for item in tried)}. Name them: "
+            "data: {npz: ..., arrays: {train_inputs: ..., train_labels: ...}}."
+        )
+    found = {"train": train, **chosen}
+    return {
+        f"{part}_{kind}": name
+        for part, pair in found.items()
+        if pair is not None
+        for kind, name in zip(("inputs", "labels"), pair, strict=True)
+    }
+
+
+def _pair(part: str, names: NpzNames, held: list[str], tried: tuple[tuple[str, str], ...]) -> Any:
+    """Returns the names of inputs and labels that the recipe gives, else the first usual ones in the file, or None."""
+    given = [getattr(names, f"{part}_inputs"), getattr(names, f"{part}_labels")]
+    if any(name is not None for name in given):
+        return tuple(name or usual for name, usual in zip(given, _USUAL[part], strict=True))
+    return next((pair for pair in tried if set(pair).issubset(held)), None)
 
 
 def _listed(names: list[str]) -> str:

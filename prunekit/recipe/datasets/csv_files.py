@@ -17,7 +17,7 @@ from prunekit.recipe.datasets.disk import DiskPart
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import ArrayPart, Part
-from prunekit.recipe.fields import nearest, shortened, shown
+from prunekit.recipe.fields import first_text, is_number, nearest, shortened, shown
 from prunekit.recipe.loader import RecipeError
 
 # Size of a file from which its numbers are kept in a temporary file, and read from there batch by batch.
@@ -26,6 +26,8 @@ IN_MEMORY = 1 << 28
 _VALUES = 1 << 18
 # Longer values are text.
 _LONGEST_NUMBER = 100
+# pandas writes the columns of a one-hot encoding so.
+_TRUTH = {"true": "1", "false": "0"}
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
@@ -73,7 +75,12 @@ def open_csv(source: DataSource) -> Opened:
     train, names, classes = _part(path, source, None)
     test = None
     if isinstance(source.test, str):
-        test, others, _ = _part(existing(source.test), source, classes)
+        test, others, found = _part(existing(source.test), source, classes)
+        if classes is None and found is not None:
+            raise RecipeError(
+                f"{source.test} must have labels that are numbers, as {path}. Received: text, such as "
+                f"{shown(first_text(found))}."
+            )
         if others != names:
             raise RecipeError(f"{source.test} must have the columns of {path}, in the same order: {_few(names)}.")
     notes = () if isinstance(train, ArrayPart) else fingerprint_notes([path])
@@ -109,20 +116,13 @@ def _part(path: Path, source: DataSource, classes: list[str] | None) -> tuple[Pa
 
 
 def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
-    names = tuple(name.strip() for name in header)
-    if not any(names):
-        raise RecipeError(f"{path} must begin with a header line of column names. Received: an empty line.")
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise RecipeError(f"{path} has two columns {shown(twice)}: give each column its own name.")
-    if all(_is_number(name) for name in names):
-        raise RecipeError(f"{path} must begin with a header line of column names. Received: numbers: {_few(names)}.")
+    names = _names(path, header, source)
     indices = {name: index for index, name in enumerate(names)}
 
     def found(wanted: Sequence[str], option: str) -> tuple[int, ...]:
         for name in wanted:
             if name not in indices:
-                raise RecipeError(f"data.{option}: {path} has no column {shown(name)}.{nearest(name, names)}")
+                raise RecipeError(f"data.{option}: {path} has no column {shown(name)}.{_hint(name, names)}")
         return tuple(indices[name] for name in wanted)
 
     labels = found([source.label] if isinstance(source.label, str) else source.label, "label")
@@ -137,6 +137,29 @@ def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
     return Layout(inputs, _text_inputs(source, inputs), labels, names)
 
 
+def _names(path: Path, header: Sequence[str], source: DataSource) -> tuple[str, ...]:
+    """Returns the names of the columns from the header line."""
+    names = tuple(name.strip() for name in header)
+    if not any(names):
+        raise RecipeError(f"{path} must begin with a header line of column names. Received: an empty line.")
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise RecipeError(f"{path} has two columns {shown(twice)}: give each column its own name.")
+    if all(is_number(name) for name in names):
+        raise RecipeError(f"{path} must begin with a header line of column names. Received: numbers: {_few(names)}.")
+    if source.inputs is None and "" in names:
+        raise RecipeError(
+            f"{path}: column {names.index('') + 1} has no name, as the index that pandas writes by default. Leave it "
+            "out of the file (index=False), give it a name, or choose the columns with inputs: [...]."
+        )
+    return names
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    mark = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    return nearest(name, names) if mark is None else f" The file seems to have another delimiter: delimiter: {mark!r}."
+
+
 def _text_inputs(source: DataSource, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
     layers = source.preprocessing if isinstance(source.preprocessing, Mapping) else {"": source.preprocessing or []}
     text = frozenset(name for name in inputs if layers.get(name) and next(iter(layers[name][0])) in TEXT_LAYERS)
@@ -147,14 +170,6 @@ def _text_inputs(source: DataSource, inputs: Mapping[str, tuple[int, ...]]) -> f
                 f"{len(inputs[name])} columns. Give each its own input: inputs: {{NAME: [COLUMN]}}."
             )
     return text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -227,28 +242,40 @@ def _text(place: _Place, values: list[list[str]], columns: Sequence[int]) -> np.
 
 
 def _numbers(place: _Place, values: list[list[str]], columns: Sequence[int]) -> np.ndarray:
-    """Returns the columns as float32; shape (rows, columns)."""
+    """Returns the columns as float32, true and false as 1 and 0; shape (rows, columns)."""
     cells = [[row[column] for column in columns] for row in values]
+    found = _finite(cells)
+    if found is None:
+        found = _finite([[_without_truth(cell) for cell in row] for row in cells])
+    if found is None:
+        raise _refusal(place, values, columns)
+    return found
+
+
+def _finite(cells: list[list[str]]) -> np.ndarray | None:
+    """Returns the values as float32; None if one of them is no finite number."""
     # NumPy gives each text the length of the longest.
-    if all(len(cell) <= _LONGEST_NUMBER for row in cells for cell in row):
-        try:
-            with np.errstate(over="ignore"):
-                found = np.array(cells, str).astype("float64").astype("float32")
-        except ValueError:
-            pass
-        else:
-            if np.isfinite(found).all():
-                return found
-    raise _refusal(place, values, columns)
+    if any(len(cell) > _LONGEST_NUMBER for row in cells for cell in row):
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            found = np.array(cells, str).astype("float64").astype("float32")
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def _without_truth(cell: str) -> str:
+    return _TRUTH.get(cell.strip().lower(), cell)
 
 
 def _refusal(place: _Place, values: list[list[str]], columns: Sequence[int]) -> RecipeError:
     """Returns the error about the first value that is missing, text, or no finite float32 number."""
     for row, cells in enumerate(values):
         for column in columns:
-            value = cells[column]
+            value = _without_truth(cells[column])
             place.refuse_missing(row, column, value)
-            if len(value) > _LONGEST_NUMBER or not _is_number(value):
+            if len(value) > _LONGEST_NUMBER or not is_number(value):
                 name = place.names[column]
                 return RecipeError(
                     f"{place.column(row, column)} must hold numbers. Received: text, {shown(value)}. Leave the column "

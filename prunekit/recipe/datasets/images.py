@@ -1,5 +1,6 @@
 """Reads folders of images, one folder per class, through Keras's own utility; streamed, in any order."""
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from prunekit.recipe.loader import RecipeError
 # Decoded and as float32, so many pixels in color take 1.2 GB.
 MOST_PIXELS = 100_000_000
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+# Names of folders with parts of the data, which are no classes.
+_PARTS = {"train", "training", "val", "valid", "validation", "test"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,12 @@ def _folder(
     classes = tuple(found.class_names)
     paths = sorted(found.file_paths)
     labels = np.array([classes.index(Path(path).relative_to(folder).parts[0]) for path in paths], "int64")
-    _check_images(paths)
+    if len(classes) > 1 and _PARTS.issuperset(name.lower() for name in classes):
+        raise RecipeError(
+            f"{folder} must hold one folder of images for each class. Received: folders with parts of the data, "
+            f"{', '.join(classes)}. Name the training part as 'images', and another part as 'test'."
+        )
+    _check_images(paths, decoding)
     part = ImagePart(
         np.array(paths), _as_mode(labels, classes, source), decoding, _digest(paths, folder), np.arange(len(paths))
     )
@@ -206,24 +214,48 @@ def _as_mode(labels: np.ndarray, classes: tuple[str, ...], source: DataSource) -
     return labels
 
 
-def _check_images(paths: list[str]) -> None:
-    """Reads the header of every image.
+def _check_images(paths: list[str], decoding: Decoding) -> None:
+    """Reads the header of every image, and decodes the first image of each kind.
 
     Raises:
-        RecipeError: A file is no image, or declares more pixels than `MOST_PIXELS`.
+        RecipeError: A file is no image, declares more pixels than `MOST_PIXELS`, or is of a kind that TensorFlow does
+            not decode in this color mode.
     """
+    seen = set()
+    for path in paths:
+        kind = _kind(path)
+        if kind not in seen:
+            seen.add(kind)
+            _decode(path, decoding)
+
+
+def _kind(path: str) -> tuple[str | None, str]:
+    """Returns the format of an image, and its mode: the channels that Pillow gives it."""
     from PIL import Image, UnidentifiedImageError
 
-    for path in paths:
-        try:
-            with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
-                pixels, kind = image.width * image.height, image.format
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-            line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise RecipeError(f"{path} is not an image that can be read: {line}. Repair or remove the file.") from error
-        if kind not in ("BMP", "GIF", "JPEG", "MPO", "PNG"):
-            raise RecipeError(f"{path} is not a BMP, GIF, JPEG or PNG image. Received: {kind}. Remove the file.")
-        if pixels > MOST_PIXELS:
-            raise RecipeError(
-                f"{path} declares {pixels:,} pixels, more than {MOST_PIXELS:,}: make it smaller, or remove it."
-            )
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
+            pixels, kind, mode = image.width * image.height, image.format, image.mode
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise RecipeError(f"{path} is not an image that can be read: {line}. Repair or remove the file.") from error
+    if kind not in ("BMP", "GIF", "JPEG", "MPO", "PNG"):
+        raise RecipeError(f"{path} is not a BMP, GIF, JPEG or PNG image. Received: {kind}. Remove the file.")
+    if pixels > MOST_PIXELS:
+        raise RecipeError(
+            f"{path} declares {pixels:,} pixels, more than {MOST_PIXELS:,}: make it smaller, or remove it."
+        )
+    return kind, mode
+
+
+def _decode(path: str, decoding: Decoding) -> None:
+    import tensorflow as tf
+
+    try:
+        decoding.image(path)
+    except tf.errors.OpError as error:
+        line = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error)).strip().splitlines()[0].rstrip(".")
+        raise RecipeError(
+            f"{path} cannot be decoded with color_mode: {decoding.color_mode}: {line}. Choose another color_mode, or "
+            "save this file and others of its kind as RGB images in PNG."
+        ) from error

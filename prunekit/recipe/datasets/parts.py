@@ -1,9 +1,10 @@
 """Part: the training, validation or test examples of a run, in memory or streamed, in an order fixed by a seed."""
 
+import contextlib
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.loops.activation_cache import array_digest
+from prunekit.recipe.loader import RecipeError
 
 # One array, or several by name: {input or output of the model: array}.
 Arrays = Any
@@ -280,6 +282,29 @@ class ArrayPart(IndexedPart):
 def as_part(pair: Any) -> Part:
     """Returns a `Part` from itself or from a pair (inputs, labels)."""
     return pair if isinstance(pair, Part) else ArrayPart(*pair)
+
+
+@contextlib.contextmanager
+def damage_told(parts: Iterable[Part]) -> Iterator[None]:
+    """Context manager that names the file in the error of TensorFlow if an example of these parts cannot be read.
+
+    Raises:
+        RecipeError: A file of the data is damaged.
+    """
+    # Not on the module's level: plans and refusals do not need TensorFlow's errors.
+    from tensorflow import errors
+
+    unreadable = (errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError)
+    try:
+        yield
+    except unreadable as error:
+        path = next(filter(None, (part.damaged() for part in parts)), None)
+        if path is None:
+            raise
+        raise RecipeError(
+            f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
+            "written, or remove the file and start again."
+        ) from error
 
 
 def subset_digest(fingerprint: str, indices: np.ndarray) -> str:

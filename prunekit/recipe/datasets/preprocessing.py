@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, mapped
+from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, damage_told, mapped
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.loader import RecipeError
 
@@ -106,10 +106,14 @@ def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: 
         before = layers[:index]
         try:
             if name in _ADAPTED and layer.get_config().get(_ADAPTED[name]) is None:
-                layer.adapt(train.in_order(READ_AT_ONCE).map(lambda x, _, before=before: _applied(before, select(x))))
+                examples = train.in_order(READ_AT_ONCE)
+                with damage_told([train]):
+                    layer.adapt(examples.map(lambda x, _, before=before: _applied(before, select(x))))
                 notes.append(f"data: {name}{owner} is adapted to the {train.examples:,} training examples.")
             elif not layer.built:
                 _applied(layers[: index + 1], select(_tensors(train.example[0])))
+        except RecipeError:
+            raise
         except Exception as error:
             # Catch every exception: each layer has its own exception types for inputs that do not fit.
             line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -38,6 +38,13 @@ def loaded(path, seed=3, **options):
         ([*USUAL, "x", "y"], USUAL, (20, 20, 20)),
         (["x", "y", "x_test", "y_test"], ["x", "y", "x_test", "y_test"], (20, 20, 20)),
         (["train_inputs", "train_targets"], ["train_inputs", "train_targets"], (16, 4, 4)),
+        # All examples, and beside them the parts: "X" would train on the test part.
+        (
+            ["X", "y", "X_train", "y_train", "X_test", "y_test"],
+            ["X_train", "y_train", "X_test", "y_test"],
+            (20, 20, 20),
+        ),
+        (["x", "y", "x_train", "y_train", "x_val", "y_val"], ["x_train", "y_train", "x_val", "y_val"], (20, 20, 20)),
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
@@ -46,7 +53,7 @@ def test_usual_names_are_tried_in_order_and_told(tmp_path, names, read, parts):
     assert tuple(part.examples for part in found.parts.values()) == parts
     assert found.train.first(1)[0][0, 0] == names.index(read[0]) and found.train.first(1)[1][0] == names.index(read[1])
     if names == USUAL:
-        assert found.notes == ()
+        assert found.notes == ("data: all training labels are 1: no training learns from them.",)
         return
     listed = found.notes[0]
     assert all(f"'{name}'" in listed.partition("not used")[0] for name in read)
@@ -59,6 +66,8 @@ def test_names_that_are_given_are_the_ones_read(tmp_path):
     path = npz(tmp_path / "data.npz", "x_a", "b", "x", "y", "x_test", "y_test")
     found = loaded(path, arrays={"train_inputs": "x_a", "train_targets": "b"})
     assert found.train.first(1)[0][0, 0] == 0 and found.test.first(1)[0][0, 0] == 4
+    both = npz(tmp_path / "both.npz", "x", "y", "x_train", "y_train")
+    assert loaded(both, arrays={"train_inputs": "x_train"}).train.first(1)[0][0, 0] == 2
     with pytest.raises(RecipeError, match="no array 'nowhere' for train_inputs"):
         loaded(path, arrays={"train_inputs": "nowhere", "train_labels": "b"})
 

@@ -1,10 +1,12 @@
+import keras
 import numpy as np
 import pytest
-from data_folders import houses, write_csv
+from data_folders import houses, recipe, write_csv
 
 from prunekit.recipe.data import load_data, summary
 from prunekit.recipe.datasets import csv_files
 from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.plan import plan
 from prunekit.recipe.schema import DataSource
 
 STRING_LOOKUP = {"town": [{"StringLookup": {"output_mode": "one_hot", "num_oov_indices": 0}}]}
@@ -95,6 +97,9 @@ def test_a_test_file_has_the_classes_of_the_training_file(tmp_path, path):
     write_csv(other, ["rooms", "area", "town", "price"], [[1, 2, "Paris", 5]])
     with pytest.raises(RecipeError, match="the label 'Paris', which the training file does not have"):
         loaded(path, label="town", test=str(other))
+    write_csv(other, ["rooms", "area", "town", "price"], [[1, 2, "Rome", "low"], [1, 2, "Rome", "high"]])
+    with pytest.raises(RecipeError, match="must have labels that are numbers, as .*Received: text, such as 'high'"):
+        loaded(path, label="price", inputs=["rooms"], test=str(other))
     write_csv(other, ["area", "rooms", "town", "price"], [[1, 2, "Rome", 5]])
     with pytest.raises(RecipeError, match="must have the columns of"):
         loaded(path, label="town", test=str(other))
@@ -122,6 +127,9 @@ BOMB = "1" * 200
         ("a,a,y\n1,2,3\n", "two columns 'a'"),
         ("a,b,z\n1,2,3\n", r"data\.label: .* has no column 'y'"),
         ("y\n1\n", r"must have columns for the inputs"),
+        ("a;b;y\n1;2;3\n", r"no column 'y'. The file seems to have another delimiter: delimiter: ';'"),
+        (",a,y\n0,1,2\n1,3,4\n", r"column 1 has no name, as the index that pandas writes"),
+        ("a,b,y\nTrue,2,3\n4,x,6\n", "line 3: column 'b' must hold numbers. Received: text, 'x'"),
         ('a,b,y\n1,"2,3\n', "not a CSV file, near line"),
         ("a,b,y\n1,2,\xff\n", "not text in UTF-8"),
     ],
@@ -132,6 +140,20 @@ def test_files_that_cannot_be_used_are_refused_with_line_and_column(tmp_path, te
     with pytest.raises(RecipeError, match=match) as refused:
         loaded(path, label="y")
     assert "\n" not in str(refused.value)
+
+
+def test_one_label_that_is_no_number_makes_no_regression_on_numbers_of_classes(tmp_path):
+    path = small(tmp_path, [*FILLER, [1, 2, "5x"]])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(RecipeError, match="with loss mse, labels must be quantities. Received: 10 classes .* '5x'"):
+        plan(recipe({"csv": str(path), "label": "y"}, loss="mse", metrics=[]), model)
+
+
+def test_true_and_false_among_numbers_are_1_and_0_and_columns_without_a_name_may_be_left_out(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text(',"a, b",flag,y\n' + "".join(f"{i},{i},{bool(i % 2)},{i}\n" for i in range(9)))
+    inputs, labels = all_rows(loaded(path, label="y", inputs=["a, b", "flag"]))
+    assert inputs.tolist() == [[label, label % 2] for label in labels.tolist()]
 
 
 def test_a_byte_order_mark_and_another_delimiter_are_read(tmp_path):

@@ -7,12 +7,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from data_folders import write_images
+from data_folders import classifier, recipe, write_images
 from PIL import Image
 
 from prunekit.recipe.data import load_data
 from prunekit.recipe.datasets import fingerprint as fingerprints
 from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.plan import plan
 from prunekit.recipe.schema import DataSource
 
 
@@ -121,6 +122,42 @@ def tiff():
 def test_files_that_are_no_images_are_refused_before_anything_trains(copied, content, match):
     (copied / "dog" / "extra.png").write_bytes(content)
     with pytest.raises(RecipeError, match=rf"dog/extra\.png .*{match}"):
+        loaded(copied)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "color_mode", "match"),
+    [
+        ("jpeg", "RGB", "rgba", "JPEG does not support 4 channels"),
+        ("gif", "P", "grayscale", "channels must be 0 or 3 for GIF, got 1"),
+        ("bmp", "1", "rgb", "Number of channels"),
+    ],
+)
+def test_a_kind_of_image_that_cannot_be_decoded_is_refused_by_name(copied, kind, mode, color_mode, match):
+    Image.new(mode, (4, 5)).save(copied / "dog" / "extra.png", kind)
+    for path in copied.rglob("*.jpg"):
+        path.unlink()
+    with pytest.raises(RecipeError, match=rf"extra\.png cannot be decoded with color_mode: {color_mode}: {match}") as e:
+        loaded(copied, color_mode=color_mode)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("preprocessing", [None, ["Normalization"]], ids=["first example", "adapted"])
+def test_an_image_that_is_cut_off_is_named_while_the_run_is_prepared(copied, preprocessing):
+    for path in copied.rglob("*.jpg"):
+        path.unlink()
+    for path in sorted(copied.rglob("*.png"))[1:]:
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(RecipeError, match=r"\.png cannot be read as an image"):
+        found = {"images": str(copied), "size": [8, 8], "validation": 0.2, "preprocessing": preprocessing}
+        plan(recipe(found), classifier((8, 8, 3)))
+
+
+def test_folders_of_parts_are_no_classes(copied):
+    (copied / "cat").rename(copied / "train")
+    (copied / "dog").rename(copied / "Test")
+    shutil.rmtree(copied / "fox")
+    with pytest.raises(RecipeError, match="folders with parts of the data, Test, train. Name the training part"):
         loaded(copied)
 
 
