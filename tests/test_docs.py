@@ -67,8 +67,9 @@ def test_the_long_pages_are_pages():
     assert {page.stem for page in PAGES if CODE[page]} > set(LONG)
 
 
-def test_the_readme_has_its_examples():
-    assert len(CODE[ROOT / "README.md"]) >= 2
+def test_the_readme_shows_pruning_in_fit_and_once_and_what_keeps_the_zeros():
+    code = "".join(CODE[ROOT / "README.md"])
+    assert [name for name in ("pk.PruningCallback(", "pk.prune(", "pk.KeepZeros(") if name not in code] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
