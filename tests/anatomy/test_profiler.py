@@ -184,7 +184,7 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("case", "dependent"), PARAMETERS)
-@pytest.mark.short(cases=40)
+@pytest.mark.short(cases=20)
 def test_counts_are_those_of_the_graphs_and_of_the_profiler(case, dependent):
     model = case.model(dependent)
     kinds = profiled.CONTRACTIONS

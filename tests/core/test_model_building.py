@@ -65,7 +65,7 @@ def saved_names(model):
 
 
 @pytest.mark.every_backend
-@pytest.mark.short(cases=5)
+@pytest.mark.short(cases=3)
 @every_kind
 def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
     model, pruned = compiled(name), KINDS[name].pruned

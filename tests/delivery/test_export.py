@@ -248,7 +248,7 @@ MEASURED = {
 
 
 @tensorflow_only
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("middle, options, switched, wrong", MEASURED.values(), ids=list(MEASURED))
 def test_the_verdict_on_a_sparse_file_is_the_one_measured_in_webassembly(tmp_path, middle, options, switched, wrong):
     model = mobile_network(middle, **options)

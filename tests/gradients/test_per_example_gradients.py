@@ -26,6 +26,7 @@ def squares_of(gradients):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.short(cases=7)
 def test_gradients_norms_and_squares_equal_those_of_a_loop_over_batches_of_one(name, precision):
     model, x, y, loss = case(name)
     expected = one_by_one(model, loss, x, y)
@@ -40,6 +41,7 @@ def test_gradients_norms_and_squares_equal_those_of_a_loop_over_batches_of_one(n
     ("name", "batch"),
     [("convolutional", None), ("masked", None), ("shared", 5), ("tied", 5), ("tied", None), ("folded", None)],
 )
+@pytest.mark.short(cases=3)
 def test_inside_a_traced_function_gradients_are_the_same(name, batch):
     model, x, y, loss = case(name)
     traced = _traced(lambda x, y: pk.gradients.per_example(model, loss, x, y), x, y, batch)

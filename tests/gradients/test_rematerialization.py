@@ -77,6 +77,7 @@ CASES = {
     ("name", "eagerly"),
     [(name, True) for name in CASES] + [("a block and a layer in another", False), ("sequences", False)],
 )
+@pytest.mark.short(cases=3)
 def test_fit_ends_in_the_same_weights_and_state(name, precision, eagerly):
     build, blocks, data = CASES[name]
     x, y = data()

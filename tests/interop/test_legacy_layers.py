@@ -184,6 +184,7 @@ GRAPHS = {
     [*itertools.product(("transformer", "shared and nested"), old.FORMATS)]
     + [("sequence to sequence", "keras"), ("masked stack", "h5")],
 )
+@pytest.mark.short(cases=4)
 def test_a_graph_in_each_kind_of_file_computes_the_same(name, file, tmp_path):
     make, inputs = GRAPHS[name]
     with their_noise():

@@ -55,6 +55,7 @@ def test_weights_that_the_last_update_made_dense_again_are_zero(tmp_path):
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("Adam", "h5"), ("SGD", "savedmodel"), ("RMSprop", "keras")])
+@pytest.mark.short(cases=2)
 def test_the_optimizer_comes_with_its_slots_and_its_count(optimizer, kind, tmp_path):
     settings = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"momentum": 0.5, "centered": True}}
     theirs = getattr(keras2.optimizers, optimizer)(0.01, **settings.get(optimizer, {}), clipnorm=2.0)

@@ -37,6 +37,7 @@ def clustered(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", old.FORMATS)
+@pytest.mark.short(cases=2)
 def test_a_clustered_model_has_the_weights_of_strip_clustering(clustered, kind):
     model, files = clustered
     with their_noise():
@@ -68,6 +69,7 @@ def test_zeros_that_clustering_preserved_are_zero_although_the_file_has_no_mask(
 
 
 @pytest.mark.parametrize("kind", old.FORMATS)
+@pytest.mark.short(cases=2)
 def test_a_quantization_aware_model_has_its_float_weights_and_names_its_ranges(rounded, kind):
     """tf_keras itself cannot load the `.keras` file."""
     model, files = rounded

@@ -36,7 +36,7 @@ def test_outputs_from_the_activations_are_those_of_the_whole_model_to_the_bit(na
     assert same(whole, model.predict(x, verbose=0)), "the model itself still works"
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("name", CASES)
 def test_training_from_the_activations_ends_in_the_weights_of_the_whole_training_to_the_bit(name, precision):
     whole = built(name)

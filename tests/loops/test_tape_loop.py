@@ -52,6 +52,7 @@ def kept_precision():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.short(cases=3)
 def test_a_loop_ends_in_the_same_bytes_as_fit_with_the_callback(name, samples):
     fitted, looped = network(), network()
     fitted.compile(OPTIMIZERS[name](), cross_entropy, jit_compile=False)

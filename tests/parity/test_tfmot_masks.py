@@ -36,7 +36,7 @@ AWKWARD = {
 # ---- compat="tfmot" is the original
 
 
-@pytest.mark.short(cases=5)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("size", SIZES)
 def test_compat_keeps_as_many_as_the_original(size):
     weight = np.random.default_rng(size).permutation(np.arange(1, size + 1, dtype="float32")).reshape(size, 1)
@@ -72,6 +72,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("pooling", ["average", "max"])
 @pytest.mark.parametrize("shape, block", BLOCKS, ids=str)
+@pytest.mark.short(cases=4)
 def test_compat_blocks_are_the_originals_ragged_edges_included(shape, block, pooling):
     for weight in (values(*shape), np.round(values(*shape, seed=2) * 2).astype("float32")):
         for asked in (0.25, 0.5, 0.75):

@@ -66,6 +66,7 @@ FAMILY = {
 
 
 @pytest.mark.parametrize("setting, times", FAMILY.values(), ids=list(FAMILY))
+@pytest.mark.short(cases=2)
 def test_compat_trains_as_the_original_at_every_step(setting, times):
     build, optimizer, (kind, arguments, options), wrapping, ours = setting
     old, new = twins(build, getattr(theirs, kind)(*arguments, **options), optimizer, **wrapping)

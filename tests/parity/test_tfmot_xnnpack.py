@@ -73,7 +73,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.short(cases=5)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize("middle, options, policy_takes, own", NETWORKS.values(), ids=list(NETWORKS))
 def test_the_verdicts_on_a_network(tmp_path, middle, options, policy_takes, own):
     policy = original.sparsity.PruneForLatencyOnXNNPack()

@@ -108,6 +108,7 @@ def assert_located(text, raw, path):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mutants", [(text_mutants, TEXTS), (tree_mutants, TREES)], ids=["texts", "trees"])
+@pytest.mark.short(cases=3)
 def test_200_mutants_are_accepted_or_refused(judge, mutants, seed):
     make, sources = mutants
     outcomes = Counter(judge(raw) for raw in make(sources, 200, seed))
@@ -132,6 +133,7 @@ def replaced(tree, path, value):
 
 
 @pytest.mark.parametrize("value", VALUES[::6], ids=lambda value: repr(value)[:30])
+@pytest.mark.short(cases=5)
 def test_a_wrong_value_anywhere(judge, value):
     for path in paths_of(TREES[0]):
         assert judge(json.dumps(replaced(TREES[0], path, value)).encode()) in ANSWERS

@@ -85,6 +85,7 @@ def test_every_pattern_of_the_module_is_in_the_family_and_meets_some_layout():
 
 
 @pytest.mark.parametrize(("pattern", "shape", "in_axes", "out_axes"), CASES)
+@pytest.mark.short(cases=92)
 def test_pool_is_the_plain_version(pattern, shape, in_axes, out_axes):
     for name, importance in importances(shape).items():
         expected = loop_pool(pattern, importance, in_axes, out_axes)
@@ -96,6 +97,7 @@ def test_pool_is_the_plain_version(pattern, shape, in_axes, out_axes):
 
 
 @pytest.mark.parametrize(("pattern", "shape", "in_axes", "out_axes"), CASES)
+@pytest.mark.short(cases=92)
 def test_expand_is_the_plain_version_for_a_unit_mask_of_any_shape(pattern, shape, in_axes, out_axes):
     units = pattern.units(shape, in_axes, out_axes)
     rng = np.random.default_rng(3)
@@ -112,6 +114,7 @@ def test_expand_is_the_plain_version_for_a_unit_mask_of_any_shape(pattern, shape
 
 
 @pytest.mark.parametrize(("pattern", "shape", "in_axes", "out_axes"), CASES)
+@pytest.mark.short(cases=92)
 def test_a_mask_removes_the_exact_number_of_units_and_only_ever_shrinks(pattern, shape, in_axes, out_axes):
     units = pattern.units(shape, in_axes, out_axes)
     mask = np.ones(shape, bool)

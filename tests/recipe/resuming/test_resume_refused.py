@@ -46,6 +46,7 @@ def edited():
         ("run gone", "dense.keras has changed since the unfinished run wrote it"),
     ],
 )
+@pytest.mark.short(cases=6)
 def test_a_run_that_has_changed_is_not_resumed(pairs, tmp_path, unfinished, monkeypatch, change, message):
     work = unfinished
     if change in ("export", "start"):
@@ -132,6 +133,7 @@ def test_a_truncated_model_file_is_refused_in_one_line(pairs, tmp_path):
         pytest.param("model.keras", errno.ENOSPC, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.short(cases=1)
 def test_a_full_or_read_only_disk_is_reported_in_one_line_and_what_was_saved_is_kept(
     pairs, tmp_path, whole, monkeypatch, name, code
 ):

@@ -30,6 +30,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@pytest.mark.short(cases=2)
 def test_weights_that_a_pruner_prunes_are_refused_by_name_before_a_weight_moves(compiled, batches, second):
     first, before = Pruner(compiled, LATER), compiled.get_weights()
     with pytest.raises(ValueError, match=REFUSED):

@@ -111,7 +111,7 @@ def torn(folder, kind):
         (folder / (WEIGHTS if kind == "weights gone" else POSITION)).unlink()
 
 
-@pytest.mark.short(cases=3)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     "kind",
     [

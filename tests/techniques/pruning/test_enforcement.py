@@ -175,6 +175,7 @@ def test_a_constraint_of_the_users_acts_and_zeros_hold(compiled, batches, constr
 
 
 @pytest.mark.parametrize("optimizer", [getattr(keras.optimizers, name) for name in DIVIDERS], ids=DIVIDERS)
+@pytest.mark.short(cases=3)
 def test_whole_rows_and_columns_that_are_pruned_at_once_do_not_become_nan(compiled, batches, optimizer):
     hidden = compiled.get_layer("hidden")
     kernel = np.array(hidden.kernel)

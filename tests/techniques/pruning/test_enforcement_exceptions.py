@@ -45,6 +45,7 @@ EVENTS = ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_ep
     ids=["error, listed before", "interrupt, listed after"],
 )
 @pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.short(cases=3)
 def test_an_exception_in_another_callback_leaves_the_model_detached_and_sparse(compiled, batches, event, error, first):
     compiled.fit(**batches)
     own = compiled.train_function
