@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import threading
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ PACKAGES = ("keras", "builtins")
 FOREIGN = frozenset({"TFSMLayer", "TorchModuleWrapper"})
 _IN_PYTHON = "build the model in a factory instead: model: {factory: package.module:function}"
 _LOCAL_HEADER = 30
+_UNTRAINED_OPTIMIZER = r"Skipping variable loading for optimizer .* whereas the saved optimizer has [0-2] variables"
 _PATCHED = threading.RLock()
 
 
@@ -92,7 +94,9 @@ def load_model(
     """
     check_model_file(path, limits)
     path = os.fspath(path)
-    with _reasons(path), bounded_weights(limits.allowance(os.path.getsize(path))):
+    with _reasons(path), bounded_weights(limits.allowance(os.path.getsize(path))), warnings.catch_warnings():
+        # A model that was compiled and not trained: its optimizer has a step count and a learning rate, and no slots.
+        warnings.filterwarnings("ignore", _UNTRAINED_OPTIMIZER)
         return (load or keras.models.load_model)(path, compile=compile, safe_mode=True)
 
 

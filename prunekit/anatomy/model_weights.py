@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,10 +141,12 @@ def check_built(model: Any) -> None:
         ValueError: `model` has no weights yet.
     """
     if not isinstance(model, keras.layers.Layer):
-        legacy = any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__)
-        remedy = (
-            "It is a legacy tf_keras model: rebuild it with `import keras`." if legacy else "Pass the model itself."
-        )
+        if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
+            remedy = "It is a legacy tf_keras model: rebuild it with `import keras`."
+        elif isinstance(model, str | os.PathLike):
+            remedy = "Load a file first, with keras.models.load_model."
+        else:
+            remedy = "Pass the model itself."
         raise TypeError(f"prunekit works on Keras 3 models. Received: {type(model)!r}. {remedy}")
     if not model.built and not model.weights:
         raise ValueError(

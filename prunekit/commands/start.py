@@ -33,10 +33,12 @@ def init(model: str | None, data: str | None, label: str | None, output: str, fo
     load_keras_quietly()
     from prunekit.recipe.starting_recipe import Start, write_starting_recipe
 
-    text = write_starting_recipe(Start(model, data, label, target))
+    text, notes = write_starting_recipe(Start(model, data, label, target))
     if as_json:
-        print_json({"path": output, "text": text})
+        print_json({"path": output, "text": text, "notes": list(notes)})
         return 0
     click.echo(text, nl=False)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     click.echo(f"\nWritten to {output}. Next: prunekit check {output} --plan", err=True)
     return 0

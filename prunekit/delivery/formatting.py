@@ -127,12 +127,11 @@ def change(before: Any, after: Any) -> str:
     return f"{difference:+.4f}".replace("-", "−") if difference else "±0"
 
 
-def times(large: Any, small: Any) -> str:
-    """Formats the ratio of `large` to `small`: 6.4×; the missing mark if there is no ratio."""
-    if not (is_number(large) and is_number(small)) or small <= 0:
+def share(part: Any, whole: Any) -> str:
+    """Formats `part` as a percentage of `whole`: 15.8 %; the missing mark if there is no ratio."""
+    if not (is_number(part) and is_number(whole)) or whole <= 0:
         return MISSING
-    ratio = large / small
-    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 10 else 2}f}×"
+    return f"{100 * part / whole:.1f} %"
 
 
 def names(values: Sequence[object], most: int | None = None) -> str:

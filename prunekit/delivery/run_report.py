@@ -18,10 +18,10 @@ from prunekit.delivery.formatting import (
     count,
     is_number,
     number,
+    share,
     short_count,
     size,
     sparsity,
-    times,
 )
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.metrics import Metric, measured_in
@@ -245,7 +245,7 @@ class RunReport(Displayed):
         found.append(("Weights, raw", size(self.after.bytes), f"before {size(self.before.bytes)}; {raw}".rstrip("; ")))
         before, after = self.gzip_total("before"), self.gzip_total("after")
         if after is not None:
-            found.append(("Weights, gzip", size(after), f"before {size(before)}, {times(before, after)} as much"))
+            found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
         best = self.smallest
         if best is not None:
             found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
@@ -259,7 +259,7 @@ class RunReport(Displayed):
         what = "not known: see the notes"
         if macs is not None:
             dense = at_least(macs, complete, short_count)
-            what = f"dense {dense}, {times(macs, kept)} as many; skipped only by some runtimes, see below"
+            what = f"{share(kept, macs)} of {dense} dense; skipped only by some runtimes, see below"
         return "MACs without zeros", at_least(kept, complete, short_count), what
 
     def _metric_cards(self) -> list[tuple[str, str, str]]:

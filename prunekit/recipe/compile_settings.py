@@ -1,5 +1,6 @@
 """Makes the optimizer, the losses and the metrics that a recipe's compile settings name."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -137,9 +138,9 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
     found |= {name: inferred(name) for name in _loss_names(settings, outputs)}
     if main not in found:
         # A training step of the model's own has metrics that the settings do not name.
-        own = [metric.name for metric in model.metrics]
+        own = own_metrics(model)
         if main not in own:
-            raise RecipeError(f"compile.monitor: no metric {main!r} is measured.{nearest(main, [*found, *own])}")
+            raise RecipeError(f"compile.monitor: no metric {main!r} is measured.{nearest(main, {**found, **own})}")
         found[main] = inferred(main)
     if monitor is not None and monitor.direction is not None:
         found[main] = Metric(main, monitor.direction, found[main].fraction)
@@ -156,6 +157,12 @@ def _loss_names(settings: Compile, outputs: Sequence[str] | None) -> list[str]:
     losses = dict(settings.losses())
     lossy = [name for name in outputs or () if name in losses or None in losses]
     return [*(f"{name}_loss" for name in lossy if len(lossy) > 1), "loss"]
+
+
+def own_metrics(model: keras.Model) -> dict[str, None]:
+    """Returns the names of the metrics of a training step of the model's own, as keys in their order."""
+    # Keras collects the metrics of `compile` in one object of this name.
+    return dict.fromkeys(metric.name for metric in model.metrics if metric.name != "compile_metrics")
 
 
 def _named(settings: Compile, outputs: Sequence[str] | None) -> Iterator[Metric]:
@@ -273,6 +280,8 @@ def reason_of(error: BaseException) -> str:
     # Keras writes "Exception encountered when calling X.", a blank line and a bold escape before the reason. TensorFlow
     # writes the node and the Python frames that created the node.
     before = ("Exception encountered", "Graph execution error", "Detected at node", "File ")
-    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in str(error).splitlines()]
+    # Keras also writes the values of the input, over several lines.
+    text = re.sub(r" for input \[.*?\](?= with name)", "", str(error), flags=re.DOTALL)
+    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(before)]
     return (lines or [type(error).__name__])[0].rstrip(".")

@@ -1,39 +1,54 @@
 """The handler of the step kind expect."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from prunekit.delivery.metrics import inferred
+from prunekit.delivery.metrics import Metric, inferred
+from prunekit.recipe.compile_settings import own_metrics
 from prunekit.recipe.expectations import Measured, checked, failure_text
 from prunekit.recipe.fields import nearest
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult
+from prunekit.recipe.step_settings import Expect
 from prunekit.recipe.workspace import Workspace
 
 
-class ExpectStep(StepHandler[PreparedStep]):
+@dataclass(frozen=True)
+class PreparedExpectations(PreparedStep):
+    """The step, with notes on bounds that are probably not what was meant."""
+
+    notes: tuple[str, ...] = ()
+
+
+class ExpectStep(StepHandler[PreparedExpectations]):
     """Compares measured values with bounds; the run ends after a bound that is not met."""
 
-    def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedExpectations:
         """Returns the step.
 
         Raises:
             RecipeError: No such metric is measured, or a drop is bounded of a metric whose direction is not known.
         """
         known = {metric.name: metric for metric in run.metrics}
-        own = [metric.name for metric in run.model.metrics]
+        own = own_metrics(run.model)
         for name in settings.bounded_metrics:
             if name not in known and name not in own:
-                raise RecipeError(f"no metric {name!r} is measured.{nearest(name, [*known, *own])}")
+                raise RecipeError(f"no metric {name!r} is measured.{nearest(name, {**known, **own})}")
         for name in settings.drops:
             if known.get(name, inferred(name)).direction is None:
                 raise RecipeError(
                     f"whether a drop of {name!r} is a lower or a higher value is known only for the metrics of Keras: "
                     "write its direction where compile names it, as direction: max or direction: min."
                 )
-        return PreparedStep(settings)
+        return PreparedExpectations(settings, notes=tuple(_one_sided(settings, known.values())))
 
-    def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
+    def plan_notes(self, prepared: PreparedExpectations) -> Sequence[str]:
+        """Returns the notes of the step."""
+        return prepared.notes
+
+    def run(self, prepared: PreparedExpectations, workspace: Workspace) -> StepResult:
         """Adds a row to the expectations of the run for each bound."""
         state = workspace.state
         measured = Measured(
@@ -41,3 +56,17 @@ class ExpectStep(StepHandler[PreparedStep]):
         )
         state.expectations += checked(prepared.settings, measured)
         return StepResult(text="; ".join(map(failure_text, state.failures)) or "all met")
+
+
+def _one_sided(settings: Expect, metrics: Iterable[Metric]) -> Iterator[str]:
+    """Yields a note for each metric whose only bound is met by every worse value."""
+    for metric in metrics:
+        bound = (settings.metrics or {}).get(metric.name)
+        if bound is None or metric.direction is None:
+            continue
+        given, useful = ("min", "max") if metric.direction == "min" else ("max", "min")
+        if getattr(bound, given) is not None and getattr(bound, useful) is None:
+            yield (
+                f"expect: {metric.name} has only the bound {given!r}, which every worse value meets "
+                f"({metric.better}): {useful!r} would bound it."
+            )

@@ -3,9 +3,10 @@
 Does not import Keras, so that `prunekit check` is fast.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, NoReturn
@@ -30,10 +31,12 @@ from prunekit.recipe.yaml_reader import (
 )
 from prunekit.sparsity.schedules import SCHEDULES
 
-__all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "require_trust"]
+__all__ = ["RecipeError", "builtin_recipes", "dump_recipe", "load_recipe", "located", "require_trust"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(rf"\$({_NAME.pattern})", re.ASCII)
+# Such as "data.label: ..." and "steps[2].expect: ...".
+_PLACE = re.compile(r"((?:model|data|compile|distribute|steps)[\w.\[\]-]*): ", re.ASCII)
 # `$$` is a dollar sign; a `$` without a following name is literal, as at the end of a regular expression.
 _DOLLARS = re.compile(r"\$\$|\$(?=[A-Za-z_{])", re.ASCII)
 
@@ -81,6 +84,31 @@ def document_of(source: str | os.PathLike[str]) -> Document:
     """
     path = find_recipe(source)
     return read_text(_read(path), str(path))
+
+
+@contextlib.contextmanager
+def located(source: Any) -> Iterator[None]:
+    """Adds file, line and column to errors of later checks whose message begins with a place in the recipe.
+
+    Args:
+        source: The recipe as it was given; a mapping or a Recipe has no positions.
+
+    Raises:
+        RecipeError: A RecipeError was raised inside.
+    """
+    try:
+        yield
+    except RecipeError as error:
+        place = _PLACE.match(error.message)
+        if place is None or error.source is not None or not isinstance(source, str | os.PathLike):
+            raise
+        try:
+            document = document_of(source)
+        except RecipeError:
+            # The file changed in the meantime.
+            raise error from None
+        path = tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", place[1]))
+        raise RecipeError(error.message, document.source, *(document.position(path) or ())) from error
 
 
 def find_recipe(source: str | os.PathLike[str]) -> FilePath:

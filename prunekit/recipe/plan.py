@@ -8,6 +8,7 @@ from prunekit.anatomy.reports import by_reason
 from prunekit.delivery.formatting import clean, count, sparsity
 from prunekit.delivery.metrics import Metric
 from prunekit.recipe.data import DataSummary, summary
+from prunekit.recipe.loader import located
 from prunekit.recipe.models import source_notes
 from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
@@ -51,7 +52,8 @@ def plan(
     Raises:
         RecipeError: `compress` would refuse the run.
     """
-    prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
+    with located(recipe):
+        prepared = prepare(settled_recipe(recipe, model, data, overrides), model, data, trust=trust)
     steps: list[PlannedStep] = []
     notes: dict[str, None] = {}
     if prepared.recipe.model is not None and "model" not in prepared.given:

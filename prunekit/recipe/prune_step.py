@@ -24,6 +24,7 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATIS
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.pruning_notes import abrupt
 from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
 
 
@@ -77,10 +78,12 @@ class PruneStep(StepHandler[PreparedPruning]):
         )
 
     def plan_notes(self, prepared: PreparedPruning) -> Sequence[str]:
-        """Returns a note if the number of pruned entries of each weight follows from the weights' values."""
+        """Returns notes on a schedule that is not gradual, and on counts that follow from the weights' values."""
+        notes = abrupt(prepared.schedule)
         if prepared.found.calculator.shares_known:
-            return ()
+            return notes
         return (
+            *notes,
             f"allocation {name_of(prepared.settings.allocation)} prunes the least important weights of the whole "
             "model: how many fall on each weight follows from their values, and the counts above stand for an even "
             "share.",

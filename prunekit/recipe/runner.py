@@ -35,7 +35,7 @@ from prunekit.recipe.directory import (
 )
 from prunekit.recipe.execution import Execution
 from prunekit.recipe.expectations import failure_text
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe, located
 from prunekit.recipe.models import (
     architecture_digest,
     check_model_file,
@@ -149,7 +149,8 @@ def compress(  # noqa: PLR0913
     require_positive(checkpoint_every=checkpoint_every)
     path = None if output is None else check_output(output, force=force, resume=resume)
     with distributed(found, progress) as replicas:
-        prepared = prepare(found, model, data, trust=trust, replicas=replicas)
+        with located(recipe):
+            prepared = prepare(found, model, data, trust=trust, replicas=replicas)
         return _run(prepared, path, force=force, resume=resume, every=checkpoint_every, progress=progress)
 
 

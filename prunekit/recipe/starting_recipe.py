@@ -17,6 +17,8 @@ from prunekit.recipe.applications import applications
 from prunekit.recipe.compile_settings import output_names, reason_of
 from prunekit.recipe.data import Data, load_data
 from prunekit.recipe.data_source import DataSource
+from prunekit.recipe.datasets.arrays import existing
+from prunekit.recipe.datasets.csv_files import column_names, few
 from prunekit.recipe.datasets.images import class_names
 from prunekit.recipe.datasets.parts import Labels
 from prunekit.recipe.loader import RecipeError, load_recipe
@@ -24,6 +26,7 @@ from prunekit.recipe.models import MODELS, build_model
 from prunekit.recipe.plan import plan
 from prunekit.recipe.schema import VERSION
 from prunekit.recipe.sources import ModelSource
+from prunekit.suggestions import did_you_mean
 
 BUILTIN_DATA = ("digits", "diabetes", "fashion-mnist")
 _MODEL_FOR = {"digits": "digits-cnn", "diabetes": "diabetes-mlp", "fashion-mnist": "fashion-cnn"}
@@ -59,8 +62,8 @@ class Start:
         return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else str(whole)
 
 
-def write_starting_recipe(start: Start) -> str:
-    """Writes the recipe to `start.target`, after a check that it can be planned; returns its text.
+def write_starting_recipe(start: Start) -> tuple[str, tuple[str, ...]]:
+    """Writes the recipe to `start.target`, after a check that it can be planned; returns its text and the plan's notes.
 
     Raises:
         RecipeError: The model or the data cannot be read, do not fit together, or there is no weight to prune.
@@ -71,11 +74,11 @@ def write_starting_recipe(start: Start) -> str:
     partial = start.target.with_name(f".unfinished-{start.target.name}")
     try:
         partial.write_text(text, encoding="utf-8")
-        plan(load_recipe(partial))
+        found = plan(load_recipe(partial))
         os.replace(partial, start.target)
     finally:
         partial.unlink(missing_ok=True)
-    return text
+    return text, (*found.notes, *(() if found.data is None else found.data.notes))
 
 
 def starting_recipe(start: Start) -> str:
@@ -84,6 +87,12 @@ def starting_recipe(start: Start) -> str:
     Raises:
         RecipeError: As for `write_starting_recipe`.
     """
+    # Before a model is built, which takes seconds.
+    if start.data is not None and start.data.endswith(".csv") and start.label is None:
+        columns = column_names(existing(start.data))
+        raise RecipeError(
+            f"the label of {start.data} is one of its columns: name it with --label COLUMN. Columns: {few(columns)}."
+        )
     model_lines, source = _model(start)
     model = build_model(source, _SEED)
     described = _data(start, model)
@@ -127,6 +136,8 @@ def _model(start: Start) -> tuple[list[str], ModelSource]:
     if name in MODELS:
         return ["model:", f"  builtin: {name}"], ModelSource(builtin=name)  # type: ignore[arg-type]
     if name is not None and os.path.isfile(name):
+        if not name.endswith(".keras"):
+            raise RecipeError(f"MODEL is a .keras file. Received: {name}. For data, write --data {name}.")
         return ["model:", f"  file: {_text(start.path(name))}"], ModelSource(file=os.path.abspath(name))
     images = _is_folder_of_images(start.data)
     if name is None and images:
@@ -138,8 +149,8 @@ def _model(start: Start) -> tuple[list[str], ModelSource]:
         )
     if name not in applications():
         raise RecipeError(
-            f"the model {name} does not exist. Expected a .keras file, a built-in model ({', '.join(MODELS)}), or a "
-            f"model of keras.applications, such as {_FOR_IMAGES}."
+            f"the model {name} does not exist.{did_you_mean(name, [*MODELS, *applications()])} Expected a .keras file, "
+            f"a built-in model ({', '.join(MODELS)}), or a model of keras.applications, such as {_FOR_IMAGES}."
         )
     if not images:
         raise RecipeError(
@@ -189,8 +200,6 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
     if name in BUILTIN_DATA and not os.path.exists(path):
         return [f"  builtin: {name}"], {"builtin": name}
     if name.endswith(".csv"):
-        if start.label is None:
-            raise RecipeError(f"the label of {name} is one of its columns: name it with --label COLUMN.")
         lines = [f"  csv: {_text(start.path(name))}", f"  label: {_text(start.label)}", *_HELD_OUT]
         return lines, {"csv": path, "label": start.label, **_SPLIT}
     if name.endswith(".npz"):
@@ -341,7 +350,7 @@ def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[s
         "      allocation: uniform       # global and erk prune large layers more",
         *_exclude(model),
         f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
-        *_export(known=True),
+        *_export(),
         "  - expect:                     # the run ends with exit code 1 if a bound is not met",
         f"      drop: {{{metric}: 0.1, relative: true}}  # how much worse than before pruning; choose your bound",
         "      sparsity: {min: $final}",
@@ -360,8 +369,12 @@ def _steps_without_data(model: keras.Model) -> list[str]:
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
         "      allocation: uniform       # global and erk prune large layers more",
         *_exclude(model),
-        *_export(known),
+        *(_export() if known else _EXPORT_NEEDS_DATA),
     ]
+
+
+# A file is compared with the model on inputs, and inputs of an open size cannot be generated.
+_EXPORT_NEEDS_DATA = ["  # - export: {formats: [keras, litert]}  # needs data: the model has inputs of an open size"]
 
 
 def _exclude(model: keras.Model) -> list[str]:
@@ -373,8 +386,8 @@ def _exclude(model: keras.Model) -> list[str]:
     return [f"      exclude: [{_text(layer)}]  # the last layer is small, and pruning it costs the most"]
 
 
-def _export(known: bool) -> list[str]:
+def _export() -> list[str]:
     formats = ["keras"]
-    if known and backend.on_tensorflow():
+    if backend.on_tensorflow():
         formats += ["litert", "litert-dynamic-int8"]
     return [f"  - export: {{formats: [{', '.join(formats)}]}}"]

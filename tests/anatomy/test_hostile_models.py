@@ -329,3 +329,12 @@ def test_weights_of_another_model_are_refused(model_file):
     with pytest.raises(FileRefused, match="cannot be read"):
         load_weights(other, model_file)
     assert len(before) == 2
+
+
+def test_the_optimizer_of_a_model_that_was_never_trained_gives_no_warning(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    model.save(tmp_path / "net.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(load_model(tmp_path / "net.keras").optimizer) is keras.optimizers.Adam

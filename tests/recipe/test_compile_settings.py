@@ -11,6 +11,7 @@ from prunekit.recipe.compile_settings import (
     compile_arguments,
     metrics_of,
     output_names,
+    reason_of,
 )
 from prunekit.recipe.loader import RecipeError
 
@@ -233,3 +234,12 @@ def test_outputs_without_names_are_refused(two_outputs):
     assert output_names(two_outputs, {"b": 0, "a": 1}) == ("b", "a")
     with pytest.raises(RecipeError, match="returns them by name. Received: 'two', which returns a tuple"):
         output_names(two_outputs, (1, 2, 3))
+
+
+def test_the_reason_of_a_keras_error_is_without_the_values_of_the_input():
+    model = keras.Sequential([keras.Input((24, 24, 3)), keras.layers.Flatten()])
+    with pytest.raises(ValueError) as refused:
+        model(np.linspace(0, 1, 200, dtype="float32").reshape(2, 100))
+    assert reason_of(refused.value).endswith(
+        "Expected shape (None, 24, 24, 3), but input has incompatible shape (2, 100)"
+    )

@@ -6,6 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import yaml
 from backends import BACKEND
 from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
@@ -253,3 +254,32 @@ def test_a_plan_refuses_what_a_run_refuses(perceptron, pairs):
     found, message = REFUSED["a schedule longer than its step"]
     with pytest.raises(RecipeError, match=message):
         plan(found, perceptron, pairs)
+
+
+@pytest.mark.one_backend
+def test_what_a_plan_refuses_has_file_line_and_column(perceptron, pairs, tmp_path):
+    file = tmp_path / "mine.yaml"
+    found = recipe({"train": {"epochs": 1}}, {"expect": {"metrics": {"foo": {"max": 1}}}})
+    file.write_text(yaml.safe_dump(found, sort_keys=False))
+    line = 1 + file.read_text().splitlines().index("- expect:")
+    with pytest.raises(RecipeError) as refused:
+        plan(file, perceptron, pairs)
+    assert str(refused.value) == (
+        f"{file}:{line + 1}:5: steps[1].expect: no metric 'foo' is measured. Valid here: accuracy, loss."
+    )
+    # A mapping has no lines.
+    with pytest.raises(RecipeError, match=r"^steps\[1\]\.expect: no metric 'foo' is measured"):
+        plan(found, perceptron, pairs)
+
+
+@pytest.mark.one_backend
+def test_a_plan_notes_a_bound_in_the_wrong_direction_and_a_schedule_that_is_not_gradual(perceptron, pairs):
+    step = prune(schedule={"frequency": 100}, epochs=4)
+    found = plan(
+        recipe(step, {"expect": {"metrics": {"loss": {"min": 0.1}, "accuracy": {"min": 0.1}}}}), perceptron, pairs
+    )
+    assert [note.partition(",")[0] for note in found.notes] == [
+        "The schedule rises from step 0 to step 8",
+        "expect: loss has only the bound 'min'",
+    ]
+    assert plan(recipe(prune()), perceptron, pairs).notes == ()

@@ -27,7 +27,7 @@ def call(run):
     def written(*arguments):
         code, out, err = run("init", *arguments, "-o", "mine.yaml", "--force")
         assert code == 0, err
-        assert err.strip() == "Written to mine.yaml. Next: prunekit check mine.yaml --plan"
+        assert err.splitlines()[-1] == "Written to mine.yaml. Next: prunekit check mine.yaml --plan"
         return load_recipe("mine.yaml"), out.strip()
 
     return written
@@ -116,20 +116,38 @@ def test_an_application_for_images_has_their_classes_and_is_trained_first(call, 
     assert "Rescaling" in text
 
 
+def test_notes_of_the_plan_are_told(run, tmp_path):
+    saved(tmp_path / "net.keras", (9, 7, 3), 2)
+    code, _, err = run("init", "net.keras", "--data", str(write_images(tmp_path / "photos", classes=("cat",))))
+    assert code == 0 and "training labels are 0: no training learns from them." in err
+
+
+def test_a_model_of_open_input_sizes_is_pruned_without_an_export(call, tmp_path):
+    sequence = [keras.Input((None, 5)), keras.layers.Conv1D(4, 3, name="scan"), keras.layers.Dense(2, name="end")]
+    keras.Sequential(sequence).save(tmp_path / "net.keras")
+    found, text = call("net.keras")
+    assert [step.kind for step in found.steps] == ["prune"]
+    assert "# needs data: the model has inputs of an open size" in text
+
+
 def test_a_csv_file_needs_the_column_of_the_label(call, run, tmp_path):
     write_csv(tmp_path / "houses.csv", ["rooms", "area", "price"], [[i, 2 * i, i / 4] for i in range(40)])
     saved(tmp_path / "net.keras", (2,), 1)
     found, _ = call("net.keras", "--data", "houses.csv", "--label", "price")
     assert (found.data.label, found.compile.loss) == ("price", "mse")
-    assert_mistake(run("init", "net.keras", "--data", "houses.csv"), "name it with --label COLUMN.")
+    assert_mistake(
+        run("init", "gone.keras", "--data", "houses.csv"), "name it with --label COLUMN. Columns: rooms, area, price."
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["gone.keras"], "the model gone.keras does not exist. Expected a .keras file, a built-in model (digits-cnn"),
-        (["--data", "houses.csv"], "init needs a model for the data 'houses.csv'"),
+        (["--data", "houses.csv", "--label", "price"], "init needs a model for the data 'houses.csv'"),
+        (["--data", "houses.csv"], "the data file houses.csv does not exist."),
         (["--data", "."], "must hold one folder of images for each class. Received: no folder in it."),
+        (["Mobilenet"], "the model Mobilenet does not exist. Did you mean 'MobileNet'?"),
         (["MobileNetV2"], "init needs a folder of images for MobileNetV2, which gives the number of classes: add"),
         (["MobileNetV2", "--data", "digits"], "classes: add --data FOLDER. Received: --data digits."),
         (["digits-cnn", "--data", "gone"], "Received: gone, which is no folder."),

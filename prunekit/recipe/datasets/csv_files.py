@@ -82,7 +82,7 @@ def open_csv(source: DataSource) -> Opened:
                 f"{shown(first_text(found))}."
             )
         if others != names:
-            raise RecipeError(f"{source.test} must have the columns of {path}, in the same order: {_few(names)}.")
+            raise RecipeError(f"{source.test} must have the columns of {path}, in the same order: {few(names)}.")
     notes = () if isinstance(train, ArrayPart) else fingerprint_notes([path])
     return Opened(path.name, train, test=test, class_names=tuple(classes or ()), notes=notes)
 
@@ -92,13 +92,9 @@ def _part(path: Path, source: DataSource, classes: list[str] | None) -> tuple[Pa
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(open(path, newline="", encoding="utf-8-sig"))
         rows = csv.reader(file, delimiter=source.delimiter or ",", strict=True)
-        try:
+        with _readable(path, rows):
             layout = _layout(path, next(rows, []), source)
             table = _parsed(path, rows, layout, opened)
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start:,}.") from error
-        except csv.Error as error:
-            raise RecipeError(f"{path} is not a CSV file, near line {rows.line_num}: {error}.") from error
         if not table.rows:
             raise RecipeError(f"{path} has no rows below its header.")
         labels, classes = _labels(path, table, classes)
@@ -112,11 +108,39 @@ def _part(path: Path, source: DataSource, classes: list[str] | None) -> tuple[Pa
     return DiskPart(inputs, labels, np.arange(table.rows), digest), layout.names, classes
 
 
+def column_names(path: Path) -> tuple[str, ...]:
+    """Returns the names in the header line of a CSV file whose delimiter is a comma.
+
+    Raises:
+        RecipeError: The file is not text in UTF-8, or has no header line.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, strict=True)
+        with _readable(path, rows):
+            return _names(path, next(rows, []))
+
+
+@contextlib.contextmanager
+def _readable(path: Path, rows: Any) -> Iterator[None]:
+    """Turns errors of the reader `rows` into one line that names the file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start:,}.") from error
+    except csv.Error as error:
+        raise RecipeError(f"{path} is not a CSV file, near line {rows.line_num}: {error}.") from error
+
+
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
 def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
-    names = _names(path, header, source)
+    names = _names(path, header)
+    if source.inputs is None and "" in names:
+        raise RecipeError(
+            f"{path}: column {names.index('') + 1} has no name, as the index that pandas writes by default. Leave it "
+            "out of the file (index=False), give it a name, or choose the columns with inputs: [...]."
+        )
     indices = {name: index for index, name in enumerate(names)}
 
     def found(wanted: Sequence[str], option: str) -> tuple[int, ...]:
@@ -137,7 +161,7 @@ def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
     return Layout(inputs, _text_inputs(source, inputs), labels, names)
 
 
-def _names(path: Path, header: Sequence[str], source: DataSource) -> tuple[str, ...]:
+def _names(path: Path, header: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the columns from the header line."""
     names = tuple(name.strip() for name in header)
     if not any(names):
@@ -146,12 +170,7 @@ def _names(path: Path, header: Sequence[str], source: DataSource) -> tuple[str, 
     if twice is not None:
         raise RecipeError(f"{path} has two columns {shown(twice)}: give each column its own name.")
     if all(is_number(name) for name in names):
-        raise RecipeError(f"{path} must begin with a header line of column names. Received: numbers: {_few(names)}.")
-    if source.inputs is None and "" in names:
-        raise RecipeError(
-            f"{path}: column {names.index('') + 1} has no name, as the index that pandas writes by default. Leave it "
-            "out of the file (index=False), give it a name, or choose the columns with inputs: [...]."
-        )
+        raise RecipeError(f"{path} must begin with a header line of column names. Received: numbers: {few(names)}.")
     return names
 
 
@@ -326,5 +345,6 @@ def _labels(path: Path, table: Table, classes: list[str] | None) -> tuple[np.nda
     return np.array([classes.index(str(name)) for name in known], "int64")[numbers], classes
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Returns the names in one line, shortened if there are many."""
     return shortened(", ".join(names))

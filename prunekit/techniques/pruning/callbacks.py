@@ -19,7 +19,7 @@ from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
 from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
-from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING, abrupt
 from prunekit.techniques.pruning.saved_files import SavedFiles
 
 
@@ -56,6 +56,8 @@ class PruningCallback(keras.callbacks.Callback):
             weights.
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
+
+    _if_frozen = "Prune the model with pk.prune, or make layers trainable before compile()."
 
     def __init__(
         self,
@@ -116,8 +118,7 @@ class PruningCallback(keras.callbacks.Callback):
     def _make_pruner(self) -> None:
         if self.model.weights and not self.model.trainable_variables:
             raise ValueError(
-                f"All weights of {self.model.name!r} are frozen, so `fit` updates none of them. Prune the model with "
-                "pk.prune, or make layers trainable before compile()."
+                f"All weights of {self.model.name!r} are frozen, so `fit` updates none of them. {self._if_frozen}"
             )
         self._pruner = Pruner.detached(self.model, self.schedule, self.options, data=self._data)
         self._function = trace_reuse.take_over(self._pruner)
@@ -131,7 +132,7 @@ class PruningCallback(keras.callbacks.Callback):
     def _prepare_training(self) -> None:
         if self._companions is not None:
             self._companions.refuse_shared_targets()
-        self.announce(self.pruner.shortfall(self._planned_steps()))
+        self.announce([*abrupt(self.schedule), *self.pruner.shortfall(self._planned_steps())])
         if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
             # Another callback may have taken over the function, and this one's pruner has got other masks.
             self._store = self.pruner.store
@@ -335,9 +336,11 @@ class _Companions(keras.callbacks.Callback):
             seen.update(id(target.variable) for target in pruner.targets)
         if shared:
             more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+            kinds = " and ".join(dict.fromkeys(type(one).__name__ for one in self.pruning))
             raise ValueError(
-                "The PruningCallbacks of one `fit` must prune different weights. Received: several callbacks for "
-                f"{', '.join(shared[:3])}{more}. Separate their weights with `include` or `exclude`."
+                f"Pruning callbacks of one `fit` must prune different weights. Received: {kinds} for "
+                f"{', '.join(shared[:3])}{more}. A PruningCallback keeps the zeros of its weights itself; for other "
+                "weights, use `include` or `exclude`."
             )
         for pruner in self._pruners:
             attached_pruners.refuse_pruned_weights(pruner.targets)

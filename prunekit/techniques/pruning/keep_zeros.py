@@ -51,6 +51,8 @@ class KeepZeros(PruningCallback):
         LeakError: In `fit`, as for `PruningCallback`; at the end of the `with` block, held weights are not zero.
     """
 
+    _if_frozen = "Its zeros stay without KeepZeros: leave the callback out, or make layers trainable before compile()."
+
     def __init__(
         self,
         model: Any = None,
@@ -165,6 +167,10 @@ class KeepZeros(PruningCallback):
     def mask_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns `gradients`, aligned with `model.trainable_variables`, set to zero where zeros are held."""
         if not self._in_a_loop:
+            if self._pruner is None:
+                raise RuntimeError(
+                    "mask_gradients needs a model: write `with pk.KeepZeros(model, optimizer):` around the loop."
+                )
             return self.pruner.mask_gradients(gradients)
         if self._held is None:
             return list(gradients)

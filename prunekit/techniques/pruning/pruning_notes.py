@@ -37,6 +37,18 @@ def shortfall(schedule: Schedule, steps: int, *, grace: int, reached: float | No
     ]
 
 
+def abrupt(schedule: Schedule) -> list[str]:
+    """Returns a message if a schedule that rises over several steps changes the masks at its last step only."""
+    begin, end, frequency = schedule.begin_step, schedule.landing_step, getattr(schedule, "frequency", None)
+    if frequency is None or end - begin < 2 or schedule.latest_update(end - 1) not in (None, begin):
+        return []
+    return [
+        f"The schedule rises from step {begin} to step {end}, but the masks change at step {end} only, because "
+        f"frequency={frequency} is not smaller than these {end - begin} steps. For gradual pruning, pass a smaller "
+        f"frequency, such as {max(1, (end - begin) // 20)}."
+    ]
+
+
 def step_never_called(schedule: Schedule, sparsity: float, when: str) -> str:
     """Returns the message that `Pruner.step` was never called; `when` says when to call it."""
     return (

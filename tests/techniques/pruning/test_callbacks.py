@@ -69,6 +69,16 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
     assert pruning.report.notes == (*texts, LATER_TRAINING)
 
 
+def test_a_schedule_that_changes_masks_once_is_announced_with_a_frequency(compiled, samples):
+    schedule = PolynomialDecay(final_sparsity=0.5, end_step=4)
+    pruning = PruningCallback(schedule)
+    with pytest.warns(
+        UserWarning, match="from step 0 to step 4, but the masks change at step 4 only, because frequency=100"
+    ):
+        compiled.fit(*samples, epochs=2, batch_size=16, verbose=0, callbacks=[pruning])
+    assert pruning.notes[0].endswith("pass a smaller frequency, such as 1.")
+
+
 @pytest.mark.one_backend
 def test_the_report_before_fit_is_refused():
     with pytest.raises(RuntimeError, match="`report` exist once `fit` has run"):

@@ -150,6 +150,16 @@ def test_what_is_no_model_and_another_model_are_refused():
         fit(network(), pk.KeepZeros(network()))
 
 
+def test_a_frozen_model_needs_no_callback_and_gradients_need_a_model():
+    model = network()
+    model.trainable = False
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"are frozen, .* Its zeros stay without KeepZeros: leave the callback out"):
+        fit(model, pk.KeepZeros())
+    with pytest.raises(RuntimeError, match=r"mask_gradients needs a model: write `with pk\.KeepZeros"):
+        pk.KeepZeros().mask_gradients([])
+
+
 def test_the_same_callback_listed_twice_is_refused_by_its_name():
     keep = pk.KeepZeros()
     with pytest.raises(ValueError, match="may contain a KeepZeros once. Received: the same callback twice"):
@@ -158,7 +168,9 @@ def test_the_same_callback_listed_twice_is_refused_by_its_name():
 
 def test_beside_a_pruning_callback_the_weights_must_differ():
     schedule = pk.ConstantSparsity(0.75, frequency=1)
-    with pytest.raises(ValueError, match="must prune different weights. Received: several callbacks for head/kernel"):
+    with pytest.raises(
+        ValueError, match="must prune different weights. Received: PruningCallback and KeepZeros for head/kernel"
+    ):
         fit(network(), pk.PruningCallback(schedule, include=["head"]), pk.KeepZeros())
     model = network()
     grown, _ = fit(model, pk.PruningCallback(schedule, include=["head"]), pk.KeepZeros(exclude=["head"]))
