@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunekit.anatomy.sections import Column, Picture, Section
 from prunekit.delivery import formatting
@@ -17,9 +17,6 @@ from prunekit.delivery.metrics import Metric
 from prunekit.delivery.model_sections import skipped_weights, weights
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.run_report import RunReport, bound_text, json_ready
-
-if TYPE_CHECKING:
-    pass
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -219,7 +216,18 @@ def expectations(report: RunReport) -> Section:
         )
         for row in report.expectations
     )
-    return Section("Expectations", columns, rows)
+    rounded = any(row.get("met") and _is_beyond(row.get("measured"), row.get("bound")) for row in report.expectations)
+    notes = (
+        ("A sparsity is met up to rounding: of each weight, a whole number of entries is pruned.",) if rounded else ()
+    )
+    return Section("Expectations", columns, rows, notes=notes)
+
+
+def _is_beyond(measured: Any, bound: Any) -> bool:
+    if not (is_number(measured) and isinstance(bound, Mapping)):
+        return False
+    low, high = (bound.get(side) for side in ("min", "max"))
+    return bool((is_number(low) and measured < low) or (is_number(high) and measured > high))
 
 
 def exports(report: RunReport) -> Section:

@@ -11,7 +11,7 @@ from run_reports import HOSTILE, make
 
 from prunekit import cli
 from prunekit.anatomy.sections import KINDS, Column, Picture, Section
-from prunekit.delivery import formatting, markup
+from prunekit.delivery import formatting, markup, report_sections
 from prunekit.delivery.html_report import render_html
 from prunekit.delivery.plots import PLOTS
 from prunekit.delivery.report_sections import sections_of
@@ -215,3 +215,10 @@ def test_multiply_accumulates_that_are_not_known_are_no_zeros():
     assert f"at least {known}" in dict((label, text) for label, _, text in partly.cards())["MACs without zeros"]
     assert f"at least {known}" in terminal(partly, width=300)
     assert f"at least {known}" in render_html(partly)
+
+
+@pytest.mark.parametrize(("measured", "notes"), [(0.799831, 1), (0.8, 0)])
+def test_a_sparsity_below_its_bound_by_rounding_is_explained(measured, notes):
+    rows = ({"what": "sparsity", "bound": {"min": 0.8}, "measured": measured, "met": True},)
+    found = report_sections.expectations(dataclasses.replace(make(), expectations=rows))
+    assert len(found.notes) == notes
