@@ -337,7 +337,7 @@ def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     others = [name for name in old if old[name] != new[name]]
     values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
     asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
-    return [f"variables of the recipe have other values ({values}), as without the first run's {asked}"]
+    return [f"variables of the recipe have other values ({values}): resume with {asked}"]
 
 
 def _edits(before: Any, now: Any, path: str) -> list[str]:
