@@ -327,6 +327,7 @@ class TestTheCommand:
         assert (code, err) == (1, "") and "Models cannot be pruned and trained here." in out
 
     @pytest.mark.parametrize("backend", ["tensorflow", "nonsense"])
+    @pytest.mark.short(cases=1)
     def test_nothing_but_the_command_prints(self, backend, tmp_path):
         environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         environ |= {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1"}

@@ -60,3 +60,10 @@ def test_other_backends_run_fewer_cases_as_the_mark_says(backend):
     assert len(left_out(usual, backend)) == 8 - ON_OTHER_BACKENDS
     assert len(left_out(more, backend)) == 3
     assert left_out([*usual, *more], "tensorflow") == []
+
+
+@pytest.mark.parametrize(
+    "alone", [item("alone", every_backend={"cases": 0}), item("one", "a", every_backend={"cases": 0})]
+)
+def test_a_test_of_no_cases_elsewhere_runs_on_tensorflow_only(alone):
+    assert [len(left_out([alone], backend)) for backend in ("tensorflow", "jax", "torch")] == [0, 1, 1]

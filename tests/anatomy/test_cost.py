@@ -107,6 +107,7 @@ def test_a_residual_block_with_strides_and_a_projection():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, L.Layer) else None,
 )
+@pytest.mark.short(cases=15)
 def test_layer_types_cost_what_their_arithmetic_says(layer, shape, expected):
     counted = cost(sequential(layer, shape=shape))
     assert (counted.macs, counted.unknown) == (expected, ())

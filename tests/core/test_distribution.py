@@ -86,7 +86,7 @@ def part(facts, prefix):
 
 @pytest.mark.parametrize(("kind", "replicas", "name"), CASES)
 class TestEveryReplica:
-    @pytest.mark.short(cases=4)
+    @pytest.mark.short(cases=2)
     def test_weights_slots_and_masks_are_equal_on_all_after_every_update(self, trained, kind, replicas, name):
         processes, _ = trained(kind, replicas)
         assert len(processes) == (replicas if kind == "multi_worker" else 1)

@@ -255,7 +255,7 @@ def test_inputs_and_outputs_keep_their_structure():
 
 
 @pytest.mark.parametrize("name", ["perceptron", "masked", "normalised"])
-@pytest.mark.short(cases=2)
+@pytest.mark.short(cases=1)
 def test_inside_a_traced_function_the_products_are_the_same(name):
     model, x, y, loss = case(name)
     vectors = [tf.constant(vector, "float32") for vector in like(model.trainable_variables)]

@@ -50,6 +50,7 @@ def test_neither_importing_nor_reading_changes_the_environment_or_what_keras_is(
 
 
 @pytest.mark.parametrize("package", ["tf_keras", "tensorflow_model_optimization"])
+@pytest.mark.short(cases=1)
 def test_a_missing_package_is_named_with_what_to_install(package, halfway, run, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"no {package} here.*Install them: pip install 'prunekit\[legacy\]'"):

@@ -252,6 +252,7 @@ def test_a_loss_that_trains_otherwise_in_keras_3_is_named_and_nothing_is_compile
 
 
 @pytest.mark.parametrize("optimizer", ["Adadelta", "Adagrad", "AdamW", "Adamax", "Lion"])
+@pytest.mark.short(cases=3)
 def test_every_optimizer_of_the_table_makes_the_updates_that_tf_keras_would_make_next(optimizer, tmp_path):
     model = old.trained(old.dense_network(), optimizer=getattr(keras2.optimizers, optimizer)(0.01))
     converted = read_model(saved(model, tmp_path, "model.keras"))

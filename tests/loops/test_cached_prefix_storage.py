@@ -142,6 +142,7 @@ def test_a_data_set_above_the_limit_is_refused_with_the_figure_and_the_rest_stay
 # ---------------------------------------------------------------- on disk
 
 
+@pytest.mark.thorough
 def test_files_are_found_by_another_process_and_read_as_memory_maps(tmp_path):
     code = (
         "import sys; sys.path.insert(0, 'tests/support')\n"

@@ -14,6 +14,7 @@ def tolerance(precision):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.short(cases=5)
 def test_changes_are_those_of_the_weights_and_not_of_the_gradients(name, samples, precision):
     # Not with accumulation: Keras calls constraints in batches without an update as well, and MaxNorm moves a weight by
     # its epsilon there.
@@ -217,6 +218,7 @@ def test_a_model_without_trainable_weights_is_refused(perceptron):
     ],
     ids=str,
 )
+@pytest.mark.short(cases=3)
 def test_zeros_hold_while_scopes_come_and_go_in_any_order(entered, left, perceptron, samples):
     # Without momentum, a weight whose gradient is stopped stands still.
     optimizer = keras.optimizers.SGD(0.1)

@@ -72,7 +72,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("pooling", ["average", "max"])
 @pytest.mark.parametrize("shape, block", BLOCKS, ids=str)
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 def test_compat_blocks_are_the_originals_ragged_edges_included(shape, block, pooling):
     for weight in (values(*shape), np.round(values(*shape, seed=2) * 2).astype("float32")):
         for asked in (0.25, 0.5, 0.75):

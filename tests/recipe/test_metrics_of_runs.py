@@ -44,7 +44,7 @@ def regression(tmp_path_factory):
     return found, events, output
 
 
-@pytest.mark.every_backend
+@pytest.mark.every_backend(cases=0)
 def test_a_regression_shows_its_metrics_wherever_a_classification_shows_its_accuracy(regression):
     found, events, output = regression
     report = found.report
@@ -181,6 +181,7 @@ def labelled():
 
 
 @pytest.mark.parametrize("as_mapping", [False, True], ids=["list", "mapping"])
+@pytest.mark.short(cases=1)
 def test_every_output_has_its_metrics_and_its_loss(as_mapping):
     settings = {
         "optimizer": "adam",

@@ -320,6 +320,7 @@ class TestRefusals:
         ):
             check_distribution(load_recipe(recipe(distribute="multi_worker"), data_given=True), None)
 
+    @pytest.mark.thorough
     def test_a_port_of_another_process_is_refused(self, tmp_path):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))

@@ -306,6 +306,7 @@ def test_verify_finds_an_untouched_run_identical(tmp_path, perceptron, pairs):
     assert json.loads(json.dumps(outcome.to_dict()))["identical"] is True
 
 
+@pytest.mark.every_backend(cases=0)
 def test_verify_names_the_weights_that_differ_and_what_changed(tmp_path, perceptron, pairs):
     result = file_run(tmp_path, perceptron, pairs)
     kernel = result.model.get_layer("logits").kernel

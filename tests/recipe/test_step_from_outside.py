@@ -81,6 +81,7 @@ def told(report):
 # ---- a whole run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend(cases=0)
 def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(data, tmp_path):
     given = network()
     result = compress(STEPS, given, data, tmp_path / "run")

@@ -38,6 +38,9 @@ def left_out(items: Sequence, backend: str) -> list:
     gone = {id(item) for item in items if item.get_closest_marker("thorough")}
     for family in families.values():
         family = [item for item in family if id(item) not in gone]
+        if family and _at_most(family[0], backend) == 0:
+            gone |= set(map(id, family))
+            continue
         if not family or not hasattr(family[0], "callspec"):
             continue
         # One name per axis: `callspec.id` is the same joined with dashes, which names may have themselves.

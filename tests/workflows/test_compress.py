@@ -79,6 +79,7 @@ def test_the_one_shot_recipe_prunes_a_model_file_without_touching_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fashion-mlp", "fashion-cnn"])
+@pytest.mark.every_backend(cases=0)
 def test_the_fashion_recipes_can_be_run_with_the_data_of_this_machine(name, tmp_path):
     recipe = load_recipe(name)
     try:

@@ -336,11 +336,11 @@ class _Companions(keras.callbacks.Callback):
             seen.update(id(target.variable) for target in pruner.targets)
         if shared:
             more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
-            kinds = " and ".join(dict.fromkeys(type(one).__name__ for one in self.pruning))
+            kinds = " and ".join(type(one).__name__ for one in self.pruning)
             raise ValueError(
                 f"Pruning callbacks of one `fit` must prune different weights. Received: {kinds} for "
-                f"{', '.join(shared[:3])}{more}. A PruningCallback keeps the zeros of its weights itself; for other "
-                "weights, use `include` or `exclude`."
+                f"{', '.join(shared[:3])}{more}. Separate their weights with `include` or `exclude`; a "
+                "PruningCallback keeps the zeros of its weights itself."
             )
         for pruner in self._pruners:
             attached_pruners.refuse_pruned_weights(pruner.targets)

@@ -53,6 +53,7 @@ class InsideEpoch:
 
 
 @KINDS
+@pytest.mark.every_backend(cases=0)
 def test_a_run_killed_inside_an_epoch_ends_with_the_bytes_of_a_whole_one(tmp_path, monkeypatch, kind):
     source, shape = kind(tmp_path, monkeypatch)
     monkeypatch.setattr("prunekit.recipe.progress._PAUSE", 0.0)
@@ -66,6 +67,7 @@ def test_a_run_killed_inside_an_epoch_ends_with_the_bytes_of_a_whole_one(tmp_pat
     assert resumed.report.metrics == whole.report.metrics and resumed.report.pruned_sparsity > 0.7
 
 
+@pytest.mark.every_backend(cases=0)
 def test_streamed_images_train_the_weights_that_the_same_arrays_train(tmp_path, monkeypatch):
     source, shape = images(tmp_path, monkeypatch)
     streamed = load_data(DataSource.model_validate(source), seed=4)

@@ -47,6 +47,7 @@ def edited():
     ],
 )
 @pytest.mark.short(cases=6)
+@pytest.mark.every_backend(cases=0)
 def test_a_run_that_has_changed_is_not_resumed(pairs, tmp_path, unfinished, monkeypatch, change, message):
     work = unfinished
     if change in ("export", "start"):
@@ -78,6 +79,7 @@ def test_a_run_that_has_changed_is_not_resumed(pairs, tmp_path, unfinished, monk
 
 
 @pytest.mark.filterwarnings("default:.* is truncated or was modified")
+@pytest.mark.every_backend(cases=0)
 def test_a_changed_data_file_is_noticed(samples, tmp_path, capsys):
     network().save(tmp_path / "in.keras")
     x, y = samples

@@ -212,6 +212,7 @@ def test_an_empty_position_file_is_set_aside(tmp_path, text):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.short(cases=1)
 def test_a_full_or_read_only_disk_stops_the_training_and_keeps_the_backup_before(
     samples, tmp_path, whole, monkeypatch, code
 ):

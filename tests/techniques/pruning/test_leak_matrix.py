@@ -137,6 +137,7 @@ SABOTAGES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SABOTAGES)
 @pytest.mark.short(cases=3)
+@pytest.mark.every_backend(cases=0)
 def test_the_matrix_notices_when(name, monkeypatch):
     cell, sabotage, message = SABOTAGES[name]
     monkeypatch.setattr(*sabotage)

@@ -115,8 +115,9 @@ def calculators(model, options):
         yield calculator
 
 
-@pytest.mark.short(cases=12)
+@pytest.mark.short(cases=6)
 @pytest.mark.parametrize(("chosen", "dtype"), CASES, ids=str)
+@pytest.mark.every_backend(cases=0)
 def test_masks_are_the_same_however_they_are_calculated(chosen, dtype):
     model = model_of([kind for kind in WEIGHTS if kind != "nan"], dtype)
     ways = [list(updates(calculator)) for calculator in calculators(model, PruningOptions(**chosen))]

@@ -17,6 +17,7 @@ def pruning(**options):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.short(cases=4)
 def test_movement_prunes_what_the_updates_drove_towards_zero(name, samples, precision):
     model, copies, callback = network(), Copies(), pruning()
     model.compile(OPTIMIZERS[name](), LOSS)

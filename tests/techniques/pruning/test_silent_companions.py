@@ -113,7 +113,9 @@ def test_two_callbacks_prune_weights_of_their_own_and_the_log_has_them_together(
 def test_two_callbacks_that_prune_one_weight_are_refused_by_its_name_before_anything_trains(compiled, batches):
     before = [np.array(weight) for weight in compiled.get_weights()]
     pair = [PruningCallback(ConstantSparsity(0.5)), PruningCallback(ConstantSparsity(0.75), include=["logits"])]
-    with pytest.raises(ValueError, match="several callbacks for logits/kernel. Separate their weights with `include`"):
+    with pytest.raises(
+        ValueError, match="PruningCallback and PruningCallback for logits/kernel. Separate their weights with `include`"
+    ):
         compiled.fit(**batches, callbacks=pair)
     for one, other in zip(before, compiled.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
