@@ -143,6 +143,11 @@ def metrics_of(settings: Compile, outputs: Sequence[str] | None, model: keras.Mo
             raise RecipeError(f"compile.monitor: no metric {main!r} is measured.{nearest(main, {**found, **own})}")
         found[main] = inferred(main)
     if monitor is not None and monitor.direction is not None:
+        if found[main].direction not in (None, monitor.direction):
+            raise RecipeError(
+                f"compile.monitor: of {main!r}, {found[main].better}. Received: direction: {monitor.direction}. Leave "
+                "direction out."
+            )
         found[main] = Metric(main, monitor.direction, found[main].fraction)
     if found[main].direction is None:
         raise RecipeError(

@@ -390,4 +390,5 @@ def _export() -> list[str]:
     formats = ["keras"]
     if backend.on_tensorflow():
         formats += ["litert", "litert-dynamic-int8"]
-    return [f"  - export: {{formats: [{', '.join(formats)}]}}"]
+    more = "  # litert-sparse: a smaller file of pruned layers" if len(formats) > 1 else ""
+    return [f"  - export: {{formats: [{', '.join(formats)}]}}{more}"]

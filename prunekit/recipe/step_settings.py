@@ -3,9 +3,10 @@
 These models reject every mistake that is visible in one step alone; `step_kinds` compares a step with earlier steps.
 """
 
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from prunekit.recipe.fields import (
     Configured,
@@ -261,6 +262,14 @@ class MetricBound(Settings):
         return self
 
 
+def _numbers(value: Any) -> Any:
+    """Refuses other kinds first: of a union of kinds, the first one would be named as the expected kind."""
+    for name, most in value.items() if isinstance(value, Mapping) else ():
+        if name != "relative" and not isinstance(most, int | float):
+            raise refusal(f"expected the largest drop that is allowed, a number. Received: {shown(most)}.", str(name))
+    return value
+
+
 def _drops(value: dict[str, bool | float]) -> dict[str, bool | float]:
     for name, most in value.items():
         if name == "relative":
@@ -300,7 +309,7 @@ class Expect(Settings):
 
     example: ClassVar[str] = "{metrics: {accuracy: {min: 0.96}}, bytes: {litert: {max: 100000}}}"
     metrics: dict[str, MetricBound] | None = None
-    drop: Annotated[dict[str, bool | float], AfterValidator(_drops)] | None = None
+    drop: Annotated[dict[str, bool | float], BeforeValidator(_numbers), AfterValidator(_drops)] | None = None
     accuracy: Minimum | None = None
     accuracy_drop: Maximum | None = None
     sparsity: Range | None = None

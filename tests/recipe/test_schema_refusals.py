@@ -118,6 +118,10 @@ REFUSED = {
         recipe({"expect": {"drop": {"relative": True}}}),
         r"drop: expected at least one metric, such as",
     ),
+    "expect a drop that is no number": (
+        recipe({"expect": {"drop": {"mae": {"max": 1}}}}),
+        r"drop\.mae: expected the largest drop that is allowed, a number\. Received: a mapping",
+    ),
     "expect a drop below zero": (recipe({"expect": {"drop": {"mae": -1}}}), r"drop\.mae: .*at least 0\. Received: -1"),
     "expect a relative number": (
         recipe({"expect": {"drop": {"mae": 1, "relative": 2}}}),
