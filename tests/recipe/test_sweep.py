@@ -214,7 +214,8 @@ def test_a_killed_sweep_ends_its_processes_and_continues_where_it_stopped(recipe
     arguments = [sys.executable, "-c", DRIVER, str(SCRIPT), str(recipe), str(out), "ok", "hang"]
     with subprocess.Popen(arguments, env=environment(), stderr=subprocess.DEVNULL) as process:
         try:
-            wait_for(lambda: (out / "logs" / "kind=hang.log").exists(), process)
+            # Not its log, which is opened before its process exists.
+            wait_for((out / "it-hangs").exists, process)
             before = contents(out / "kind=ok")
             process.send_signal(signal.SIGKILL)
             process.wait(60)

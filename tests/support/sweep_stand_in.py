@@ -103,6 +103,7 @@ def main():
     if kind == "lying":
         return 0
     if kind == "hang":
+        Path(task["output"]).with_name("it-hangs").touch()
         while os.read(0, 1):
             pass
         Path(task["output"]).with_name("it-was-told-to-end").touch()
