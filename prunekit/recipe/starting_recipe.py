@@ -356,7 +356,7 @@ def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[s
         f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
         *_export(),
         "  - expect:                     # the run ends with exit code 1 if a bound is not met",
-        f"      drop: {{{_text(metric)}: 0.1, relative: true}}  # how much worse than before pruning; choose your bound",
+        f"      drop: {{{_text(metric)}: 0.1, relative: true}}  # worse than before pruning by at most this; choose it",
         "      sparsity: {min: $final}",
     ]
 
