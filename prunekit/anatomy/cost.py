@@ -19,7 +19,7 @@ from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.model_weights import Weight, check_built, places, weights_in
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.tables import at_least, known_sum, plain, table
-from prunekit.anatomy.tracing import Trace, checked_trace
+from prunekit.anatomy.tracing import NOT_CALLED, Trace, checked_trace
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import SMALL, array_of
 
@@ -242,7 +242,7 @@ class _Traces:
                     return found.unknown[id(layer)]
         used = self.forward.uses.keys() | self.training.uses.keys()
         if any(weight.spec.prunable and id(weight.variable) not in used for weight in own):
-            return "the model did not call it"
+            return NOT_CALLED
         return ""
 
     def unsized(self, layers: list[Any]) -> str:

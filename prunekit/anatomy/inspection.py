@@ -15,7 +15,7 @@ from prunekit.anatomy.layers import takes_part_in_products
 from prunekit.anatomy.model_weights import Weight, check_built, raw_variables_in, weights_in
 from prunekit.anatomy.reports import Event, Report, Skipped, WeightRow
 from prunekit.anatomy.targets import Target
-from prunekit.anatomy.tracing import Trace, forward_trace, item_bytes
+from prunekit.anatomy.tracing import NOT_CALLED, Trace, forward_trace, item_bytes
 from prunekit.sparsity.detection import detect
 
 __all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
@@ -48,7 +48,7 @@ def inspect(model: Any, *, inputs: Any = None) -> Report:
     weights = weights_in(model)
     rows = tuple(_row(weight, found, batch) for weight in weights)
     if found is not None:
-        notes += _what_is_not_counted(model, weights, rows)
+        notes += _what_is_not_counted(model, weights, rows, found)
     return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
 
 
@@ -70,10 +70,15 @@ def _renewed(row: WeightRow, target: Target) -> WeightRow:
     )
 
 
-def _what_is_not_counted(model: Any, weights: Sequence[Weight], rows: Sequence[WeightRow]) -> list[str]:
-    silent = [weight for weight, row in zip(weights, rows, strict=True) if row.macs is None]
-    layers = ", ".join(dict.fromkeys(weight.layer_path or model.name for weight in silent))
-    return [f"MACs are not known, and left out of the totals, for: {layers}."] if silent else []
+def _what_is_not_counted(model: Any, weights: Sequence[Weight], rows: Sequence[WeightRow], found: Trace) -> list[str]:
+    """Returns a message with the layers whose multiply-accumulates are unknown, by reason; [] if there are none."""
+    layers: dict[str, dict[str, None]] = {}
+    for weight, row in zip(weights, rows, strict=True):
+        if row.macs is None:
+            reason = found.unknown.get(id(weight.layer), NOT_CALLED)
+            layers.setdefault(reason, {})[weight.layer_path or model.name] = None
+    listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in layers.items())
+    return [f"MACs are not known, and left out of the totals, for: {listed}."] if layers else []
 
 
 def _row(weight: Weight, found: Trace | None, batch: int) -> WeightRow:

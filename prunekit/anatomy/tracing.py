@@ -18,6 +18,9 @@ from prunekit.anatomy.layers import is_repeater, macs, multiplied_by, own_variab
 from prunekit.anatomy.recorded_graph import recorded_calls
 from prunekit.anatomy.watching import watching
 
+# Reason why the multiply-accumulates of a layer without calls are unknown.
+NOT_CALLED = "the model did not call it"
+
 
 def _type_name(dtype: Any) -> str:
     try:

@@ -14,6 +14,7 @@ from prunekit.delivery.formatting import literal
 from prunekit.delivery.metrics import Metric, inferred
 from prunekit.delivery.run_report import RunReport, json_ready
 from prunekit.delivery.sweeps import SMALLEST, SweepReport, SweptPoint, sweep_table, swept_point
+from prunekit.suggestions import did_you_mean
 
 COMPARISON_VERSION = 1
 _RUN = "run"
@@ -72,7 +73,9 @@ class RunComparison(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole comparison as strict JSON values."""
         figures = self.figures.to_dict()
-        points = [{key: value for key, value in point.items() if key != "values"} for point in figures["points"]]
+        # A run's name is its only value, and its directory is not known here.
+        left_out = ("values", "directory")
+        points = [{key: value for key, value in point.items() if key not in left_out} for point in figures["points"]]
         return json_ready(
             {
                 "comparison_version": COMPARISON_VERSION,
@@ -94,13 +97,17 @@ def compared_runs(reports: Mapping[str, RunReport], size: str = SMALLEST) -> Run
         size: The size to compare: "smallest", "weights-gzip", a format, or a format after gzip ("litert-gzip").
 
     Raises:
-        ValueError: There are fewer than two runs.
+        ValueError: There are fewer than two runs, or none has a file of this `size`.
     """
     if len(reports) < 2:
         raise ValueError(f"A comparison needs at least two runs. Received: {', '.join(reports) or 'none'}.")
     names, runs = list(reports), list(reports.values())
     main = next((report.main for report in runs if report.main is not None), inferred("accuracy"))
     points = tuple(_point(name, report, size, main) for name, report in reports.items())
+    sizes = list(dict.fromkeys([SMALLEST, *(one for point in points for one in point.sizes)]))
+    if size not in sizes:
+        hint = did_you_mean(size, sizes)
+        raise ValueError(f"No run has a size {size!r}.{hint} Sizes of these runs: {', '.join(sizes)}.")
     figures = SweepReport("runs", Path(), {_RUN: names}, size, points)
     settings = _differing([dict(_flat(_settings(report))) for report in runs])
     zeros = [{row.name: row.sparsity for row in report.after.weights} for report in runs]

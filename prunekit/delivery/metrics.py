@@ -19,7 +19,7 @@ class KerasMetric:
         kind: Name of the class.
         direction: "max" if higher values are better, else "min".
         fraction: True if all values are in [0, 1]; shown with four decimals.
-        needs: Arguments that the class requires.
+        needs: Arguments that the class requires, or without which it has a value for each class.
     """
 
     kind: str
@@ -41,8 +41,8 @@ KERAS_METRICS: dict[str, KerasMetric] = {
     "categorical_hinge": KerasMetric("CategoricalHinge", "min"),
     "concordance_correlation": KerasMetric("ConcordanceCorrelation", "max"),
     "cosine_similarity": KerasMetric("CosineSimilarity", "max"),
-    "f1_score": KerasMetric("F1Score", "max", True),
-    "f_beta_score": KerasMetric("FBetaScore", "max", True),
+    "f1_score": KerasMetric("F1Score", "max", True, ("average",)),
+    "f_beta_score": KerasMetric("FBetaScore", "max", True, ("average",)),
     "false_negatives": KerasMetric("FalseNegatives", "min"),
     "false_positives": KerasMetric("FalsePositives", "min"),
     "hinge": KerasMetric("Hinge", "min"),
@@ -80,7 +80,7 @@ KERAS_METRICS: dict[str, KerasMetric] = {
 }
 
 
-_ABBREVIATIONS = ("auc", "kl", "mae", "mape", "mse", "msle")
+_ABBREVIATIONS = ("auc", "f1", "kl", "mae", "mape", "mse", "msle")
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,17 @@ class OutputMetrics:
 
 
 def as_floats(results: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the results of `model.evaluate` as Python numbers."""
+    """Returns the results of `model.evaluate` as Python numbers.
+
+    Raises:
+        RecipeError: A metric has several values, such as one for each class.
+    """
+    for name, value in results.items():
+        if np.ndim(value):
+            raise RecipeError(
+                f"compile.metrics: a metric is one number. Received: {name!r} with values of shape {np.shape(value)}. "
+                f"For an average over the classes: {{metric: {name}, arguments: {{average: macro}}}}."
+            )
     return {name: float(value) for name, value in results.items()}
 
 

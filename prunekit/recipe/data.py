@@ -206,7 +206,7 @@ def _split(found: Opened, source: DataSource, seed: int) -> tuple[Opened, tuple[
     if source.kind in UNSPLIT and (held_out is not None or tested is not None):
         notes.append(_split_note(train, held_out, tested, seed, unsaid))
     if test is None:
-        notes.append("data: there is no test part, so accuracy is measured on the validation part.")
+        notes.append("data: there is no test part, so the metrics are measured on the validation part.")
     if found.class_names:
         notes.append(f"data: classes {_classes(found.class_names)}.")
     return replace(found, train=train, validation=validation or test, test=test or validation), tuple(notes)

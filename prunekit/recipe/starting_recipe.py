@@ -1,5 +1,6 @@
 """Writes a commented recipe for a given model and given data, as a start."""
 
+import glob
 import math
 import os
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from prunekit.suggestions import did_you_mean
 BUILTIN_DATA = ("digits", "diabetes", "fashion-mnist")
 _MODEL_FOR = {"digits": "digits-cnn", "diabetes": "diabetes-mlp", "fashion-mnist": "fashion-cnn"}
 _SAVED = ("dataset_spec.pb", "snapshot.metadata")
-_SEED = 7
+_SEED, _BATCH = 7, 32
 _UPDATES = 30  # mask updates of the pruning step, about
 _EPOCHS, _ENDS, _FINETUNE = 6, 4, 2
 # For a folder of images without a model: small, and every runtime for phones and browsers runs its layers.
@@ -66,7 +67,8 @@ def write_starting_recipe(start: Start) -> tuple[str, tuple[str, ...]]:
     """Writes the recipe to `start.target`, after a check that it can be planned; returns its text and the plan's notes.
 
     Raises:
-        RecipeError: The model or the data cannot be read, do not fit together, or there is no weight to prune.
+        RecipeError: The model or the data cannot be read, or do not fit together.
+        ValueError: The model has no weight to prune.
     """
     text = starting_recipe(start)
     start.target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,9 @@ def write_starting_recipe(start: Start) -> tuple[str, tuple[str, ...]]:
         partial.write_text(text, encoding="utf-8")
         found = plan(load_recipe(partial))
         os.replace(partial, start.target)
+    except RecipeError as error:
+        # Without the place: the file is not kept.
+        raise RecipeError(error.message) from error
     finally:
         partial.unlink(missing_ok=True)
     return text, (*found.notes, *(() if found.data is None else found.data.notes))
@@ -85,7 +90,7 @@ def starting_recipe(start: Start) -> str:
     """Returns the text of the recipe.
 
     Raises:
-        RecipeError: As for `write_starting_recipe`.
+        ValueError: As for `write_starting_recipe`, RecipeError included.
     """
     # Before a model is built, which takes seconds.
     if start.data is not None and start.data.endswith(".csv") and start.label is None:
@@ -120,10 +125,9 @@ def _joined(start: Start, body: list[str], variables: list[str]) -> str:
 
 
 def _text(value: object) -> str:
-    """Returns a value in YAML, on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True).removesuffix("...\n").strip()
-    )
+    """Returns a value in YAML, on one line, as it may stand alone and in a list or mapping in brackets."""
+    # As the entry of a list: a comma or a bracket needs quotes there.
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True).strip()[1:-1]
 
 
 # ---- model -----------------------------------------------------------------------------------------------------------
@@ -284,14 +288,11 @@ def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
         arrays = map(keras.ops.convert_to_numpy, flat)
         chosen = {name: _loss(array, labels[name], first[name]) for name, array in zip(names, arrays, strict=True)}
         losses = "{" + ", ".join(f"{_text(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
-        metrics = (
-            "{"
-            + ", ".join(f"{_text(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
-            + "}"
-        )
+        entries = (f"{_text(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
+        metrics = "{" + ", ".join(entries) + "}"
         logits, metric = any(logits for *_, logits in chosen.values()), f"{names[0]}_{chosen[names[0]][1]}"
     lines += [f"  loss: {losses}", *(["  from_logits: true"] if logits else []), f"  metrics: {metrics}"]
-    return [*lines, "  batch_size: 32"], metric
+    return [*lines, f"  batch_size: {_BATCH}"], metric
 
 
 def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, str, bool]:
@@ -302,10 +303,13 @@ def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, 
         labels: Facts about the labels of all examples.
         first: Labels of the first examples, shape (examples, ...).
     """
+    # Outputs of shape (examples,) are one number for each example.
+    outputs = np.asarray(outputs, np.float32).reshape(*outputs.shape, *([1] if outputs.ndim == 1 else []))
     classes, shape = outputs.shape[-1], tuple(labels.shape)
     whole = labels.whole and labels.low >= 0
     logits = bool(outputs.min() < 0 or outputs.max() > 1)
-    sums = not logits and bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-3))
+    # Probabilities rounded to bfloat16 miss 1 by up to 0.002.
+    sums = not logits and bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-2))
     if whole and classes > 1 and shape in (outputs.shape[1:-1], (*outputs.shape[1:-1], 1)):
         return "sparse_categorical_crossentropy", "accuracy", not sums
     if whole and labels.high == 1 and shape == outputs.shape[1:] and classes > 1:
@@ -331,7 +335,7 @@ def _entry(metric: str, logits: bool) -> str:
 
 
 def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[str]:
-    per_epoch = math.ceil(data.train.examples / 32)
+    per_epoch = math.ceil(data.train.examples / _BATCH)
     frequency = max(1, round(_ENDS * per_epoch / _UPDATES))
     train = [] if trained else ["  - train: {epochs: 10}"]
     return [
@@ -352,7 +356,7 @@ def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[s
         f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
         *_export(),
         "  - expect:                     # the run ends with exit code 1 if a bound is not met",
-        f"      drop: {{{metric}: 0.1, relative: true}}  # how much worse than before pruning; choose your bound",
+        f"      drop: {{{_text(metric)}: 0.1, relative: true}}  # worse than before pruning by at most this; choose it",
         "      sparsity: {min: $final}",
     ]
 
@@ -378,12 +382,13 @@ _EXPORT_NEEDS_DATA = ["  # - export: {formats: [keras, litert]}  # needs data: t
 
 
 def _exclude(model: keras.Model) -> list[str]:
-    """Returns the line that leaves out the last weight: few entries, and each matters for one output."""
+    """Returns the line that leaves out the last layer: few entries, and each matters for one output."""
     targets, _ = find_targets(model)
-    if len(targets) < 2:
+    layers = [target.name.rpartition("/")[0] or target.name for target in targets]
+    if len(set(layers)) < 2:
         return []
-    layer = targets[-1].name.rpartition("/")[0] or targets[-1].name
-    return [f"      exclude: [{_text(layer)}]  # the last layer is small, and pruning it costs the most"]
+    pattern = _text(glob.escape(layers[-1]))
+    return [f"      exclude: [{pattern}]  # the last layer is small, and pruning it costs the most"]
 
 
 def _export() -> list[str]:

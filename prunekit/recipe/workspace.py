@@ -174,7 +174,7 @@ class Workspace:
             raise RecipeError(
                 f"compile: loss and metrics do not fit the outputs of {model.name!r}: {reason_of(error)}."
             ) from error
-        self.metrics = measured_metrics(self.run.metrics, measured, model)
+        self.metrics = measured_metrics(self.run.metrics, as_floats(measured), model)
 
     def _outputs(self, model: keras.Model) -> tuple[str, ...] | None:
         data = self.run.data

@@ -129,8 +129,27 @@ def test_integer_and_boolean_and_scalar_and_empty_weights_are_rows_too():
     assert rows["odd/empty"].sparsity == 0.0
     assert [rows[f"odd/{name}"].bytes for name in ("count", "flags", "empty")] == [4, 3, 0]
     assert rows["odd/empty"].role == "unknown"
-    assert report.notes == ("MACs are not known, and left out of the totals, for: odd.",)
+    assert report.notes == (
+        "MACs are not known, and left out of the totals, for: odd (prunekit has no formula for the "
+        "multiply-accumulates of Odd).",
+    )
     assert rows["dense/kernel"].macs == 8
+
+
+def test_a_layer_that_the_model_does_not_call_is_noted_with_that_reason():
+    class Half(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = L.Dense(2, name="used"), L.Dense(2, name="spare")
+            self.used.build((None, 4))
+            self.spare.build((None, 4))
+
+        def call(self, inputs):
+            return self.used(inputs)
+
+    report = inspect(Half(), inputs=(1, 4))
+    assert report.notes == ("MACs are not known, and left out of the totals, for: spare (the model did not call it).",)
+    assert (report.macs, report.macs_complete) == (8, False)
 
 
 def test_a_model_that_cannot_be_followed_is_still_inspected_and_is_noted():

@@ -67,6 +67,15 @@ def test_the_first_runs_main_metric_is_compared(base):
     )
 
 
+def test_a_picture_needs_the_main_metric_and_a_size(folders, base, capsys):
+    for name in ("a", "b"):
+        bare = dataclasses.replace(base, exports=())
+        (folders / name / "report.json").write_text(json.dumps(bare.to_dict()))
+    code, _, err = call(capsys, "a", "b", "-o", "new.png")
+    assert code == 2 and "a picture needs runs with the main metric and a size" in err
+    assert not (folders / "new.png").exists()
+
+
 def test_runs_on_other_data_are_noted(base):
     other = dataclasses.replace(base, hashes={**base.hashes, "data": "other"})
     assert compared_runs({"a": base, "b": other}).notes == (
@@ -94,6 +103,7 @@ def test_json_has_the_runs_and_the_settings(folders, capsys):
     found = json.loads(out)
     assert code == 0
     assert [run["name"] for run in found["runs"]] == ["a", "b"]
+    assert all(run.keys().isdisjoint({"values", "directory"}) for run in found["runs"])
     assert found["settings"]["seed"]["b"] == 8
     assert found["main"]["name"] == "accuracy"
 
@@ -114,7 +124,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folders, capsys):
         (["a", "a"], "compared with other runs. Received twice: a."),
         (["a", "gone"], "gone: not a run directory (no report.json in it)."),
         (["a", "b", "-o", "both.svg"], "the picture is a .png file. Received: -o both.svg."),
-        (["a", "b", "-o", "new.png", "--size", "onnx"], "a picture needs runs with the main metric and a size"),
+        (["a", "b", "--size", "litret"], "No run has a size 'litret'. Did you mean 'litert'? Sizes of these runs: sm"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(folders, capsys, arguments, message):

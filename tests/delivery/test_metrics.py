@@ -1,5 +1,8 @@
 """Names, directions and texts of metrics."""
 
+import inspect
+
+import keras
 import pytest
 
 from prunekit.delivery.metrics import KERAS_METRICS, Metric, inferred, keras_metric, measured_in, with_main_first
@@ -68,3 +71,12 @@ def test_the_main_metric_comes_first_and_the_others_keep_their_order():
 
 def test_a_fraction_is_a_metric_whose_best_value_is_one():
     assert {metric.direction for metric in KERAS_METRICS.values() if metric.fraction} == {"max"}
+
+
+@pytest.mark.parametrize("name", KERAS_METRICS)
+def test_a_metric_has_one_value_without_further_arguments(name):
+    parameters = inspect.signature(getattr(keras.metrics, KERAS_METRICS[name].kind)).parameters
+    required = {key for key, one in parameters.items() if one.default is one.empty and key not in ("self", "kwargs")}
+    # By default, these metrics have a value for each class.
+    required |= {"average"} & set(parameters)
+    assert set(KERAS_METRICS[name].needs) == required

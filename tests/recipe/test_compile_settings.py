@@ -8,6 +8,7 @@ from prunekit.recipe.compile_fields import Compile
 from prunekit.recipe.compile_settings import (
     OutputMetrics,
     accuracy_name,
+    as_floats,
     compile_arguments,
     metrics_of,
     output_names,
@@ -148,6 +149,12 @@ def test_one_output_is_measured_as_the_model_measures_it(one_output):
     measured = one_output.evaluate(INPUTS, LABELS["left"], verbose=0, return_dict=True)
     calculated = OutputMetrics(values, None)([np.asarray(one_output(INPUTS))], LABELS["left"])
     assert calculated == pytest.approx(measured, rel=1e-5)
+
+
+def test_a_metric_with_several_values_is_refused_by_name():
+    assert as_floats({"mae": np.float32(0.5), "loss": 2}) == {"mae": 0.5, "loss": 2.0}
+    with pytest.raises(RecipeError, match=r"a metric is one number. Received: 'f1_score' with values of shape \(3,\)"):
+        as_floats({"f1_score": np.ones(3)})
 
 
 def test_a_metric_of_a_factory_is_named_by_its_function_or_by_the_recipe(one_output):

@@ -8,8 +8,9 @@ from command_lines import assert_mistake
 from data_folders import write_csv, write_images
 
 from prunekit.recipe.compile_fields import MetricSettings
-from prunekit.recipe.loader import load_recipe
+from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.runner import plan
+from prunekit.recipe.starting_recipe import Start, starting_recipe, write_starting_recipe
 
 
 def saved(path, inputs, units, activation=None, before=()):
@@ -73,6 +74,48 @@ def test_loss_and_metric_follow_from_outputs_and_labels(call, tmp_path, units, a
     assert (compiled.loss, compiled.metrics, compiled.from_logits) == expected
     # A model from a file is trained already.
     assert [step.kind for step in found.steps] == ["prune", "finetune", "export", "expect"]
+
+
+def document_for(path, model, labels=None):
+    """Returns the document that init writes for a model, and for data with such labels."""
+    model.save(path / "net.keras")
+    data = None
+    if labels is not None:
+        data = str(path / "data.npz")
+        np.savez(data, x=np.random.default_rng(2).normal(size=(60, 6)).astype("float32"), y=np.resize(labels, 60))
+    return yaml.safe_load(starting_recipe(Start(str(path / "net.keras"), data, None, path / "mine.yaml")))
+
+
+def test_probabilities_rounded_to_bfloat16_are_no_logits(tmp_path):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, dtype="mixed_bfloat16"), keras.layers.Dense(10, "softmax", dtype="mixed_bfloat16")]
+    found = document_for(tmp_path, keras.Sequential([keras.Input((6,)), *layers]), range(10))
+    assert "from_logits" not in found["compile"]
+
+
+def test_outputs_without_axes_are_one_number_for_each_example(tmp_path):
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Reshape(())(keras.layers.Dense(1)(inputs)))
+    found = document_for(tmp_path, model, [0, 3, 8])
+    assert (found["compile"]["loss"], found["compile"]["metrics"]) == ("mse", ["mae"])
+
+
+def test_the_last_layer_is_left_out_under_any_name_but_not_the_only_layer(tmp_path, call):
+    only = keras.Sequential([keras.Input((4, 3)), keras.layers.LSTM(5)])
+    assert "exclude" not in document_for(tmp_path, only)["steps"][0]["prune"]
+    layers = [keras.layers.Dense(8), keras.layers.Dense(2, name="end, [1]")]
+    document_for(tmp_path, keras.Sequential([keras.Input((6,)), *layers]))
+    found, _ = call("net.keras")
+    assert [target.name for target in plan(found).steps[0].targets] == [f"{layers[0].name}/kernel"]
+
+
+def test_a_mistake_of_the_plan_does_not_name_the_file_that_is_removed(tmp_path, monkeypatch):
+    def plan_with_mistake(recipe):
+        raise RecipeError("no.", str(tmp_path / ".unfinished-mine.yaml"), 3, 4)
+
+    monkeypatch.setattr("prunekit.recipe.starting_recipe.plan", plan_with_mistake)
+    with pytest.raises(RecipeError, match=r"^no\.$"):
+        write_starting_recipe(Start(None, "digits", None, tmp_path / "mine.yaml"))
 
 
 def test_one_hot_labels_and_several_outputs(call, tmp_path):
