@@ -216,7 +216,10 @@ def expectations(report: RunReport) -> Section:
         )
         for row in report.expectations
     )
-    rounded = any(row.get("met") and _is_beyond(row.get("measured"), row.get("bound")) for row in report.expectations)
+    rounded = any(
+        row.get("what") == "sparsity" and row.get("met") and _is_beyond(row.get("measured"), row.get("bound"))
+        for row in report.expectations
+    )
     notes = (
         ("A sparsity is met up to rounding: of each weight, a whole number of entries is pruned.",) if rounded else ()
     )
