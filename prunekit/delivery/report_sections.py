@@ -285,7 +285,7 @@ def skipped(report: RunReport) -> Section:
 
 
 def reproduction(report: RunReport) -> Section:
-    """Returns what the run can be repeated with: versions, seed, hashes, the locked recipe."""
+    """Returns the section on repeating the run: versions, seed, hashes, the locked recipe."""
     facts = (("seed", str(report.seed)), *report.versions.items())
     parts = [Section("Versions and seed", (Column("Name"), Column("Value", "text")), facts)]
     if report.hashes:
