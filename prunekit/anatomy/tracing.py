@@ -76,7 +76,9 @@ class Trace:
         counted = macs(layer, call)
         self.outputs.setdefault(key, tuple(seen.outputs[0].shape) if seen.outputs else ())
         if counted is None:
-            self.unknown[key] = f"prunekit has no formula for the multiply-accumulates of {type(layer).__name__}"
+            mode = getattr(layer, "quantization_mode", None)
+            kind = type(layer).__name__ + (f" quantized to {mode}" if mode else "")
+            self.unknown[key] = f"prunekit has no formula for the multiply-accumulates of {kind}"
             return call
         uses, products = counted
         dynamic = any(None in tuple(tensor.shape)[1:] for tensor in (*seen.inputs, *seen.outputs))
@@ -104,7 +106,7 @@ class Trace:
             known.add(id(tensor))
             bytes_of_one = item_bytes(tensor.dtype)
             if not bytes_of_one or _irregular(tensor) or None in tuple(tensor.shape)[1:]:
-                self.unsized[id(seen.layer)] = "the size of what it puts out is not known before the model runs"
+                self.unsized[id(seen.layer)] = "the size of its outputs is not known before the model runs"
                 continue
             size = times * bytes_of_one * math.prod(self._static(tensor))
             _increase(self.output_bytes, id(seen.layer), size)

@@ -216,7 +216,10 @@ def expectations(report: RunReport) -> Section:
         )
         for row in report.expectations
     )
-    rounded = any(row.get("met") and _is_beyond(row.get("measured"), row.get("bound")) for row in report.expectations)
+    rounded = any(
+        row.get("what") == "sparsity" and row.get("met") and _is_beyond(row.get("measured"), row.get("bound"))
+        for row in report.expectations
+    )
     notes = (
         ("A sparsity is met up to rounding: of each weight, a whole number of entries is pruned.",) if rounded else ()
     )
@@ -282,7 +285,7 @@ def skipped(report: RunReport) -> Section:
 
 
 def reproduction(report: RunReport) -> Section:
-    """Returns what the run can be repeated with: versions, seed, hashes, the locked recipe."""
+    """Returns the section on repeating the run: versions, seed, hashes, the locked recipe."""
     facts = (("seed", str(report.seed)), *report.versions.items())
     parts = [Section("Versions and seed", (Column("Name"), Column("Value", "text")), facts)]
     if report.hashes:

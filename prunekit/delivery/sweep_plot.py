@@ -64,7 +64,7 @@ def sweep_figure(report: SweepReport, *, width: int = 760, height: int = 460) ->
 
 def _size_label(report: SweepReport) -> str:
     if report.size == SMALLEST:
-        kinds = dict.fromkeys(point.size_of for point in report.points if point.size_of)
+        kinds = dict.fromkeys(point.size_of for point in report.points if point.size_of and point.main is not None)
         return f"bytes of the smallest exported file ({', '.join(kinds)})"
     return "bytes of all weights, each after gzip" if report.size == WEIGHTS else f"bytes, {report.size}"
 

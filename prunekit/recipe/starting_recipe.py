@@ -41,7 +41,7 @@ _FOR_IMAGES, _IMAGE_SIZE = "MobileNetV2", 96
 
 @dataclass(frozen=True)
 class Start:
-    """What a recipe is written for.
+    """Model, data and file of a recipe to write.
 
     Attributes:
         model: Path of a `.keras` file, or name of a built-in model or of a model in `keras.applications`; None chooses

@@ -127,7 +127,7 @@ def test_outputs_of_no_known_size_are_listed_and_left_out():
     assert {row.layer: row.activation_bytes for row in counted.layers} == {"sparse": None, "d": 8}
     assert (counted.activation_bytes, counted.macs) == (8, 8)
     assert [(item.name, item.reason) for item in counted.unknown] == [
-        ("sparse", "the size of what it puts out is not known before the model runs")
+        ("sparse", "the size of its outputs is not known before the model runs")
     ]
 
 

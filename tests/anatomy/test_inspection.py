@@ -105,8 +105,10 @@ def test_a_quantized_model_can_be_inspected():
     kernel[0] = 0
     model.layers[0].kernel.assign(kernel)
     model.layers[0].quantize("int8")
-    row = by_name(inspect(model))["dense/kernel"]
-    assert (row.zeros, row.bytes) == (3, 12)
+    report = inspect(model)
+    row = by_name(report)["dense/kernel"]
+    assert (row.zeros, row.bytes, row.macs) == (3, 12, None)
+    assert "(prunekit has no formula for the multiply-accumulates of Dense quantized to int8)" in report.notes[0]
 
 
 def test_integer_and_boolean_and_scalar_and_empty_weights_are_rows_too():

@@ -68,7 +68,8 @@ class TestPicture:
 
     def test_the_line_is_the_front_and_the_axes_say_what_they_show(self):
         points = [("c", 0.95, 3000), ("beaten", 0.6, 2000), ("a", 0.5, 1000), ("b", 0.8, 1500)]
-        report = report_of([swept(*point) for point in points])
+        undrawn = dataclasses.replace(swept("d", None, 900), size_of="keras")
+        report = report_of([*(swept(*point) for point in points), undrawn])
         (axes,) = sweep_figure(report).axes
         line, dots, beaten = axes.lines
         for drawn in (line, dots):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from prunekit.delivery.metrics import inferred
@@ -99,3 +100,25 @@ def test_a_drop_is_the_change_for_the_worse_in_the_direction_of_the_metric(drop,
     now = {"mae": 0.75, "auc": 0.75, "mse": 1.0, "r2_score": -3.0, "hinge": 1.0}
     before = {"mae": 0.5, "auc": 0.875, "mse": 2.0, "r2_score": -2.0, "hinge": 0.0}
     assert rows_of({"drop": drop}, now, before) == [row]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "now", "expected"),
+    [
+        ({"accuracy": {"min": 0.96}}, 0.96, True),
+        ({"metrics": {"accuracy": {"min": 0.96}}}, 0.96, True),
+        ({"accuracy_drop": {"max": 0.02}}, 0.95, True),
+        ({"drop": {"accuracy": 0.02}}, 0.95, True),
+        ({"drop": {"accuracy": 0.02 / 0.97, "relative": True}}, 0.95, True),
+        ({"accuracy": {"min": 0.96}}, 0.95999, False),
+        ({"drop": {"accuracy": 0.02}}, 0.94999, False),
+        ({"drop": {"accuracy": 0.02}}, math.nan, False),
+    ],
+)
+def test_a_metric_in_float32_meets_its_bound_in_decimals(bounds, now, expected):
+    (one,) = rows_of(bounds, {"accuracy": float(np.float32(now))}, {"accuracy": float(np.float32(0.97))})
+    assert one[2] is expected
+
+
+def test_a_metric_that_was_infinite_gives_no_tolerance():
+    assert rows_of({"metrics": {"mae": {"max": 3}}}, {"mae": 5.0}, {"mae": math.inf}) == [("mae", 5.0, False)]

@@ -31,7 +31,8 @@ class KeepZeros(PruningCallback):
     `fit` holds the zeros that the weights have at its start, also if the callback is used again.
 
     In one `fit` with a `PruningCallback`, which keeps the zeros of the weights that it prunes, the weights must differ:
-    give `KeepZeros` the others by `include` or `exclude`.
+    give `KeepZeros` the others by `include` or `exclude`. A `with` block around a `PruningCallback` or a `Pruner` holds
+    the zeros of the block's begin beside theirs.
 
     Args:
         model: A built Keras model, for a loop of your own; None for a callback, which Keras gives the model.
@@ -116,7 +117,12 @@ class KeepZeros(PruningCallback):
     # ---- in a loop of one's own --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        """Starts to hold the zeros of the model."""
+        """Starts to hold the zeros of the model.
+
+        Raises:
+            TypeError: No model was given.
+            RuntimeError: The block was entered already.
+        """
         model, optimizer = self._loop
         if model is None:
             raise TypeError("KeepZeros holds the zeros of a model: write `with pk.KeepZeros(model, optimizer):`.")
