@@ -87,6 +87,16 @@ CRITERIA: Registry[CriterionRow] = Registry(
         CriterionRow("l2", "prunekit.sparsity.scores:L2"),
         CriterionRow("movement", "prunekit.sparsity.scores:Movement", needs=("movement",)),
         CriterionRow("random", "prunekit.sparsity.scores:Random", options={"seed": (int | None, None)}),
+        CriterionRow(
+            "wanda", "prunekit.sparsity.scores:Wanda", options={"per_output": (bool, True)}, needs=("input_norm",)
+        ),
+        CriterionRow("output_error", "prunekit.techniques.pruning.sparsegpt:OutputError", needs=("hessian",)),
+        CriterionRow(
+            "sparsegpt",
+            "prunekit.techniques.pruning.sparsegpt:SparseGPT",
+            options={"damping": (float, 0.01), "run": (int, 128)},
+            needs=("hessian",),
+        ),
     ],
 )
 ALLOCATIONS: Registry[AllocationRow] = Registry(
@@ -112,7 +122,9 @@ STATISTICS: Registry[StatisticRow] = Registry(
             "prunekit.techniques.pruning.movement:Movements",
             source="training",
             backends=("tensorflow",),
-        )
+        ),
+        StatisticRow("input_norm", "prunekit.core.input_statistics:InputNorms"),
+        StatisticRow("hessian", "prunekit.core.input_statistics:Hessians"),
     ],
 )
 # Packages whose schedules are accepted: the factory converts an instance of one of their classes.

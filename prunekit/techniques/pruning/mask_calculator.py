@@ -55,6 +55,8 @@ class MaskCalculator:
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Attributes:
+        targets: The weights.
+        pattern: The sparsity pattern.
         once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
 
     Raises:
@@ -74,7 +76,7 @@ class MaskCalculator:
             for i, target in enumerate(self.targets)
             if target.name in options.overrides
         }
-        pattern = get_pattern(options.pattern)
+        self.pattern = pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One MaskMaker per layout, so that its functions are traced once per shape.
@@ -202,6 +204,22 @@ class MaskCalculator:
         rows = [None] * len(self.targets) if statistics is None else statistics
         weights = [backend.value_now(target.variable) for target in self.targets]
         return [ops.stop_gradient(self._importance(i, weight, rows[i])) for i, weight in enumerate(weights)]
+
+    def mask_like(self, index: int, importance: np.ndarray, mask: np.ndarray, like: np.ndarray) -> np.ndarray:
+        """Returns a mask of one target with as many kept units as `like`, chosen by other importances.
+
+        Args:
+            index: Index of the target.
+            importance: Importance of each entry, the target's shape.
+            mask: Entries that may be kept.
+            like: Mask whose units are counted.
+        """
+        maker = self._makers[index].on_arrays
+        with np.errstate(all="ignore"):
+            pooled = np.asarray(maker.pool(importance, mask))
+            units = np.asarray(maker.pool(np.where(like, 1.0, -math.inf), like))
+            kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
+            return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
 
     def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
