@@ -5,6 +5,7 @@ produce and the inputs that it had before. A model with a graph is run call by c
 number of times, however many layers there are.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Call:
     arguments: Sequence[Pair]
 
 
+# The values of one tensor of the graph, one pair per batch.
+Column = list[Pair]
 # Receives each call in the order of execution, and returns its outputs, one pair per batch.
 Visit = Callable[[Call], list[Pair]]
 
@@ -70,47 +73,37 @@ def walk(model: Any, batches: Sequence[Any], visit: Visit) -> None:
     _walk_graph(model, pairs, visit)
 
 
-def _walk_graph(model: Any, inputs: Sequence[Pair], visit: Visit) -> list[list[Pair]]:
-    """Returns the graph's outputs: for each output tensor, one pair per batch."""
+def _walk_graph(model: Any, inputs: Sequence[Pair], visit: Visit) -> list[Column]:
+    """Returns the graph's outputs, one column for each output tensor."""
     graph, nodes = graph_of(model), nodes_of(model)
     flat = [pair.each(graph._standardize_inputs) for pair in inputs]
-    values = {
-        id(tensor): [pair.each(lambda leaves, at=at: leaves[at]) for pair in flat]
-        for at, tensor in enumerate(graph.inputs)
-    }
+    values: dict[int, Column] = dict(zip(map(id, graph.inputs), _columns(flat, len(graph.inputs)), strict=True))
     uses = Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
     uses.update(map(id, graph.outputs))
     calls = Counter(id(node.operation) for node in nodes)
     for node in nodes:
         if node.is_input:
             continue
-        arguments = [
-            _filled(node, {key: column[batch] for key, column in _needed(node, values)}) for batch in range(len(inputs))
-        ]
+        needed = {id(tensor): values[id(tensor)] for tensor in node.input_tensors}
+        arguments = [_filled(node, {key: column[i] for key, column in needed.items()}) for i in range(len(inputs))]
+        del needed
         uses.subtract(map(id, node.input_tensors))
-        for tensor in node.input_tensors:
-            if uses[id(tensor)] <= 0:
-                values.pop(id(tensor), None)
-        if (
-            isinstance(node.operation, keras.Model)
-            and graph_of(node.operation) is not None
-            and calls[id(node.operation)] == 1
-        ):
+        for key in [key for key in values if uses[key] <= 0]:
+            del values[key]
+        if calls[id(node.operation)] == 1 and isinstance(node.operation, keras.Model) and graph_of(node.operation):
             outputs = _walk_graph(node.operation, [pair.each(_inputs_of) for pair in arguments], visit)
         else:
             found = visit(Call(node.operation, arguments))
-            leaves = [pair.each(keras.tree.flatten) for pair in found]
-            outputs = [
-                [pair.each(lambda flat, at=at: flat[at]) for pair in leaves] for at, _ in enumerate(node.outputs)
-            ]
-        for tensor, column in zip(node.outputs, outputs, strict=True):
-            if uses[id(tensor)] > 0:
-                values[id(tensor)] = column
+            outputs = _columns([pair.each(keras.tree.flatten) for pair in found], len(node.outputs))
+        values |= {
+            id(tensor): column for tensor, column in zip(node.outputs, outputs, strict=True) if uses[id(tensor)] > 0
+        }
     return [values[id(tensor)] for tensor in graph.outputs]
 
 
-def _needed(node: Any, values: dict[int, list[Pair]]) -> list[tuple[int, list[Pair]]]:
-    return [(id(tensor), values[id(tensor)]) for tensor in node.input_tensors]
+def _columns(batches: Sequence[Pair], count: int) -> list[Column]:
+    """Returns one column for each of the `count` tensors in the lists of the batches."""
+    return [[pair.each(operator.itemgetter(at)) for pair in batches] for at in range(count)]
 
 
 def _filled(node: Any, pairs: dict[int, Pair]) -> Pair:

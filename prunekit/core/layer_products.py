@@ -115,7 +115,7 @@ def product_of(target: Target) -> LayerProduct:
         )
     shape = target.shape
     if target.role == "embedding":
-        return LayerProduct(target, 1, *shape, 1, (0, 1), rows)
+        return LayerProduct(target, 1, shape[0], shape[1], 1, (0, 1), rows)
     parallel = target.parallel_axes
     outs = tuple(axis for axis in target.out_axes if axis not in parallel)
     window = tuple(axis for axis in range(len(shape)) if axis not in (*parallel, *target.in_axes, *outs))

@@ -99,10 +99,10 @@ class LayerSolver:
         criterion: Any = self._criterion
         costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
         planned = product.matrix(self._calculator.mask_like(index, costs, self._zeros[index], self._masks[index]))
-        pattern = self._calculator.pattern
+        pattern, allowed = self._calculator.pattern, product.matrix(self._zeros[index])
         rows = [
-            criterion.solved(matrix, factor, plan, runs(product, criterion.run, pattern), pattern)
-            for matrix, factor, plan in zip(wanted, factors, planned, strict=True)
+            criterion.solved(*row, runs(product, criterion.run, pattern), pattern)
+            for row in zip(wanted, factors, planned, allowed, strict=True)
         ]
         return np.stack([matrix for matrix, _ in rows]), np.stack([mask for _, mask in rows])
 

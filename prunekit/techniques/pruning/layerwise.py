@@ -1,5 +1,6 @@
 """Prunes a trained model layer by layer on calibration data, and repairs what each layer's pruning changes."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,23 +107,20 @@ class LayerwisePruning:
         """Returns what is to be done in a call, in the order in which its layers are called."""
         of_layer: dict[int, list[int]] = {}
         for index, target in enumerate(self.targets):
-            if index not in self._done:
-                of_layer.setdefault(id(target.layer), []).append(index)
-        wanted = [
-            layer
-            for layer in inside
-            if id(layer) in of_layer or (self._solver.repairs and _has_moving_statistics(layer))
-        ]
-        if not wanted:
-            return []
+            of_layer.setdefault(id(target.layer), []).append(index)
+        wanted = [layer for layer in inside if id(layer) not in self._done]
+        wanted = [layer for layer in wanted if id(layer) in of_layer or self._follows_statistics(layer)]
         stages: list[Callable[[], None]] = []
-        for layer, calls in self._order_of_calls(call, wanted):
-            for index in of_layer.get(id(layer), ()):
-                self._done.add(index)
-                stages.append(lambda index=index, calls=calls: self._prune(call, index, calls))
-            if _has_moving_statistics(layer) and self._solver.repairs:
-                stages.append(lambda layer=layer, calls=calls: self._move_statistics(call, layer, calls))
+        for layer, calls in self._order_of_calls(call, wanted) if wanted else ():
+            # A layer that is called again elsewhere in the graph keeps the values found at its first call.
+            self._done.add(id(layer))
+            stages += [functools.partial(self._prune, call, index, calls) for index in of_layer.get(id(layer), ())]
+            if self._follows_statistics(layer):
+                stages.append(functools.partial(self._move_statistics, call, layer, calls))
         return stages
+
+    def _follows_statistics(self, layer: Any) -> bool:
+        return self._solver.repairs and isinstance(layer, keras.layers.BatchNormalization)
 
     def _order_of_calls(self, call: Call, wanted: Sequence[Any]) -> list[tuple[Any, int]]:
         """Returns (layer, number of calls) of the layers that the call reaches, in the order of their first call."""
@@ -231,7 +229,3 @@ def _layers_in(operation: Any) -> list[Any]:
     if not isinstance(operation, keras.layers.Layer):
         return []
     return [one for one in operation._flatten_layers() if not isinstance(one, keras.layers.RNN)]
-
-
-def _has_moving_statistics(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)

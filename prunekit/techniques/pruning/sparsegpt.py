@@ -76,17 +76,18 @@ class SparseGPT(OutputError):
             np.stack([refit(matrix, kept, damped_hessian(one, self.damping)[0]) for matrix, kept, one in rows])
         )
 
-    def solved(self, matrix, factor, planned, runs, pattern):
+    def solved(self, matrix, factor, planned, allowed, runs, pattern):
         """Returns (new matrix, mask) of one group.
 
         Args:
             matrix: Weights to reproduce, shape (inputs, outputs).
             factor: Factor of the inverse of the damped Hessian.
             planned: Mask by importances, shape (inputs, outputs); each run of inputs keeps as many units as in it.
+            allowed: Mask of the weights that may be kept, shape (inputs, outputs).
             runs: Runs of inputs whose weights are chosen together.
             pattern: Pattern of the units.
         """
-        return reconstruct(matrix, factor, runs, _select(planned, pattern))
+        return reconstruct(matrix, factor, runs, _select(planned, allowed, pattern))
 
 
 def runs(product: LayerProduct, length: int, pattern: Pattern) -> Iterator[slice]:
@@ -103,18 +104,17 @@ def runs(product: LayerProduct, length: int, pattern: Pattern) -> Iterator[slice
             yield slice(start, min(start + step, position + part))
 
 
-def _select(planned: np.ndarray, pattern: Pattern):
+def _select(planned: np.ndarray, allowed: np.ndarray, pattern: Pattern):
     """Returns the selection of a reconstruction: as many units per run as `planned` keeps, by the current errors."""
 
     def select(rows: slice, scores: np.ndarray) -> np.ndarray:
         plan = planned[rows]
         if type(pattern) not in (Unstructured, Block, NM) or plan.all() or not plan.any():
             return plan
-        # Weights that were zero before stay pruned: they have no score.
-        pooled = np.asarray(pattern.pool(np.where(scores > 0, scores, -np.inf), (0,), (1,)))
+        pooled = np.asarray(pattern.pool(np.where(allowed[rows], scores, -np.inf), (0,), (1,)))
         kept = plan.sum() if pooled.size == plan.size else _units(plan, pattern)
         chosen = keep_largest_of_array(pooled, int(kept))
-        return np.asarray(pattern.expand(chosen, plan.shape, (0,), (1,)))
+        return np.asarray(pattern.expand(chosen, plan.shape, (0,), (1,))) & allowed[rows]
 
     return select
 
