@@ -41,9 +41,11 @@ class AllocationRow(ConfiguredRow):
 
     Attributes:
         per_weight: Whether each weight has its own sparsity, which N:M patterns do not allow.
+        needs: Names of the statistics that the allocation needs besides those of the criterion.
     """
 
     per_weight: bool = True
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
         AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
         AllocationRow("global", "prunekit.sparsity.allocation:Global", per_weight=False),
         AllocationRow("erk", "prunekit.sparsity.allocation:ERK"),
+        AllocationRow(
+            "layer_error",
+            "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",
+            options={"objective": (Literal["total", "equal"], "total")},
+            needs=("hessian",),
+        ),
     ],
 )
 POLICIES: Registry[PolicyRow] = Registry(

@@ -107,20 +107,24 @@ class MaskCalculator:
     @property
     def shares_known(self) -> bool:
         """False if the sparsity of each target follows from importances, so that `fractions` gives an even share."""
-        return not (self.allocation.joint or self.allocation.needs_scores)
+        return not (self.allocation.joint or self.allocation.needs_scores or self.allocation.needs)
 
-    def fractions(self, sparsity: float, scores: Sequence[Any] | None = None) -> list[float]:
+    def fractions(
+        self, sparsity: float, scores: Sequence[Any] | None = None, statistics: Sequence[Any] | None = None
+    ) -> list[float]:
         """Returns the sparsity of each target for an overall `sparsity`.
 
         Args:
             sparsity: Overall fraction removed, in [0, 1).
             scores: Importances of each target, for an allocation that reads them; None = an even share.
+            statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
         """
-        if self.allocation.joint or (self.allocation.needs_scores and scores is None):
+        lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
+        if self.allocation.joint or lacking:
             return [sparsity] * len(self.targets)
         scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
         overrides = {index: share * scale for index, share in self._overrides.items()}
-        return self.allocation.shares(sparsity, self.targets, scores, overrides)
+        return self.allocation.shares(sparsity, self.targets, scores, overrides, statistics)
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
@@ -142,7 +146,7 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, scores), statistics
+        arguments = weights, list(masks), self._counts(sparsity, scores, statistics), statistics
         choice = self._chosen(*arguments)
         if self.allocation.joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
@@ -221,13 +225,13 @@ class MaskCalculator:
             kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
             return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
+    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        counts = zip(self.fractions(sparsity, scores), units, strict=True)
+        counts = zip(self.fractions(sparsity, scores, statistics), units, strict=True)
         return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
