@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.inspection import Report, inspect
+from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.schedules import OneShot
+from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.gradual import Gradual
@@ -56,32 +57,56 @@ def prune(
         ValueError: As for `Pruner`; the criterion needs data and there are none, or needs a training ("movement").
         TypeError: An option is unknown.
     """
-    if repair not in REPAIRS:
-        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
     settings = as_options(options)
-    criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
+    sources = sources_of(settings.needs)
     if "training" in sources:
         raise ValueError(
-            f"The criterion {criterion} needs a training, and pk.prune does not train. Train "
+            f"The criterion {get_criterion(settings.criterion)} needs a training, and pk.prune does not train. Train "
             "with PruningCallback or Pruner, or choose another criterion."
         )
-    if data is not None and not isinstance(settings.policy, Gradual):
+    before = inspect(model)
+    pruner, errors = prune_once(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
+    notes = [LATER_TRAINING] if pruner.sparsity else []
+    return replace(pruner.report(before=before, notes=notes, only_pruned=True), layer_errors=errors)
+
+
+def prune_once(
+    model: Any,
+    schedule: Schedule,
+    settings: PruningOptions,
+    data: Any,
+    *,
+    repair: str = "weights",
+    progress: Progress | None = None,
+) -> tuple[Pruner, tuple[LayerError, ...]]:
+    """Does what `prune` does; returns the finished pruner and the errors of the layers.
+
+    Args:
+        model: As for `prune`.
+        schedule: The sparsity.
+        settings: Pruning options.
+        data: As for `prune`.
+        repair: As for `prune`.
+        progress: As for `prune`.
+    """
+    if repair not in REPAIRS:
+        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
+    layerwise = None
+    if data is not None and type(settings.policy) is Gradual:
+        criterion = get_criterion(settings.criterion)
+        layerwise = Layerwise(model, data, criterion, repair, progress)
+        settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
+    elif data is not None and "data" not in sources_of(settings.needs):
         raise ValueError(
             'Calibration data repair what the policy "gradual" prunes. Received: data, and '
             f"policy={settings.policy}. Leave one of them out."
         )
-    before = inspect(model)
-    layerwise = None if data is None else Layerwise(model, data, criterion, repair, progress)
-    if layerwise is not None:
-        settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
-    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
+    pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
     pruner.begin()
     if layerwise is not None:
         layerwise.assign_others()
     pruner.finish()
-    notes = [LATER_TRAINING] if pruner.sparsity else []
-    report = pruner.report(before=before, notes=notes, only_pruned=True)
-    return report if layerwise is None else replace(report, layer_errors=tuple(layerwise.errors))
+    return pruner, () if layerwise is None else tuple(layerwise.errors)
 
 
 def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
