@@ -13,7 +13,11 @@ PACKAGE = Path(prunekit.__file__).parent
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
     ("", "version lazy_names suggestions registry"),
-    ("sparsity", "arguments shorthands schedules array_ops selection sums scores patterns detection allocation"),
+    (
+        "sparsity",
+        "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
+        "detection allocation",
+    ),
     (
         "anatomy",
         "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
@@ -24,14 +28,15 @@ ORDER = (
     (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
-        "distribution layer_observer update_observer losses snapshot calibration statistics random_state",
+        "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
+        "statistics channel_statistics random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
         "gradients",
         "layer_capture statistics interception zeroth_order black_box_loss gradient_factors layer_formulas "
-        "per_example_pass per_example_gradients jacobian_products repeated_run rematerialization partitioned_backward "
-        "custom_gradients diagnosis",
+        "per_example_pass per_example_gradients score_statistics example_statistics jacobian_products "
+        "repeated_run rematerialization partitioned_backward custom_gradients diagnosis",
     ),
     (
         "techniques/pruning",

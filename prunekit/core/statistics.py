@@ -14,7 +14,10 @@ from prunekit.sparsity.shorthands import STATISTICS
 
 
 class Collector(ABC):
-    """Collects one statistic of the targets of a model. Subclass `DataCollector` or `TrainingCollector`.
+    """Collects one statistic of the targets of a model.
+
+    Subclass `DataCollector` or `TrainingCollector`, or this class for a statistic of the model alone, whose `values`
+    are read at each mask update.
 
     Args:
         model: The model.
@@ -31,11 +34,20 @@ class Collector(ABC):
 
 
 class DataCollector(Collector):
-    """Collects a statistic from calibration data at each mask update."""
+    """Collects a statistic from calibration data at each mask update.
+
+    Attributes:
+        passes: Number of passes over the data; each shows all batches.
+    """
+
+    passes: int = 1
 
     @abstractmethod
     def reset(self) -> None:
         """Forgets all batches."""
+
+    def begin_pass(self, number: int) -> None:  # noqa: B027
+        """Begins a pass over the data; `number` counts from 0, and the default does nothing."""
 
     @abstractmethod
     def observe(self, inputs: Any, labels: Any) -> None:
@@ -125,12 +137,18 @@ class Collectors:
         from_data = [one for one in self._collectors.values() if isinstance(one, DataCollector)]
         for collector in from_data:
             collector.reset()
-        for inputs, labels in batches_of(self._data) if from_data else ():
-            for collector in from_data:
-                collector.observe(inputs, labels)
+        for number in range(max((one.passes for one in from_data), default=0)):
+            self._pass_over_data(number, [one for one in from_data if one.passes > number])
         columns = {name: one.values() for name, one in self._collectors.items()}
         count = len(next(iter(columns.values())))
         return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+    def _pass_over_data(self, number: int, collectors: Sequence[DataCollector]) -> None:
+        for collector in collectors:
+            collector.begin_pass(number)
+        for inputs, labels in batches_of(self._data):
+            for collector in collectors:
+                collector.observe(inputs, labels)
 
     def state(self) -> Snapshot:
         """Returns the state of the statistics from training: {name: values}, and arrays named "name/array"."""
