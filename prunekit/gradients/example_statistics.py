@@ -11,7 +11,7 @@ from prunekit.core.statistics import DataCollector
 from prunekit.gradients.layer_capture import run, tensors
 from prunekit.gradients.per_example_gradients import sum_of_squares
 from prunekit.gradients.per_example_pass import ExamplePass
-from prunekit.gradients.score_statistics import check_labelled
+from prunekit.gradients.score_statistics import check_labelled, in_full_precision
 
 # The curvature of the loss takes the square of this number for each example, and a backward pass for each output.
 _MOST_OUTPUTS = 1024
@@ -39,7 +39,8 @@ class _ExampleSum(DataCollector):
         """
         check_labelled(self.model, labels, self.name)
         self._check()
-        found = self.of(inputs, labels)
+        with in_full_precision(self.model):
+            found = self.of(inputs, labels)
         by_variable = dict(zip(map(id, self.model.trainable_variables), found, strict=True))
         self._sums = [
             total + by_variable[id(target.variable)] for total, target in zip(self._sums, self.targets, strict=True)

@@ -36,6 +36,15 @@ def check_labelled(model: Any, labels: Any, statistic: str) -> None:
         )
 
 
+def in_full_precision(model: Any) -> contextlib.AbstractContextManager:
+    """Returns a context manager in which layers that compute in 16 bits compute in float32.
+
+    In float16, small gradients would become zero, and there is no loss scaling here.
+    """
+    narrow = any(place.layer.compute_dtype in ("float16", "bfloat16") for place in places(model))
+    return _computing_in("float32", model) if narrow else contextlib.nullcontext()
+
+
 class _LossDerivative(DataCollector):
     """Sums a derivative of each batch's loss; the mean over all examples is the statistic.
 
@@ -57,7 +66,8 @@ class _LossDerivative(DataCollector):
         check_labelled(self.model, labels, self.name)
         inputs, labels = as_tensors(inputs), as_tensors(labels)
         count = keras.tree.flatten(inputs)[0].shape[0]
-        found = self.of(inputs, labels)
+        with in_full_precision(self.model):
+            found = self.of(inputs, labels)
         self._sums = [total + count * one for total, one in zip(self._sums, found, strict=True)]
         self._examples += count
 

@@ -118,8 +118,8 @@ class OptimalBrainDamage(Criterion):
     vanish where examples are fitted. Needs labelled data and a compiled model; TensorFlow only; one backward pass per
     output of the model.
 
-    Source: LeCun et al. 1990, "Optimal brain damage", NIPS 2, eq. 5, with the Gauss-Newton (Levenberg-Marquardt)
-        approximation of section 2.2, here without the paper's second approximation, a recursion over the layers that
+    Source: LeCun et al. 1990, "Optimal brain damage", NIPS 2, section 2, with the paper's Gauss-Newton
+        (Levenberg-Marquardt) approximation, and without its second approximation, a recursion over the layers that
         drops the terms between units: the diagonal of the Gauss-Newton matrix is exact.
     """
 

@@ -135,6 +135,41 @@ def test_gradient_flow_is_exact_with_layer_normalization():
         np.testing.assert_allclose(one, (ahead - behind) / (2 * step), rtol=0.02, atol=2e-4)
 
 
+@pytest.mark.one_backend
+def test_the_gradient_contains_that_of_regularizers(model):
+    plain = collected(model, "gradient", (INPUTS, LABELS))
+    regularized = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, "tanh", use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5)),
+            keras.layers.Dense(2, "softmax", use_bias=False),
+        ]
+    )
+    regularized.compile("sgd", "sparse_categorical_crossentropy")
+    regularized.set_weights(model.get_weights())
+    found = collected(regularized, "gradient", (INPUTS, LABELS))
+    assert_close(found, [plain[0] + network_of(model).v, plain[1]])
+
+
+@tensorflow_only
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["gradient", "square_gradient"])
+def test_gradients_of_a_mixed_precision_model_are_those_of_float32(name, model):
+    policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    half = keras.models.clone_model(
+        model, clone_function=lambda layer: type(layer).from_config({**layer.get_config(), "dtype": policy})
+    )
+    half.set_weights(model.get_weights())
+    # Gradients below 6e-8 are zero in float16.
+    tiny = model_of(loss=lambda y, p: 1e-9 * keras.losses.sparse_categorical_crossentropy(y, p))
+    tiny.set_weights(model.get_weights())
+    half.compile("sgd", tiny.loss)
+    assert half.layers[0].compute_dtype == "float16"
+    for one, other in zip(*(collected(each, name, (INPUTS, LABELS)) for each in (half, tiny)), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.abs(one).max() > 0
+
+
 @tensorflow_only
 @pytest.mark.one_backend
 def test_square_gradient_is_the_mean_of_squared_gradients_of_examples(model):

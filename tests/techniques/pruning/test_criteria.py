@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tiny_recipes
-from backends import tensorflow_only
 from keras import ops
 
 import prunekit as pk
@@ -14,8 +13,6 @@ from prunekit.recipe.runner import compress
 from prunekit.sparsity.gradient_scores import SynFlow
 from prunekit.sparsity.scores import Magnitude
 from prunekit.sparsity.shorthands import CRITERIA, sources_of
-
-pytestmark = pytest.mark.every_backend
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # Movement needs updates before the first mask: tests/techniques/pruning/test_movement.py.
@@ -49,16 +46,12 @@ def zeros(model):
     return int(np.sum(ops.convert_to_numpy(ops.convert_to_tensor(model.layers[0].kernel)) == 0))
 
 
-@tensorflow_only
-@pytest.mark.one_backend
 def test_in_pk_prune(criterion, data):
     model = network()
     report = pk.prune(model, 0.75, data, criterion=criterion, include="hidden")
     assert zeros(model) == 48 and [event.reached for event in report.events] == [0.75]
 
 
-@tensorflow_only
-@pytest.mark.one_backend
 @pytest.mark.short(cases=7)
 def test_in_fit_at_each_mask_update(criterion, data, samples):
     model = network()
@@ -68,8 +61,6 @@ def test_in_fit_at_each_mask_update(criterion, data, samples):
     assert zeros(model) == 48 and [event.reached for event in callback.report.events] == [0.25, 0.5, 0.75]
 
 
-@tensorflow_only
-@pytest.mark.one_backend
 @pytest.mark.short(cases=7)
 def test_in_a_tape_loop(criterion, data, samples):
     import tensorflow as tf
@@ -87,29 +78,21 @@ def test_in_a_tape_loop(criterion, data, samples):
     assert zeros(model) == 48
 
 
-@tensorflow_only
-@pytest.mark.one_backend
 def test_in_a_recipe(pairs):
-    # One step for each criterion, and one that trains.
+    # One step for each criterion.
     shares = np.linspace(0.1, 0.8, len(NAMES))
     written = [{"type": name, "rounds": 3} if name == "synflow" else name for name in NAMES]
     steps = [
         {"prune": {"sparsity": float(share), "criterion": each, "include": ["hidden"]}}
         for share, each in zip(shares, written, strict=True)
     ]
-    steps.append(
-        tiny_recipes.prune(
-            1, criterion="taylor", include=["hidden"], schedule={"final_sparsity": 0.875, "end": {"epochs": 1}}
-        )
-    )
     model = network()
     result = compress(tiny_recipes.recipe(*steps), model, pairs)
-    assert zeros(result.model) == 56
+    assert zeros(result.model) == round(0.8 * 64)
     for share, event in zip(shares, result.report.events, strict=False):
         assert event.reached == pytest.approx(share, abs=1 / 64)
 
 
-@pytest.mark.one_backend
 def test_statistics_leave_weights_state_and_random_numbers_as_they_were(samples):
     model = network()
     before = [ops.convert_to_numpy(ops.convert_to_tensor(weight)).copy() for weight in model.weights]
@@ -172,7 +155,6 @@ KERNELS = [
 ]
 
 
-@pytest.mark.every_backend(cases=1)
 @pytest.mark.parametrize("rounds", [7, 1])
 def test_synflow_prunes_in_rounds_with_new_scores(rounds):
     model = linear_network(KERNELS)
@@ -182,7 +164,6 @@ def test_synflow_prunes_in_rounds_with_new_scores(rounds):
     assert len(report.events) == 1
 
 
-@pytest.mark.one_backend
 def test_rounds_keep_every_layer_where_a_single_round_empties_layers():
     wide = [
         np.random.default_rng(i).normal(size=shape).astype("float32")
@@ -198,14 +179,11 @@ def test_rounds_keep_every_layer_where_a_single_round_empties_layers():
     assert min(densities[0]) == 0 and min(densities[1]) > 0 and sum(densities[0]) == sum(densities[1])
 
 
-@pytest.mark.one_backend
 def test_a_criterion_prunes_in_one_round_unless_it_says_otherwise():
     assert Magnitude().rounds == 1 and SynFlow().rounds == 100
 
 
-@pytest.mark.one_backend
+@pytest.mark.parametrize("name", [name for name in NAMES if "data" in sources_of(CRITERIA[name].needs)])
 def test_each_criterion_that_reads_data_is_refused_without(name):
-    if "data" not in sources_of(CRITERIA[name].needs):
-        pytest.skip("reads no data")
     with pytest.raises(ValueError, match="is collected from data. Received: no data. Pass `data`"):
         pk.prune(network(), 0.5, criterion=name)
