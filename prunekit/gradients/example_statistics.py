@@ -1,6 +1,6 @@
 """Statistics of criteria from the gradients of single examples: the diagonals of Fisher and Gauss-Newton matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -71,6 +71,15 @@ class _ExampleSum(DataCollector):
         return [total / self._examples for total in self._sums]
 
 
+def _plain(losses: Any) -> Any:
+    """Returns the losses of `compile` in lists and dictionaries of Python: TensorFlow keeps them in its own types."""
+    if isinstance(losses, Mapping):
+        return {name: _plain(one) for name, one in losses.items()}
+    if isinstance(losses, list | tuple):
+        return _plain(losses[0]) if len(losses) == 1 else [_plain(one) for one in losses]
+    return losses
+
+
 class SquareGradient(_ExampleSum):
     """Collects the mean of squared per-example gradients: the diagonal of the empirical Fisher matrix."""
 
@@ -78,7 +87,7 @@ class SquareGradient(_ExampleSum):
 
     def of(self, inputs: Any, labels: Any) -> list[Any]:
         """Returns the squared gradients of the examples' losses, summed."""
-        return sum_of_squares(self.model, self.model.loss, inputs, labels)
+        return sum_of_squares(self.model, _plain(self.model.loss), inputs, labels)
 
 
 class GaussNewton(_ExampleSum):

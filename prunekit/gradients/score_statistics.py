@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.layer_rows import STATE
 from prunekit.anatomy.model_weights import places, weights_in
 from prunekit.core import backend, patching
 from prunekit.core.differentiation import gradient, hessian_product
@@ -140,6 +141,11 @@ class GradientFlow(_LossDerivative):
 
 
 def _exact_second_derivatives() -> contextlib.AbstractContextManager:
+    if keras.backend.backend() == "torch":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        # Flash attention has no second derivative.
+        return sdpa_kernel(SDPBackend.MATH)
     if keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     from prunekit.gradients.layer_capture import exact_moments
@@ -169,15 +175,18 @@ class SynapticFlow(Collector):
                 "SynFlow computes the flow of an input of ones, so all inputs must be of a floating-point type. "
                 f"Received: the model {self.model.name!r} with inputs of another type. Choose another criterion."
             )
-        weights = [weight.variable for weight in weights_in(self.model) if not weight.spec.refused]
-        weights = [variable for variable in weights if "float" in keras.backend.standardize_dtype(variable.dtype)]
+        known = [
+            one for one in weights_in(self.model) if "float" in keras.backend.standardize_dtype(one.variable.dtype)
+        ]
+        weights = [one.variable for one in known if one.spec.refused != STATE]
         dtype = _widest_type()
         with _computing_in(dtype, self.model):
+            now = {id(one): ops.cast(ops.stop_gradient(backend.value_now(one.variable)), dtype) for one in known}
             args, kwargs = keras.tree.map_structure(lambda value: ops.cast(value, dtype), (args, kwargs))
-            now = (ops.stop_gradient(backend.value_now(variable)) for variable in weights)
-            magnitudes = [ops.abs(ops.cast(value, dtype)) for value in now]
+            magnitudes = [ops.abs(now[id(one)]) for one in known if one.spec.refused != STATE]
+            state = [(one.variable, now[id(one)]) for one in known if one.spec.refused == STATE]
             found = gradient(
-                lambda values: self._flow(args, kwargs, list(zip(weights, values, strict=True))), magnitudes
+                lambda values: self._flow(args, kwargs, [*zip(weights, values, strict=True), *state]), magnitudes
             )
         return self._scaled(weights, magnitudes, found)
 

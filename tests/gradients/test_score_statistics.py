@@ -179,6 +179,24 @@ def test_square_gradient_is_the_mean_of_squared_gradients_of_examples(model):
 
 @tensorflow_only
 @pytest.mark.one_backend
+def test_square_gradient_of_several_outputs_is_of_the_sum_of_their_losses():
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(4, "tanh", use_bias=False, name="hidden")(inputs)
+    heads = {name: keras.layers.Dense(1, use_bias=False, name=name)(hidden) for name in ("p", "q")}
+    model = keras.Model(inputs, heads)
+    model.compile("sgd", {"p": "mse", "q": "mse"})
+    labels = {"p": INPUTS[:, :1], "q": INPUTS[:, 1:2]}
+    kernels = [ops.convert_to_numpy(ops.convert_to_tensor(weight)) for weight in model.get_weights()]
+    active = np.tanh(INPUTS @ kernels[0])
+    slopes = [2 * (active @ kernel - labels[name]) for name, kernel in zip("pq", kernels[1:], strict=True)]
+    back = sum(slope @ kernel.T for slope, kernel in zip(slopes, kernels[1:], strict=True)) * (1 - active**2)
+    expected = [(np.einsum("ni,nj->nij", INPUTS, back) ** 2).mean(axis=0)]
+    expected += [((active * slope) ** 2).mean(axis=0)[:, None] for slope in slopes]
+    assert_close(collected(model, "square_gradient", (INPUTS, labels)), expected)
+
+
+@tensorflow_only
+@pytest.mark.one_backend
 @pytest.mark.parametrize("activation", ["softmax", None])
 def test_gauss_newton_is_the_diagonal_for_outputs_before_the_softmax(activation):
     model = model_of(activation)
@@ -204,7 +222,7 @@ def test_synflow_is_the_gradient_of_the_summed_outputs_of_magnitudes():
             keras.Input((3,)),
             layers.Dense(4, use_bias=False, name="first"),
             layers.BatchNormalization(),
-            layers.ReLU(),
+            layers.PReLU(),
             layers.Dense(2, "softmax", name="second"),
         ]
     )
@@ -212,7 +230,7 @@ def test_synflow_is_the_gradient_of_the_summed_outputs_of_magnitudes():
     normalization.moving_variance.assign([1.0, 4.0, 0.25, 9.0])
     normalization.gamma.assign([1.0, -2.0, 0.5, -1.0])
     before = [np.array(ops.convert_to_numpy(ops.convert_to_tensor(weight))) for weight in model.weights]
-    v, w = np.abs(before[0]), np.abs(before[5])
+    v, w = np.abs(before[0]), np.abs(before[6])
     gain = np.abs([1.0, -2.0, 0.5, -1.0]) / np.sqrt(np.array([1.0, 4.0, 0.25, 9.0]) + normalization.epsilon)
     first = np.tile(gain * w.sum(axis=1), (3, 1))
     second = np.tile((v.sum(axis=0) * gain)[:, None], (1, 2))
