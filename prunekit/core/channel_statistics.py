@@ -17,14 +17,21 @@ from prunekit.core.statistics import Collector, DataCollector
 class BatchNormalizationScales(Collector):
     """Reads gamma of the batch normalisation behind each target's layer: one value per output unit."""
 
+    def check(self) -> None:
+        """Raises for a target without a scale."""
+        self._scales()
+
     def values(self) -> list[Any]:
         """Returns gamma of each target, tensors of shape (output units,).
 
         Raises:
             ValueError: No batch normalisation follows a target's layer, or it has no scale.
         """
+        return [backend.value_now(scale) for scale in self._scales()]
+
+    def _scales(self) -> list[Any]:
         calls = layer_calls(self.model, *input_of_ones(self.model))
-        return [backend.value_now(self._scale(target, calls)) for target in self.targets]
+        return [self._scale(target, calls) for target in self.targets]
 
     def _scale(self, target: Target, calls: Sequence[LayerCall]) -> Any:
         for call in calls:
@@ -51,6 +58,19 @@ class _Activations(DataCollector):
     The activation function is that of the layer, or else that of the next layer of activations that the output passes
     through, directly or behind batch normalisation and dropout. Without any, the layer's output counts.
     """
+
+    def check(self) -> None:
+        """Raises for a target whose layer is not called outside a loop, in models that say which inputs they take."""
+        try:
+            args, kwargs = input_of_ones(self.model)
+        except ValueError:
+            return
+        calls = layer_calls(self.model, args, kwargs)
+        for target in self.targets:
+            called = [call for call in calls if call.layer is target.layer]
+            if not called:
+                raise _unseen(target)
+            _by_units(_activated(calls, called[0]), target)
 
     def reset(self) -> None:
         """Forgets all batches."""

@@ -28,6 +28,13 @@ class Collector(ABC):
         self.model = model
         self.targets = tuple(targets)
 
+    def check(self) -> None:  # noqa: B027
+        """Raises if the statistic does not exist for a target; reads no data, and the default checks nothing.
+
+        Raises:
+            ValueError: The statistic does not exist for the model or for one of the targets.
+        """
+
     @abstractmethod
     def values(self) -> list[Any]:
         """Returns the statistic of each target: a tensor, or a structure of tensors."""
@@ -80,6 +87,17 @@ class TrainingCollector(Collector):
         """Continues from the result of `state` of an earlier training."""
 
 
+def check_statistics(needs: Collection[str], model: Any, targets: Sequence[Target]) -> None:
+    """Raises if a statistic that is not from training does not exist for a target, before there are data.
+
+    Raises:
+        ValueError: A statistic is not registered, or does not exist for the model or for one of the targets.
+    """
+    for row in [STATISTICS.named(name) for name in sorted(needs)]:
+        if row.source != "training":
+            row.load()(model, targets).check()
+
+
 class Collectors:
     """The collectors of all statistics that a pruning run needs.
 
@@ -90,7 +108,7 @@ class Collectors:
         data: Calibration data for statistics from data, as `batches_of` takes them, or None.
 
     Raises:
-        ValueError: A statistic is not registered, or needs data and there are none.
+        ValueError: A statistic is not registered, needs data and there are none, or does not exist for a target.
         RuntimeError: A statistic does not exist on this backend.
     """
 
@@ -111,6 +129,8 @@ class Collectors:
                     f"KERAS_BACKEND={row.backends[0]}."
                 )
         self._collectors: dict[str, Collector] = {row.name: row.load()(model, targets) for row in rows}
+        for collector in self._collectors.values():
+            collector.check()
 
     @property
     def from_training(self) -> dict[str, TrainingCollector]:

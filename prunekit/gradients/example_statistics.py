@@ -1,5 +1,6 @@
 """Statistics of criteria from the gradients of single examples: the diagonals of Fisher and Gauss-Newton matrices."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,10 +36,10 @@ class _ExampleSum(DataCollector):
         """Adds a batch.
 
         Raises:
-            ValueError: The model has no loss, the data have no labels, the loss has weights, or a target is frozen.
+            ValueError: The model has no loss, the data have no labels, or the loss has weights.
         """
         check_labelled(self.model, labels, self.name)
-        self._check()
+        self._check_loss()
         with in_full_precision(self.model):
             found = self.of(inputs, labels)
         by_variable = dict(zip(map(id, self.model.trainable_variables), found, strict=True))
@@ -47,13 +48,16 @@ class _ExampleSum(DataCollector):
         ]
         self._examples += len(keras.tree.flatten(inputs)[0])
 
-    def _check(self) -> None:
+    def _check_loss(self) -> None:
         if self.model.loss is None or getattr(self.model._compile_loss, "_user_loss_weights", None) is not None:
             raise ValueError(
                 f"The statistic {self.name!r} is taken from a loss given to `compile`, without `loss_weights`. "
                 f"Received: the model {self.model.name!r} with another loss. Choose another criterion, such as "
                 '"taylor".'
             )
+
+    def check(self) -> None:
+        """Raises for a target that is frozen."""
         trained = {id(variable) for variable in self.model.trainable_variables}
         for target in self.targets:
             if id(target.variable) not in trained:
@@ -122,7 +126,7 @@ class GaussNewton(_ExampleSum):
 
     def _reads_logits(self, inputs: Any, labels: Any) -> bool:
         prediction = run(self.model, inputs)
-        self._check_one_output(prediction)
+        self._check_one_output(keras.tree.flatten(prediction))
         logits = getattr(prediction, "_keras_logits", None)
         if logits is None:
             return False
@@ -141,10 +145,16 @@ class GaussNewton(_ExampleSum):
         (loss,) = keras.tree.flatten(self.model.loss)
         return loss_of(loss, labels, prediction, per_example=True)
 
-    def _check_one_output(self, prediction: Any) -> None:
-        leaves: Sequence[Any] = keras.tree.flatten(prediction)
-        if len(leaves) != 1 or (leaves[0].shape[1:].num_elements() or 0) > _MOST_OUTPUTS:
-            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+    def check(self) -> None:
+        """Raises for a frozen target, and for a model that declares several outputs or too many."""
+        super().check()
+        declared = getattr(self.model, "outputs", None)
+        if declared:
+            self._check_one_output(declared)
+
+    def _check_one_output(self, outputs: Sequence[Any]) -> None:
+        if len(outputs) != 1 or math.prod(size or 1 for size in outputs[0].shape[1:]) > _MOST_OUTPUTS:
+            shapes = ", ".join(str(tuple(each.shape)) for each in outputs)
             raise ValueError(
                 f"The statistic {self.name!r} needs a model with one output of at most {_MOST_OUTPUTS} numbers per "
                 f'example. Received: outputs of shape {shapes}. Choose another criterion, such as "fisher".'

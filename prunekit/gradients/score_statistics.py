@@ -163,18 +163,21 @@ class SynapticFlow(Collector):
     the largest score |w| * dR/d|w|.
     """
 
-    def values(self) -> list[Any]:
-        """Returns the gradient of R for each target, scaled so that the largest score is 1; float32.
-
-        Raises:
-            ValueError: An input is not of a floating-point type; R or a score is not finite.
-        """
-        args, kwargs = input_of_ones(self.model)
-        if not all(map(is_float, keras.tree.flatten((args, kwargs)))):
+    def check(self) -> None:
+        """Raises for a model with inputs that are not of a floating-point type."""
+        if not all(map(is_float, keras.tree.flatten(input_of_ones(self.model)))):
             raise ValueError(
                 "SynFlow computes the flow of an input of ones, so all inputs must be of a floating-point type. "
                 f"Received: the model {self.model.name!r} with inputs of another type. Choose another criterion."
             )
+
+    def values(self) -> list[Any]:
+        """Returns the gradient of R for each target, scaled so that the largest score is 1; float32.
+
+        Raises:
+            ValueError: R or a score is not finite.
+        """
+        args, kwargs = input_of_ones(self.model)
         known = [
             one for one in weights_in(self.model) if "float" in keras.backend.standardize_dtype(one.variable.dtype)
         ]

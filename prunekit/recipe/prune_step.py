@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from prunekit.core.statistics import check_statistics
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import (
@@ -51,7 +52,7 @@ class PruneStep(StepHandler[PreparedPruning]):
 
         Raises:
             ValueError, TypeError: The schedule does not fit the step, the criterion does not exist on this backend, or
-                the model has no such weights to prune.
+                the model has no such weights to prune, or a statistic does not exist for one of them.
         """
         for name in settings.needs:
             require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
@@ -65,6 +66,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         options = _options(settings, run.recipe.seed)
         training = not settings.one_shot
         found = resolved_targets(run.model, schedule, PruningOptions(**options), training=training)
+        check_statistics(settings.needs, run.model, found.targets)
         return PreparedPruning(settings, schedule=schedule, options=options, found=found)
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:

@@ -299,5 +299,5 @@ def test_statistics_of_examples_are_refused_for_frozen_weights_and_weighted_loss
         collected(weighted, "square_gradient", (INPUTS, LABELS))
     wide = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1025)])
     wide.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"one output of at most 1024 .* shape \(10, 1025\)"):
+    with pytest.raises(ValueError, match=r"one output of at most 1024 .* shape \(None, 1025\)"):
         collected(wide, "gauss_newton", (INPUTS, np.zeros((10, 1025))))

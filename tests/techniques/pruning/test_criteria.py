@@ -9,6 +9,7 @@ import tiny_recipes
 from keras import ops
 
 import prunekit as pk
+from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.runner import compress
 from prunekit.sparsity.gradient_scores import SynFlow
 from prunekit.sparsity.scores import Magnitude
@@ -91,6 +92,18 @@ def test_in_a_recipe(pairs):
     assert zeros(result.model) == round(0.8 * 64)
     for share, event in zip(shares, result.report.events, strict=False):
         assert event.reached == pytest.approx(share, abs=1 / 64)
+
+
+def test_a_recipe_is_refused_before_it_trains_where_a_statistic_does_not_exist(pairs):
+    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5, "criterion": "batch_normalization_scale"}}]
+    model = network()
+    before = model.get_weights()
+    with pytest.raises(
+        RecipeError, match=r"steps\[1\].prune: .*Received: logits/kernel, whose layer's output does not"
+    ):
+        compress(tiny_recipes.recipe(*steps), model, pairs)
+    for weight, value in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
 
 
 def test_statistics_leave_weights_state_and_random_numbers_as_they_were(samples):
