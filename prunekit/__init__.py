@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from prunekit.recipe.sweep import sweep
     from prunekit.recipe.workers import Jobs
     from prunekit.sparsity.allocation import ERK, Global, Uniform
+    from prunekit.sparsity.channel_scores import Apoz, BatchNormalizationScale, GeometricMedian, MeanActivation
+    from prunekit.sparsity.gradient_scores import Fisher, GraSP, OptimalBrainDamage, Snip, SynFlow, Taylor
     from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
     from prunekit.sparsity.schedules import (
         ConstantSparsity,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.pruner import Pruner
 
 __all__ = [
+    "Apoz",
+    "BatchNormalizationScale",
     "Block",
     "Channel",
     "ConstantSparsity",
@@ -53,18 +57,23 @@ __all__ = [
     "ERK",
     "ExpectationFailed",
     "ExponentialDecay",
+    "Fisher",
+    "GeometricMedian",
     "Global",
+    "GraSP",
     "Jobs",
     "KeepZeros",
     "L2",
     "LeakError",
     "LinearDecay",
     "Magnitude",
+    "MeanActivation",
     "Movement",
     "MultiStep",
     "NM",
     "OnceSparse",
     "OneShot",
+    "OptimalBrainDamage",
     "PolynomialDecay",
     "Pruner",
     "PruningCallback",
@@ -73,7 +82,10 @@ __all__ = [
     "RecipeError",
     "Report",
     "Result",
+    "Snip",
     "SweepReport",
+    "SynFlow",
+    "Taylor",
     "Uniform",
     "Unstructured",
     "WeightSpec",
@@ -110,6 +122,8 @@ _MODULES = {
     "prunekit.recipe.sweep": ("sweep",),
     "prunekit.recipe.workers": ("Jobs",),
     "prunekit.sparsity.allocation": ("ERK", "Global", "Uniform"),
+    "prunekit.sparsity.channel_scores": ("Apoz", "BatchNormalizationScale", "GeometricMedian", "MeanActivation"),
+    "prunekit.sparsity.gradient_scores": ("Fisher", "GraSP", "OptimalBrainDamage", "Snip", "SynFlow", "Taylor"),
     "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),
     "prunekit.sparsity.schedules": (
         "ConstantSparsity",

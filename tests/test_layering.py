@@ -15,7 +15,8 @@ ORDER = (
     ("", "version lazy_names suggestions registry"),
     (
         "sparsity",
-        "arguments shorthands schedules array_ops selection sums scores patterns detection allocation reconstruction",
+        "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
+        "detection allocation reconstruction",
     ),
     (
         "anatomy",
@@ -27,15 +28,15 @@ ORDER = (
     (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
-        "distribution layer_observer update_observer losses snapshot calibration statistics layer_products "
-        "layer_inputs input_statistics calibration_walk random_state",
+        "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
+        "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
         "gradients",
         "layer_capture statistics interception zeroth_order black_box_loss gradient_factors layer_formulas "
-        "per_example_pass per_example_gradients jacobian_products repeated_run rematerialization partitioned_backward "
-        "custom_gradients diagnosis",
+        "per_example_pass per_example_gradients score_statistics example_statistics jacobian_products "
+        "repeated_run rematerialization partitioned_backward custom_gradients diagnosis",
     ),
     (
         "techniques/pruning",

@@ -9,7 +9,7 @@ from typing import Any
 from prunekit.anatomy.counting import Call, Product
 from prunekit.anatomy.weight_spec import WeightSpec
 
-_STATE = "it is state that the layer keeps, not a weight that it learns"
+STATE = "it is state that the layer keeps, not a weight that it learns"
 Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
 Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
 
@@ -45,7 +45,7 @@ EMBEDDING = WeightSpec("embedding", (-2,), (-1,), parallel_axes=(-2,))
 POSITION = WeightSpec("embedding", (-2,), (-1,), prunable=False, parallel_axes=(-2,))
 BIAS = WeightSpec("bias", (), (-1,), prunable=False)
 NORM = WeightSpec("normalization", (), (), prunable=False)
-NORM_STATE = WeightSpec("normalization", (), (), prunable=False, refused=_STATE)
+NORM_STATE = WeightSpec("normalization", (), (), prunable=False, refused=STATE)
 OTHER = WeightSpec("other", (), (), prunable=False)
-OTHER_STATE = WeightSpec("other", (), (), prunable=False, refused=_STATE)
+OTHER_STATE = WeightSpec("other", (), (), prunable=False, refused=STATE)
 SLOPE = WeightSpec("other", (), (), prunable=False, refused="a zero slope changes the activation and saves no work")

@@ -47,7 +47,11 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 @click.argument("model")
 @click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
 @click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
-@click.option("--criterion", default="magnitude", help="magnitude, l2 or random.  [default: magnitude]")
+@click.option(
+    "--criterion",
+    default="magnitude",
+    help="magnitude, l2, random, synflow, geometric_median ...  [default: magnitude]",
+)
 @click.option(
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )

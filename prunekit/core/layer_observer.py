@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,20 @@ from prunekit.core import patching
 LINKS = ("softmax", "sigmoid")
 
 
-def observe(model: Any, inputs: Any, see: Callable[[Any, Any, Any], None], *, training: bool = True) -> Any:
+def observe(
+    model: Any,
+    inputs: Any,
+    see: Callable[[Any, Any, Any], None],
+    *,
+    training: bool = True,
+    values: Sequence[tuple[Any, Any]] = (),
+) -> Any:
     """Returns the model's outputs on `inputs` and calls `see(layer, before, after)` after every layer call.
 
     `after` is the layer's first floating-point output, and `before` the same tensor before the activation function.
     Layers inside recurrent and time-distributed layers are not reported: the backend runs them in a loop. The model's
-    state (moving averages, random seeds) stays unchanged.
+    state (moving averages, random seeds) stays unchanged. `values` are pairs (variable, tensor that the pass reads in
+    its place).
     """
     inside: list[Any] = []
 
@@ -44,7 +52,11 @@ def observe(model: Any, inputs: Any, see: Callable[[Any, Any, Any], None], *, tr
             see(layer, heard[0] if heard else before, after)
         return outputs
 
-    with watching(watched), keras.StatelessScope(collect_losses=True):
+    scope = keras.StatelessScope(collect_losses=True)
+    for pair in values:
+        # Given to the constructor, tensors would be cast to the type of their variables.
+        scope.add_update(pair)
+    with watching(watched), scope:
         return model(inputs, training=training)
 
 

@@ -14,7 +14,10 @@ from prunekit.sparsity.shorthands import STATISTICS
 
 
 class Collector(ABC):
-    """Collects one statistic of the targets of a model. Subclass `DataCollector` or `TrainingCollector`.
+    """Collects one statistic of the targets of a model.
+
+    Subclass `DataCollector` or `TrainingCollector`, or this class for a statistic of the model alone, whose `values`
+    are read at each mask update.
 
     Args:
         model: The model.
@@ -25,17 +28,33 @@ class Collector(ABC):
         self.model = model
         self.targets = tuple(targets)
 
+    def check(self) -> None:  # noqa: B027
+        """Raises if the statistic does not exist for a target; reads no data, and the default checks nothing.
+
+        Raises:
+            ValueError: The statistic does not exist for the model or for one of the targets.
+        """
+
     @abstractmethod
     def values(self) -> list[Any]:
         """Returns the statistic of each target: a tensor, or a structure of tensors."""
 
 
 class DataCollector(Collector):
-    """Collects a statistic from calibration data at each mask update."""
+    """Collects a statistic from calibration data at each mask update.
+
+    Attributes:
+        passes: Number of passes over the data; each shows all batches.
+    """
+
+    passes: int = 1
 
     @abstractmethod
     def reset(self) -> None:
         """Forgets all batches."""
+
+    def begin_pass(self, number: int) -> None:  # noqa: B027
+        """Begins a pass over the data; `number` counts from 0, and the default does nothing."""
 
     @abstractmethod
     def observe(self, inputs: Any, labels: Any) -> None:
@@ -68,6 +87,17 @@ class TrainingCollector(Collector):
         """Continues from the result of `state` of an earlier training."""
 
 
+def check_statistics(needs: Collection[str], model: Any, targets: Sequence[Target]) -> None:
+    """Raises if a statistic that is not from training does not exist for a target, before there are data.
+
+    Raises:
+        ValueError: A statistic is not registered, or does not exist for the model or for one of the targets.
+    """
+    for row in [STATISTICS.named(name) for name in sorted(needs)]:
+        if row.source != "training":
+            row.load()(model, targets).check()
+
+
 class Collectors:
     """The collectors of all statistics that a pruning run needs.
 
@@ -78,7 +108,7 @@ class Collectors:
         data: Calibration data for statistics from data, as `batches_of` takes them, or None.
 
     Raises:
-        ValueError: A statistic is not registered, or needs data and there are none.
+        ValueError: A statistic is not registered, needs data and there are none, or does not exist for a target.
         RuntimeError: A statistic does not exist on this backend.
     """
 
@@ -99,6 +129,8 @@ class Collectors:
                     f"KERAS_BACKEND={row.backends[0]}."
                 )
         self._collectors: dict[str, Collector] = {row.name: row.load()(model, targets) for row in rows}
+        for collector in self._collectors.values():
+            collector.check()
 
     @property
     def from_training(self) -> dict[str, TrainingCollector]:
@@ -125,12 +157,18 @@ class Collectors:
         from_data = [one for one in self._collectors.values() if isinstance(one, DataCollector)]
         for collector in from_data:
             collector.reset()
-        for inputs, labels in batches_of(self._data) if from_data else ():
-            for collector in from_data:
-                collector.observe(inputs, labels)
+        for number in range(max((one.passes for one in from_data), default=0)):
+            self._pass_over_data(number, [one for one in from_data if one.passes > number])
         columns = {name: one.values() for name, one in self._collectors.items()}
         count = len(next(iter(columns.values())))
         return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+    def _pass_over_data(self, number: int, collectors: Sequence[DataCollector]) -> None:
+        for collector in collectors:
+            collector.begin_pass(number)
+        for inputs, labels in batches_of(self._data):
+            for collector in collectors:
+                collector.observe(inputs, labels)
 
     def state(self) -> Snapshot:
         """Returns the state of the statistics from training: {name: values}, and arrays named "name/array"."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from prunekit.anatomy.reports import layer_error_section
+from prunekit.core.statistics import check_statistics
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import (
@@ -58,7 +59,7 @@ class PruneStep(StepHandler[PreparedPruning]):
 
         Raises:
             ValueError, TypeError: The schedule does not fit the step, the criterion does not exist on this backend, or
-                the model has no such weights to prune.
+                the model has no such weights to prune, or a statistic does not exist for one of them.
         """
         for name in settings.needs:
             require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
@@ -72,6 +73,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         options = _options(settings, run.recipe.seed)
         training = not settings.one_shot
         found = resolved_targets(run.model, schedule, PruningOptions(**options), training=training)
+        check_statistics(settings.needs, run.model, found.targets)
         return PreparedPruning(settings, schedule=schedule, options=options, found=found)
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
@@ -123,8 +125,8 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     settings, schedule = prepared.settings, prepared.schedule
     data = _calibration_data(prepared, workspace) if settings.reads_data else None
     if settings.one_shot:
-        options, repair = PruningOptions(**prepared.options), settings.repair or "weights"
-        pruner, errors = prune_once(workspace.model, schedule, options, data, repair=repair)
+        options = PruningOptions(**prepared.options)
+        pruner, errors = prune_once(workspace.model, schedule, options, data, repair=settings.repair)
         return pruner, StepResult(sections=[layer_error_section(errors)] if errors else ())
     callback = PruningCallback(schedule, data=data, **prepared.options)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)

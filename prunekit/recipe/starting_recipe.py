@@ -349,7 +349,7 @@ def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[s
         "        begin: {epochs: 0}",
         f"        end: {{epochs: {_ENDS}}}        # the remaining epochs train at the final sparsity",
         f"        frequency: {frequency}            # optimizer updates between two mask updates",
-        "      criterion: magnitude      # which weights go: l2, movement, random",
+        "      criterion: magnitude      # which weights go: l2, movement, taylor ...",
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
         "      allocation: uniform       # global and erk prune large layers more",
         *_exclude(model),

@@ -1,8 +1,9 @@
 """Pruning criteria: functions weight (+ statistics) -> importance, one number per weight; higher = keep."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,13 +20,20 @@ _WORD = 0xFFFFFFFF
 class Criterion(ABC):
     """Computes the importance of each weight. Subclasses are frozen dataclasses, callable eagerly and in a graph.
 
-    `needs` holds the names of the required statistics, as registered in `prunekit.sparsity.shorthands.STATISTICS`;
-    empty = weights only. `reconstructs` is True for a criterion that also sets the kept weights, by a method `fitted`.
     Register a subclass by a row in `CRITERIA` to use its name in options and recipes.
+
+    Attributes:
+        needs: Names of the required statistics, as registered in `prunekit.sparsity.shorthands.STATISTICS`; empty =
+            weights only.
+        reconstructs: True for a criterion that also sets the kept weights, by a method `fitted`.
+        before_training: True for a criterion of untrained networks, whose outputs need no repair.
+        rounds: Number of rounds in which a mask update prunes, each with new statistics; see `sparsities_of_rounds`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     reconstructs: ClassVar[bool] = False
+    before_training: ClassVar[bool] = False
+    rounds: int = 1
 
     @abstractmethod
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
@@ -65,11 +73,8 @@ class L2(Criterion):
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """weight ** 2, in float32, or float64 for a float64 weight."""
-        weight = ops.convert_to_tensor(weight)
         # In float16 the square overflows to inf from |w| = 256 on and underflows to 0 below 0.0002.
-        if keras.backend.standardize_dtype(weight.dtype) in ("float16", "bfloat16"):
-            weight = ops.cast(weight, "float32")
-        return ops.square(weight)
+        return ops.square(wide(weight))
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class Wanda(Criterion):
         # Of equal products the lower index is kept first: the reversed order is sorted stably.
         order = ops.argsort(ops.flip(columns, axis=0), axis=0)
         ranks = ops.argsort(count - 1 - order, axis=0)
-        ranks = ops.reshape(ops.cast(ranks, "float32") / count, shape)
+        ranks = ops.reshape(ops.cast(ranks, "float32") * (1.0 / max(count, 1)), shape)
         return ops.transpose(ranks, tuple(int(axis) for axis in np.argsort((*inputs, *outputs))))
 
 
@@ -163,23 +168,52 @@ class Wanda(Criterion):
 class Custom(Criterion):
     """Importance from a user's function: weight -> importance of the same shape, higher = keep.
 
-    The function is traced into a graph, so its operations must be `keras.ops`, not NumPy.
+    The function is traced into a graph, so its operations must be `keras.ops`, not NumPy. A function with parameters
+    named `target`, `seed_offset` or `statistics` is given these as keywords, as `Criterion.__call__` describes them.
+    The attribute `needs` of the function, a collection of names, selects the statistics: `score.needs = ("gradient",)`.
 
     Args:
-        function: Called with the weight as its only argument.
+        function: Called with the weight, and with the keywords above that it names.
     """
 
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
 
     def __post_init__(self) -> None:
         if isinstance(self.function, type) or not callable(self.function):
             raise TypeError(
                 f"A criterion function must take a weight and return its importance. Received: {self.function!r}."
             )
+        needs = getattr(self.function, "needs", ())
+        if isinstance(needs, str) or not isinstance(needs, Collection):
+            raise TypeError(
+                "The attribute `needs` of a criterion function is a collection of names of statistics. "
+                f"Received: {needs!r}."
+            )
+        if needs and "statistics" not in self.keywords:
+            raise TypeError(
+                "A criterion function that needs statistics takes them as the parameter `statistics`. "
+                f"Received: {self.function!r} with needs={needs!r} and no such parameter."
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Names of the statistics that the function needs."""
+        return frozenset(getattr(self.function, "needs", ()))
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The keyword arguments of `__call__` that the function takes."""
+        try:
+            known = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # functions written in C have no signature
+            return ()
+        # The first parameter is the weight, whatever its name is.
+        return tuple(name for name in list(known)[1:] if name in ("target", "seed_offset", "statistics"))
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """The function's checked return value; entries below -2 ** 96, such as -inf, are raised to -2 ** 96."""
-        importance = ops.convert_to_tensor(self.function(weight))
+        given = {"target": target, "seed_offset": seed_offset, "statistics": statistics}
+        importance = ops.convert_to_tensor(self.function(weight, **{name: given[name] for name in self.keywords}))
         name = getattr(self.function, "__name__", repr(self.function))
         if tuple(importance.shape) != tuple(weight.shape):
             raise ValueError(
@@ -221,6 +255,32 @@ def get_criterion(criterion: str | Callable[..., Any] | Criterion) -> Criterion:
             f"Received: {criterion!r} of type {type(criterion).__name__}."
         )
     return Custom(criterion)
+
+
+def sparsities_of_rounds(current: float, final: float, rounds: int) -> list[float]:
+    """Returns the sparsity after each round: the density falls by the same factor in every round.
+
+    Args:
+        current: Sparsity before the first round.
+        final: Sparsity after the last round; with `final` <= `current` there is one round.
+        rounds: Number of rounds.
+
+    Source: Tanaka et al. 2020, arXiv:2006.05467, algorithm 1.
+
+    >>> sparsities_of_rounds(0.0, 0.75, 2)
+    [0.5, 0.75]
+    """
+    if final <= current:
+        return [final]
+    density = [(1 - current) ** (1 - k / rounds) * (1 - final) ** (k / rounds) for k in range(1, rounds)]
+    return [*(1 - kept for kept in density), final]
+
+
+def wide(weight):
+    """Returns the weight as a tensor, cast to float32 from a 16-bit type."""
+    weight = ops.convert_to_tensor(weight)
+    narrow = keras.backend.standardize_dtype(weight.dtype) in ("float16", "bfloat16")
+    return ops.cast(weight, "float32") if narrow else weight
 
 
 def _plus(x, constant: int):

@@ -64,16 +64,17 @@ class StatisticRow(Row):
     """A statistic; its factory returns a `prunekit.core.statistics.Collector` for (model, targets).
 
     Attributes:
-        source: "training" if optimizer updates provide the statistic, "data" if a pass over data does.
+        source: "training" if optimizer updates provide the statistic, "data" if a pass over data does, "model" if the
+            model itself does.
         backends: Keras backends on which the statistic exists; empty = all.
     """
 
-    source: Literal["training", "data"] = "data"
+    source: Literal["training", "data", "model"] = "data"
     backends: tuple[str, ...] = ()
 
 
 def sources_of(needs: Iterable[str]) -> set[str]:
-    """Returns the sources of the statistics `needs`: "training", "data", both or none.
+    """Returns the sources of the statistics `needs`: any of "training", "data" and "model".
 
     Raises:
         ValueError: A statistic is not registered.
@@ -99,6 +100,24 @@ CRITERIA: Registry[CriterionRow] = Registry(
             options={"damping": (float, 0.01), "run": (int, 128)},
             needs=("hessian",),
         ),
+        CriterionRow("snip", "prunekit.sparsity.gradient_scores:Snip", needs=("gradient",)),
+        CriterionRow("grasp", "prunekit.sparsity.gradient_scores:GraSP", needs=("gradient_flow",)),
+        CriterionRow(
+            "synflow", "prunekit.sparsity.gradient_scores:SynFlow", needs=("synflow",), options={"rounds": (int, 100)}
+        ),
+        CriterionRow("taylor", "prunekit.sparsity.gradient_scores:Taylor", needs=("square_batch_gradient",)),
+        CriterionRow("fisher", "prunekit.sparsity.gradient_scores:Fisher", needs=("square_gradient",)),
+        CriterionRow(
+            "optimal_brain_damage", "prunekit.sparsity.gradient_scores:OptimalBrainDamage", needs=("gauss_newton",)
+        ),
+        CriterionRow(
+            "batch_normalization_scale",
+            "prunekit.sparsity.channel_scores:BatchNormalizationScale",
+            needs=("batch_normalization_scale",),
+        ),
+        CriterionRow("geometric_median", "prunekit.sparsity.channel_scores:GeometricMedian"),
+        CriterionRow("apoz", "prunekit.sparsity.channel_scores:Apoz", needs=("zero_share",)),
+        CriterionRow("mean_activation", "prunekit.sparsity.channel_scores:MeanActivation", needs=("mean_activation",)),
     ],
 )
 ALLOCATIONS: Registry[AllocationRow] = Registry(
@@ -133,6 +152,19 @@ STATISTICS: Registry[StatisticRow] = Registry(
         ),
         StatisticRow("input_norm", "prunekit.core.input_statistics:InputNorms"),
         StatisticRow("hessian", "prunekit.core.input_statistics:Hessians"),
+        StatisticRow("gradient", "prunekit.gradients.score_statistics:Gradient"),
+        StatisticRow("square_batch_gradient", "prunekit.gradients.score_statistics:SquareBatchGradient"),
+        StatisticRow("gradient_flow", "prunekit.gradients.score_statistics:GradientFlow"),
+        StatisticRow("synflow", "prunekit.gradients.score_statistics:SynapticFlow", source="model"),
+        StatisticRow(
+            "square_gradient", "prunekit.gradients.example_statistics:SquareGradient", backends=("tensorflow",)
+        ),
+        StatisticRow("gauss_newton", "prunekit.gradients.example_statistics:GaussNewton", backends=("tensorflow",)),
+        StatisticRow(
+            "batch_normalization_scale", "prunekit.core.channel_statistics:BatchNormalizationScales", source="model"
+        ),
+        StatisticRow("zero_share", "prunekit.core.channel_statistics:ZeroShare"),
+        StatisticRow("mean_activation", "prunekit.core.channel_statistics:ActivationMean"),
     ],
 )
 # Packages whose schedules are accepted: the factory converts an instance of one of their classes.

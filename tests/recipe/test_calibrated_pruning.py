@@ -1,4 +1,4 @@
-"""One-shot steps of recipes that read calibration data: repair, criteria, allocations, and how many examples they read."""
+"""One-shot steps of recipes that read calibration data: repairs, criteria, allocations, number of examples."""
 
 import keras
 import numpy as np

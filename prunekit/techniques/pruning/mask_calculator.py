@@ -18,6 +18,8 @@ from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
+from prunekit.sparsity.channel_scores import REPEATED
+from prunekit.sparsity.gradient_scores import PRODUCTS
 from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 from prunekit.sparsity.selection import (
@@ -42,7 +44,7 @@ _AT_ONCE = 1 << 22
 _SMALL_ELSEWHERE = 1 << 16
 _SMALL_ONCE = 1 << 22
 # Criteria and patterns with the same results, to the bit, in single operations, in compiled functions and in NumPy.
-_EXACT_CRITERIA = frozenset((Magnitude, L2, Movement, Random))
+_EXACT_CRITERIA = frozenset((Magnitude, L2, Movement, Random, *PRODUCTS, *REPEATED))
 _EXACT_PATTERNS = frozenset((Unstructured, Block, NM, Channel))
 
 
@@ -301,7 +303,7 @@ def _importance_functions(criterion: Criterion, targets: Sequence[Target]) -> li
     ]
     if type(criterion) in _EXACT_CRITERIA:
         return calls
-    if isinstance(criterion, Custom):
+    if isinstance(criterion, Custom) and not criterion.keywords:
         # Independent of the offset, so that weights of one shape share a trace.
         return [compilation.compiled(criterion)] * len(targets)
     return [compilation.compiled(call) for call in calls]

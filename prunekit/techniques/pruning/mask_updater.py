@@ -11,6 +11,7 @@ from keras import ops
 from prunekit.anatomy.reports import Event
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.schedules import Schedule
+from prunekit.sparsity.scores import sparsities_of_rounds
 from prunekit.techniques.pruning.enforcement_check import EnforcementCheck
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -103,11 +104,19 @@ class MaskUpdater:
     def update(self, step: int, sparsity: float) -> bool:
         """Asks the policy for masks of this sparsity and applies them; returns True if they changed.
 
+        A criterion with several `rounds` has its statistics collected anew, and masks applied, in each round.
+
         Raises:
             ValueError: An importance is NaN, or a statistic from training lacks updates; the masks are unchanged.
             LeakError: Pruned weights are non-zero; the masks were re-imposed.
         """
         self._refuse_unobserved(step, sparsity)
+        rounds = sparsities_of_rounds(self.sparsity, sparsity, self._plan.criterion.rounds)
+        changed = [self._update_once(step, each) for each in rounds]
+        self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
+        return any(changed)
+
+    def _update_once(self, step: int, sparsity: float) -> bool:
         found = self._plan.policy.update(
             MaskRequest(
                 step=step,
@@ -126,7 +135,6 @@ class MaskUpdater:
         changed = found.changes(self.kept) or found.weights is not None
         if changed:
             self._apply(found)
-        self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return changed
 
     def _apply(self, found: MaskUpdate) -> None:

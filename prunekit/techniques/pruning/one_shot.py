@@ -28,7 +28,7 @@ def prune(
     sparsity: float,
     data: Any = None,
     *,
-    repair: str = "weights",
+    repair: str | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Report:
@@ -48,7 +48,7 @@ def prune(
         repair: What makes up for pruned weights, where there are data. "weights": the kept weights of each layer are
             fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
             "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
-            normalizations.
+            normalizations. None = "weights", or "none" for criteria of untrained models (SNIP, GraSP, SynFlow).
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
@@ -76,7 +76,7 @@ def prune_once(
     settings: PruningOptions,
     data: Any,
     *,
-    repair: str = "weights",
+    repair: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Pruner, tuple[LayerError, ...]]:
     """Does what `prune` does; returns the finished pruner and the errors of the layers.
@@ -89,17 +89,19 @@ def prune_once(
         repair: As for `prune`.
         progress: As for `prune`.
     """
-    if repair not in REPAIRS:
+    if repair not in (None, *REPAIRS):
         raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
+    criterion = get_criterion(settings.criterion)
+    repair = repair or ("none" if criterion.before_training else "weights")
     layerwise = None
-    if data is not None and type(settings.policy) is Gradual:
-        criterion = get_criterion(settings.criterion)
+    if data is not None and type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training):
+        _check_rounds(criterion)
         layerwise = Layerwise(model, data, criterion, repair, progress)
         settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
     elif data is not None and "data" not in sources_of(settings.needs):
         raise ValueError(
-            'Calibration data repair what the policy "gradual" prunes. Received: data, and '
-            f"policy={settings.policy}. Leave one of them out."
+            f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: data, '
+            f"with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
         )
     pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
     pruner.begin()
@@ -107,6 +109,14 @@ def prune_once(
         layerwise.assign_others()
     pruner.finish()
     return pruner, () if layerwise is None else tuple(layerwise.errors)
+
+
+def _check_rounds(criterion: Criterion) -> None:
+    if criterion.rounds > 1:
+        raise ValueError(
+            f"A repair follows one selection of weights. Received: criterion={criterion}, which selects in "
+            f'{criterion.rounds} rounds. Pass repair="none".'
+        )
 
 
 def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
@@ -148,7 +158,7 @@ class Layerwise(Gradual):
         work = LayerwisePruning(self.model, request.targets, solver, self.progress)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         values = {id(variable): value for variable, value in work.values}
-        weights = [values.pop(id(target.variable)) for target in request.targets]
+        weights = [values.pop(id(target.variable), None) for target in request.targets]
         self._repairs.extend(pair for pair in work.values if id(pair[0]) in values)
         self.errors.extend(work.errors.values())
         found = [work.masks[target.name] for target in request.targets]

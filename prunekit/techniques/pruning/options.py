@@ -35,8 +35,10 @@ class PruningOptions:
     """Selection of the pruned weights and of the pruning method; string shorthands are converted to objects.
 
     Args:
-        criterion: Importance criterion: "magnitude" (= "l1"), "l2", "movement", "random", a `Criterion`, or a
-            function weight -> importance of the same shape, higher = keep.
+        criterion: Importance criterion: "magnitude" (= "l1"), "l2", "movement", "random"; "snip", "grasp", "synflow",
+            "taylor", "fisher", "optimal_brain_damage"; "batch_normalization_scale", "geometric_median", "apoz",
+            "mean_activation"; a `Criterion`; or a function weight -> importance of the same shape, higher = keep.
+            docs/criteria.md has a table of them.
         pattern: Sparsity pattern: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
         allocation: Distribution of the sparsity over the weights: "uniform", "global", "erk", or an `Allocation`.
         include: Names, globs or `re:` patterns of layers and weights to prune; empty = all weights pruned by default.

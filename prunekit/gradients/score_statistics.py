@@ -1,0 +1,240 @@
+"""Statistics of criteria: gradients of the compiled loss, products of its Hessian, and the flow of SynFlow."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.layer_rows import STATE
+from prunekit.anatomy.model_weights import places, weights_in
+from prunekit.core import backend, patching
+from prunekit.core.differentiation import gradient, hessian_product
+from prunekit.core.layer_calls import input_of_ones
+from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, observe
+from prunekit.core.statistics import Collector, DataCollector
+
+
+def check_labelled(model: Any, labels: Any, statistic: str) -> None:
+    """Raises unless the model has a loss and the data have labels.
+
+    Raises:
+        ValueError: The model is not compiled with a loss, or the labels are None.
+    """
+    if not getattr(model, "compiled", False) or (
+        model.loss is None and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise ValueError(
+            f"The statistic {statistic!r} is a derivative of the model's loss. Received: the model {model.name!r}, "
+            "which is not compiled with a loss. Call model.compile(optimizer, loss) first."
+        )
+    if labels is None:
+        raise ValueError(
+            f"The statistic {statistic!r} is a derivative of the model's loss, which needs labels. Received: data "
+            "without labels. Pass `data` as a pair (inputs, labels), or batches of such pairs."
+        )
+
+
+def in_full_precision(model: Any) -> contextlib.AbstractContextManager:
+    """Returns a context manager in which layers that compute in 16 bits compute in float32.
+
+    In float16, small gradients would become zero, and there is no loss scaling here.
+    """
+    narrow = any(place.layer.compute_dtype in ("float16", "bfloat16") for place in places(model))
+    return _computing_in("float32", model) if narrow else contextlib.nullcontext()
+
+
+class _LossDerivative(DataCollector):
+    """Sums a derivative of each batch's loss; the mean over all examples is the statistic.
+
+    Attributes:
+        name: Name of the statistic, for messages.
+        training: Whether the model runs as in a training step, with batch statistics in batch normalisation.
+    """
+
+    name: str
+    training = False
+
+    def reset(self) -> None:
+        """Forgets all batches."""
+        self._sums: list[Any] = [0.0] * len(self.targets)
+        self._examples = 0
+
+    def observe(self, inputs: Any, labels: Any) -> None:
+        """Adds a batch, weighted by its number of examples."""
+        check_labelled(self.model, labels, self.name)
+        inputs, labels = as_tensors(inputs), as_tensors(labels)
+        count = keras.tree.flatten(inputs)[0].shape[0]
+        with in_full_precision(self.model):
+            found = self.of(inputs, labels)
+        self._sums = [total + count * one for total, one in zip(self._sums, found, strict=True)]
+        self._examples += count
+
+    def of(self, inputs: Any, labels: Any) -> list[Any]:
+        """Returns the derivative for one batch: one tensor per target."""
+        raise NotImplementedError
+
+    def values(self) -> list[Any]:
+        """Returns the mean over all examples: one tensor of the weight's shape per target."""
+        return [total / self._examples for total in self._sums]
+
+    def _now(self) -> list[Any]:
+        return [backend.value_now(target.variable) for target in self.targets]
+
+    def _loss(self, inputs: Any, labels: Any) -> Any:
+        """Returns the function: values of the targets -> loss of the batch, which leaves the model unchanged."""
+
+        def loss(values: list[Any]) -> Any:
+            pairs = [(target.variable, value) for target, value in zip(self.targets, values, strict=True)]
+            with keras.StatelessScope(pairs, collect_losses=True):
+                outputs = self.model(inputs, training=self.training)
+                return self.model.compute_loss(x=inputs, y=labels, y_pred=outputs, training=self.training)
+
+        return loss
+
+
+class Gradient(_LossDerivative):
+    """Collects the gradient of the mean loss over the data, as in a training step."""
+
+    name = "gradient"
+    training = True
+
+    def of(self, inputs: Any, labels: Any) -> list[Any]:
+        """Returns the gradient of the batch's loss."""
+        return gradient(self._loss(inputs, labels), self._now())
+
+
+class SquareBatchGradient(_LossDerivative):
+    """Collects the mean over batches of the squared gradient of the batch's loss, in inference mode."""
+
+    name = "square_batch_gradient"
+
+    def of(self, inputs: Any, labels: Any) -> list[Any]:
+        """Returns the squared gradient of the batch's loss."""
+        return [ops.square(one) for one in gradient(self._loss(inputs, labels), self._now())]
+
+
+class GradientFlow(_LossDerivative):
+    """Collects H g: the Hessian of the mean loss over the data, times its gradient, with respect to the targets.
+
+    The first pass over the data adds up the gradient, the second its products with each batch's Hessian.
+    """
+
+    name = "gradient_flow"
+    training = True
+    passes = 2
+
+    def begin_pass(self, number: int) -> None:
+        """Keeps the gradient when the second pass begins."""
+        self._gradient = self.values() if number else None
+        self.reset()
+
+    def of(self, inputs: Any, labels: Any) -> list[Any]:
+        """Returns the gradient of the batch's loss in the first pass, in the second the product of its Hessian."""
+        loss = self._loss(inputs, labels)
+        if self._gradient is None:
+            return gradient(loss, self._now())
+        with _exact_second_derivatives():
+            return hessian_product(loss, self._now(), self._gradient)
+
+
+def _exact_second_derivatives() -> contextlib.AbstractContextManager:
+    if keras.backend.backend() == "torch":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        # Flash attention has no second derivative.
+        return sdpa_kernel(SDPBackend.MATH)
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    from prunekit.gradients.layer_capture import exact_moments
+
+    return exact_moments()
+
+
+class SynapticFlow(Collector):
+    """Reads the gradient of R, the sum of the model's outputs on ones with all weights replaced by their magnitudes.
+
+    A pass in inference mode reads the magnitudes in place of the weights, which are not written; state such as the
+    moving averages of batch normalisation is read as it is. A softmax or sigmoid at the end of the model is left out:
+    the sum of a softmax is constant. The pass runs in float64, because R exceeds the range of float32 in networks of
+    some tens of layers; on JAX it runs in float32 unless JAX has its 64-bit types enabled. The gradients are divided by
+    the largest score |w| * dR/d|w|.
+    """
+
+    def check(self) -> None:
+        """Raises for a model with inputs that are not of a floating-point type."""
+        if not all(map(is_float, keras.tree.flatten(input_of_ones(self.model)))):
+            raise ValueError(
+                "SynFlow computes the flow of an input of ones, so all inputs must be of a floating-point type. "
+                f"Received: the model {self.model.name!r} with inputs of another type. Choose another criterion."
+            )
+
+    def values(self) -> list[Any]:
+        """Returns the gradient of R for each target, scaled so that the largest score is 1; float32.
+
+        Raises:
+            ValueError: R or a score is not finite.
+        """
+        args, kwargs = input_of_ones(self.model)
+        known = [
+            one for one in weights_in(self.model) if "float" in keras.backend.standardize_dtype(one.variable.dtype)
+        ]
+        weights = [one.variable for one in known if one.spec.refused != STATE]
+        dtype = _widest_type()
+        with _computing_in(dtype, self.model):
+            now = {id(one): ops.cast(ops.stop_gradient(backend.value_now(one.variable)), dtype) for one in known}
+            args, kwargs = keras.tree.map_structure(lambda value: ops.cast(value, dtype), (args, kwargs))
+            magnitudes = [ops.abs(now[id(one)]) for one in known if one.spec.refused != STATE]
+            state = [(one.variable, now[id(one)]) for one in known if one.spec.refused == STATE]
+            found = gradient(
+                lambda values: self._flow(args, kwargs, [*zip(weights, values, strict=True), *state]), magnitudes
+            )
+        return self._scaled(weights, magnitudes, found)
+
+    def _flow(self, args: tuple, kwargs: dict, values: Sequence[tuple[Any, Any]]) -> Any:
+        """Returns R, the sum of the outputs, for pairs (weight, value that is read in its place)."""
+        before_links: dict[int, tuple[Any, Any]] = {}
+
+        def see(layer: Any, before: Any, after: Any) -> None:
+            if activation_of(layer) in LINKS:
+                before_links[id(after)] = after, before
+
+        def run(_: Any, training: bool) -> Any:
+            return self.model(*args, **kwargs, training=training)
+
+        outputs = observe(run, None, see, training=False, values=values)
+        leaves = [leaf for leaf in keras.tree.flatten(outputs) if is_float(leaf)]
+        return sum(ops.sum(before_links.get(id(leaf), (leaf, leaf))[1]) for leaf in leaves)
+
+    def _scaled(self, weights: Sequence[Any], magnitudes: Sequence[Any], found: Sequence[Any]) -> list[Any]:
+        of = {id(variable): at for at, variable in enumerate(weights)}
+        places = [of[id(target.variable)] for target in self.targets]
+        largest = max(float(ops.max(magnitudes[at] * ops.abs(found[at]))) for at in places)
+        if not np.isfinite(largest):
+            raise ValueError(
+                f"SynFlow's scores must be finite. Received: {largest} in the model {self.model.name!r}. Its weights "
+                "or its depth exceed the range of the type: on JAX, enable 64-bit types with JAX_ENABLE_X64=1, or "
+                "choose another criterion."
+            )
+        return [ops.cast(found[at] / (largest or 1.0), "float32") for at in places]
+
+
+def _widest_type() -> str:
+    """Returns "float64", or "float32" where JAX has its 64-bit types disabled."""
+    if keras.backend.backend() != "jax":
+        return "float64"
+    import jax
+
+    return "float64" if jax.config.jax_enable_x64 else "float32"
+
+
+@contextlib.contextmanager
+def _computing_in(dtype: str, model: Any) -> Iterator[None]:
+    """Context manager in which the model's layers compute in `dtype`."""
+    policy = keras.dtype_policies.DTypePolicy(dtype)
+    with contextlib.ExitStack() as stack:
+        for layer in {id(place.layer): place.layer for place in places(model)}.values():
+            stack.enter_context(patching.shadowed(layer, "_dtype_policy", policy))
+        yield
