@@ -37,13 +37,15 @@ if TYPE_CHECKING:
         OneShot,
         PolynomialDecay,
     )
-    from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random
+    from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random, Wanda
     from prunekit.techniques.pruning.callbacks import PruningCallback
     from prunekit.techniques.pruning.keep_zeros import KeepZeros
+    from prunekit.techniques.pruning.layer_error import LayerErrorAllocation
     from prunekit.techniques.pruning.mask_store import LeakError
     from prunekit.techniques.pruning.once_sparse import OnceSparse
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
+    from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
 
 __all__ = [
     "Apoz",
@@ -64,6 +66,7 @@ __all__ = [
     "Jobs",
     "KeepZeros",
     "L2",
+    "LayerErrorAllocation",
     "LeakError",
     "LinearDecay",
     "Magnitude",
@@ -74,6 +77,7 @@ __all__ = [
     "OnceSparse",
     "OneShot",
     "OptimalBrainDamage",
+    "OutputError",
     "PolynomialDecay",
     "Pruner",
     "PruningCallback",
@@ -83,11 +87,13 @@ __all__ = [
     "Report",
     "Result",
     "Snip",
+    "SparseGPT",
     "SweepReport",
     "SynFlow",
     "Taylor",
     "Uniform",
     "Unstructured",
+    "Wanda",
     "WeightSpec",
     "__version__",
     "compress",
@@ -134,13 +140,15 @@ _MODULES = {
         "OneShot",
         "PolynomialDecay",
     ),
-    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random"),
+    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random", "Wanda"),
     "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.keep_zeros": ("KeepZeros",),
+    "prunekit.techniques.pruning.layer_error": ("LayerErrorAllocation",),
     "prunekit.techniques.pruning.mask_store": ("LeakError",),
     "prunekit.techniques.pruning.once_sparse": ("OnceSparse",),
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
+    "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)
