@@ -16,12 +16,12 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation",
+        "detection allocation reconstruction",
     ),
     (
         "anatomy",
         "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
-        "name_patterns model_weights targets layer_names fans watching "
+        "name_patterns model_weights model_graph targets layer_names fans watching "
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files",
     ),
@@ -29,7 +29,7 @@ ORDER = (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
-        "statistics channel_statistics random_state",
+        "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -40,8 +40,9 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store policy options movement mask_calculator gradual step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse one_shot backup_sync "
+        "mask_store policy options movement mask_calculator sparsegpt layer_error gradual step_counter enforcement_check "
+        "mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse "
+        "layer_solver layerwise one_shot backup_sync "
         "saved_files callbacks keep_zeros once_sparse",
     ),
     (

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunekit.anatomy.display import Displayed, data_frame
-from prunekit.anatomy.tables import at_least, known_sum, plain, table
+from prunekit.anatomy.tables import aligned, at_least, known_sum, plain, table
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,20 @@ class Event:
 
 
 @dataclass(frozen=True)
+class LayerError:
+    """How far the outputs of a layer moved when the model was pruned with calibration data.
+
+    Attributes:
+        name: Name of the layer's weight.
+        error: Squared L2 norm of the change of the layer's outputs before the activation, over the calibration data,
+            divided by that of the outputs before pruning. Changes of the layers before it are included.
+    """
+
+    name: str
+    error: float
+
+
+@dataclass(frozen=True)
 class Report(Displayed):
     """The weights of a model, and the changes that an operation made to them.
 
@@ -76,6 +90,7 @@ class Report(Displayed):
         notes: Remarks that a reader needs to interpret the figures.
         before: The report from before the operation.
         targets: Names of the weights that the operation pruned.
+        layer_errors: Output errors of the pruned layers, in the order of their calls; empty without calibration data.
     """
 
     model: str
@@ -85,6 +100,7 @@ class Report(Displayed):
     notes: tuple[str, ...] = ()
     before: Report | None = None
     targets: tuple[str, ...] = ()
+    layer_errors: tuple[LayerError, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -143,6 +159,7 @@ class Report(Displayed):
             "events": [asdict(event) for event in self.events],
             "notes": list(self.notes),
             "targets": list(self.targets),
+            "layer_errors": [asdict(row) for row in self.layer_errors],
             "before": self.before.to_dict() if self.before is not None else None,
         }
 
@@ -165,6 +182,9 @@ class Report(Displayed):
             lines.append(f"* pruned: {len(self.targets)} weights, sparsity {self.target_sparsity:.4f} in them")
         if self.before is not None:
             lines.append(f"before: {self.before.zeros:,} zeros, sparsity {self.before.sparsity:.4f}")
+        if self.layer_errors:
+            rows = [(row.name, f"{row.error:.2%}") for row in self.layer_errors]
+            lines += ["", *aligned([("pruned weight", "output error"), *rows], left={0})]
         lines += [f"skipped: {line}" for line in by_reason(self.skipped)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 

@@ -9,6 +9,7 @@ import keras
 
 from prunekit.anatomy.layer_names import Site, find_site
 from prunekit.anatomy.layers import draws_random_numbers
+from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built, places
 
 
@@ -41,7 +42,7 @@ def cut(model: Any, boundary: Any = None) -> Cut:
             boundary trains, draws random numbers or behaves differently in training; no layer has that name.
     """
     check_built(model)
-    require_graph(model)
+    requiregraph_of(model)
     sites = None if boundary is None else _sites(model, boundary)
     division = _divide(model, sites)
     if sites is not None:
@@ -60,13 +61,13 @@ def cut(model: Any, boundary: Any = None) -> Cut:
     return _assemble(division, f"{model.name}_lower", f"{model.name}_upper")
 
 
-def require_graph(model: Any) -> None:
+def requiregraph_of(model: Any) -> None:
     """Raises if the model's computation is not defined by a graph of layers.
 
     Raises:
         ValueError: The model is a subclass of keras.Model with its own `call`.
     """
-    if _graph(model) is None:
+    if graph_of(model) is None:
         raise ValueError(
             f"The model {model.name!r} has a `call` of its own, or layers that Keras cannot call symbolically, and "
             f"therefore no graph that can be split. Received: {type(model).__name__}. Build it as keras.Model(inputs, "
@@ -76,25 +77,10 @@ def require_graph(model: Any) -> None:
 
 def obstacles(model: Any) -> list[str]:
     """Returns why, per layer call, the model's outputs cannot be computed once and reused; [] if they can."""
-    return list(filter(None, map(_obstacle, _nodes(model))))
+    return list(filter(None, map(_obstacle, nodes_of(model))))
 
 
 # ---------------------------------------------------------------- the graph
-
-
-def _graph(model: Any) -> Any:
-    """Returns the functional model whose graph defines the model's `call`, or None if there is no such graph."""
-    if isinstance(model, keras.Sequential):
-        return model._functional if type(model).call is keras.Sequential.call else None
-    # The class of functional models has no public name in Keras.
-    kinds: list[Any] = [base for base in type(model).__mro__ if base.__name__ == "Functional"]
-    return model if kinds and type(model).call is kinds[0].call else None
-
-
-def _nodes(model: Any) -> list[Any]:
-    """Returns the calls in a model's graph, in their order of execution."""
-    levels = _graph(model)._nodes_by_depth
-    return [node for depth in sorted(levels, reverse=True) for node in levels[depth]]
 
 
 def _sites(model: Any, boundary: Any) -> list[Site]:
@@ -117,7 +103,7 @@ def _obstacle(node: Any) -> str:
     if any(place.layer.activity_regularizer is not None for place in places(layer)):
         return f"{layer.name!r} adds a loss (activity_regularizer)"
     # `training=False` in a call, as in `base(x, training=False)`, has no effect: Keras overrides it in training.
-    if _graph(layer) is not None:
+    if graph_of(layer) is not None:
         return next(iter(obstacles(layer)), "")
     for place in places(layer):
         reason = _in_training(place.layer)
@@ -174,7 +160,7 @@ def _at_obstacles(model: Any) -> _Division:
     """Returns the division whose lower part holds all frozen calls with only frozen calls before them."""
     division = _Division(model)
     known: set[int] = set()
-    nodes = _nodes(model)
+    nodes = nodes_of(model)
     for node in nodes:
         ready = all(id(tensor) in known for tensor in node.input_tensors)
         if node.is_input or (ready and not _obstacle(node)):
@@ -193,7 +179,7 @@ def _at_sites(model: Any, sites: list[Site]) -> _Division:
     """Returns the division with the named calls and all calls that they need below, and the other calls above."""
     division = _Division(model)
     needed: set[int] = set()
-    nodes = _nodes(model)
+    nodes = nodes_of(model)
     for node in reversed(nodes):
         calls = [other for other in nodes if other.operation is node.operation]
         number = calls.index(node) if len(calls) > 1 else None
@@ -215,7 +201,7 @@ def _at_sites(model: Any, sites: list[Site]) -> _Division:
 
 def _can_be_cut(node: Any, nodes: list[Any]) -> bool:
     """Returns True if the node is the only call of a nested model that has a graph."""
-    if not isinstance(node.operation, keras.Model) or _graph(node.operation) is None:
+    if not isinstance(node.operation, keras.Model) or graph_of(node.operation) is None:
         return False
     others = [value for name, value in node.arguments.kwargs.items() if name != "training" and value is not None]
     plain = len(node.arguments.args) == 1 and not others
@@ -284,7 +270,7 @@ class _Entries:
 
 
 def _assemble(division: _Division, lower_name: str, upper_name: str) -> Cut:
-    graph = _graph(division.model)
+    graph = graph_of(division.model)
     entries = _Entries({node.operation.name for node in [*division.high, *(node for node, _ in division.nested)]})
     shown, names, stand_ins = _enter(_crossing(division, graph), entries)
     for node, inner in division.nested:

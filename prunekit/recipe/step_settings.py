@@ -180,8 +180,9 @@ class Prune(Settings):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the statistics that criterion and policy need."""
-        return CRITERIA[name_of(self.criterion)].needs + POLICIES[name_of(self.policy)].needs
+        """Names of the statistics that criterion, allocation and policy need."""
+        rows = CRITERIA[name_of(self.criterion)], ALLOCATIONS[name_of(self.allocation)], POLICIES[name_of(self.policy)]
+        return tuple(name for row in rows for name in row.needs)
 
     @property
     def reads_data(self) -> bool:

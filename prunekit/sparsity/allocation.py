@@ -36,6 +36,8 @@ class Layout(NamedTuple):
 class Allocation(ABC):
     """Distributes an overall sparsity over weights. Subclasses are frozen dataclasses.
 
+    `needs` holds the names of statistics that the allocation reads, as a criterion's `needs`; an allocation with `needs`
+    takes them as a keyword argument `statistics` of `sparsities`: one {name: value} per weight.
     `joint` is True for an allocation without a sparsity per weight: the units to prune are selected in one step over
     the importances of all weights. `needs_scores` is True for an allocation that reads the importances of all weights.
     Register a subclass by a row in `prunekit.sparsity.shorthands.ALLOCATIONS` to use its name in options and recipes.
@@ -43,6 +45,7 @@ class Allocation(ABC):
 
     joint: ClassVar[bool] = False
     needs_scores: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def sparsities(
@@ -68,6 +71,7 @@ class Allocation(ABC):
         targets: Sequence[Weight],
         scores: Sequence[Any] | None = None,
         overrides: Mapping[int, float] | None = None,
+        statistics: Sequence[Any] | None = None,
     ) -> list[float]:
         """The sparsity of each weight, where `overrides` fixes some of them; all together have the sparsity `sparsity`.
 
@@ -76,12 +80,13 @@ class Allocation(ABC):
             targets: As for `sparsities`.
             scores: As for `sparsities`.
             overrides: Index of a weight -> its sparsity. `sparsities` distributes the rest over the other weights.
+            statistics: {name: value} of each weight, for the names in `needs`.
 
         Raises:
             ValueError: As for `sparsities`; the other weights cannot reach the rest.
         """
         if not overrides:
-            return self.sparsities(sparsity, targets, scores)
+            return self._sparsities(sparsity, targets, scores, statistics)
         sizes = [math.prod(target.shape) for target in targets]
         free = [i for i in range(len(sizes)) if i not in overrides]
         rest = sum(sizes[i] for i in free)
@@ -97,9 +102,14 @@ class Allocation(ABC):
                 "overrides or the overall sparsity."
             )
         found = dict(overrides)
-        of_free = None if scores is None else [scores[i] for i in free]
-        found |= zip(free, self.sparsities(wanted / max(rest, 1), [targets[i] for i in free], of_free), strict=True)
+        of_free = [None if rows is None else [rows[i] for i in free] for rows in (scores, statistics)]
+        others = self._sparsities(wanted / max(rest, 1), [targets[i] for i in free], *of_free)
+        found |= zip(free, others, strict=True)
         return [found[i] for i in range(len(sizes))]
+
+    def _sparsities(self, sparsity, targets, scores, statistics) -> list[float]:
+        more = {"statistics": statistics} if self.needs else {}
+        return self.sparsities(sparsity, targets, scores, **more)
 
 
 @dataclass(frozen=True)

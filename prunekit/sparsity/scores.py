@@ -1,6 +1,7 @@
 """Pruning criteria: functions weight (+ statistics) -> importance, one number per weight; higher = keep."""
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -25,10 +26,12 @@ class Criterion(ABC):
         needs: Names of the required statistics, as registered in `prunekit.sparsity.shorthands.STATISTICS`; empty =
             weights only.
         rounds: Number of rounds in which a mask update prunes, each with new statistics; see `sparsities_of_rounds`.
+        reconstructs: Whether the criterion also sets the kept weights, by a method `fitted`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     rounds: int = 1
+    reconstructs: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
@@ -122,6 +125,41 @@ class Movement(Criterion):
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """statistics["movement"], as a tensor."""
         return ops.convert_to_tensor(statistics["movement"])
+
+
+@dataclass(frozen=True)
+class Wanda(Criterion):
+    """|w_ij| * ||x_i||_2: weight times the norm of the input that it multiplies, over the calibration inputs.
+
+    Args:
+        per_output: True ranks the weights of each output among themselves, so that a uniform sparsity removes the same
+            fraction of each: the score is the rank divided by the number of inputs. False compares the products
+            themselves over the whole weight, as allocations over several weights need.
+
+    Source: Sun et al. 2023, arXiv:2306.11695, eq. 1 and section 3 (comparison group: one output).
+    """
+
+    per_output: bool = True
+
+    needs: ClassVar[frozenset[str]] = frozenset({"input_norm"})
+
+    def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
+        """Float32 importances, the shape of `weight`."""
+        norm = ops.convert_to_tensor(statistics["input_norm"])
+        importance = ops.abs(ops.cast(weight, norm.dtype)) * norm
+        outputs = () if target is None else target.out_axes
+        inputs = tuple(axis for axis in range(len(weight.shape)) if axis not in outputs)
+        if not self.per_output or not inputs:
+            return importance
+        columns = ops.transpose(importance, (*inputs, *outputs))
+        shape = columns.shape
+        count = math.prod(shape[: len(inputs)])
+        columns = ops.reshape(columns, (count, -1))
+        # Of equal products the lower index is kept first: the reversed order is sorted stably.
+        order = ops.argsort(ops.flip(columns, axis=0), axis=0)
+        ranks = ops.argsort(count - 1 - order, axis=0)
+        ranks = ops.reshape(ops.cast(ranks, "float32") / count, shape)
+        return ops.transpose(ranks, tuple(int(axis) for axis in np.argsort((*inputs, *outputs))))
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,11 @@ class AllocationRow(ConfiguredRow):
 
     Attributes:
         per_weight: Whether each weight has its own sparsity, which N:M patterns do not allow.
+        needs: Names of the statistics that the allocation needs besides those of the criterion.
     """
 
     per_weight: bool = True
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ CRITERIA: Registry[CriterionRow] = Registry(
         CriterionRow("l2", "prunekit.sparsity.scores:L2"),
         CriterionRow("movement", "prunekit.sparsity.scores:Movement", needs=("movement",)),
         CriterionRow("random", "prunekit.sparsity.scores:Random", options={"seed": (int | None, None)}),
+        CriterionRow(
+            "wanda", "prunekit.sparsity.scores:Wanda", options={"per_output": (bool, True)}, needs=("input_norm",)
+        ),
+        CriterionRow("output_error", "prunekit.techniques.pruning.sparsegpt:OutputError", needs=("hessian",)),
+        CriterionRow(
+            "sparsegpt",
+            "prunekit.techniques.pruning.sparsegpt:SparseGPT",
+            options={"damping": (float, 0.01), "run": (int, 128)},
+            needs=("hessian",),
+        ),
         CriterionRow("snip", "prunekit.sparsity.gradient_scores:Snip", needs=("gradient",)),
         CriterionRow("grasp", "prunekit.sparsity.gradient_scores:GraSP", needs=("gradient_flow",)),
         CriterionRow(
@@ -114,6 +126,12 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
         AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
         AllocationRow("global", "prunekit.sparsity.allocation:Global", per_weight=False),
         AllocationRow("erk", "prunekit.sparsity.allocation:ERK"),
+        AllocationRow(
+            "layer_error",
+            "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",
+            options={"objective": (Literal["total", "equal"], "total")},
+            needs=("hessian",),
+        ),
     ],
 )
 POLICIES: Registry[PolicyRow] = Registry(
@@ -132,6 +150,8 @@ STATISTICS: Registry[StatisticRow] = Registry(
             source="training",
             backends=("tensorflow",),
         ),
+        StatisticRow("input_norm", "prunekit.core.input_statistics:InputNorms"),
+        StatisticRow("hessian", "prunekit.core.input_statistics:Hessians"),
         StatisticRow("gradient", "prunekit.gradients.score_statistics:Gradient"),
         StatisticRow("square_batch_gradient", "prunekit.gradients.score_statistics:SquareBatchGradient"),
         StatisticRow("gradient_flow", "prunekit.gradients.score_statistics:GradientFlow"),

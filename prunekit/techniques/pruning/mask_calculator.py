@@ -57,6 +57,8 @@ class MaskCalculator:
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Attributes:
+        targets: The weights.
+        pattern: The sparsity pattern.
         once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
 
     Raises:
@@ -76,7 +78,7 @@ class MaskCalculator:
             for i, target in enumerate(self.targets)
             if target.name in options.overrides
         }
-        pattern = get_pattern(options.pattern)
+        self.pattern = pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One MaskMaker per layout, so that its functions are traced once per shape.
@@ -107,20 +109,24 @@ class MaskCalculator:
     @property
     def shares_known(self) -> bool:
         """False if the sparsity of each target follows from importances, so that `fractions` gives an even share."""
-        return not (self.allocation.joint or self.allocation.needs_scores)
+        return not (self.allocation.joint or self.allocation.needs_scores or self.allocation.needs)
 
-    def fractions(self, sparsity: float, scores: Sequence[Any] | None = None) -> list[float]:
+    def fractions(
+        self, sparsity: float, scores: Sequence[Any] | None = None, statistics: Sequence[Any] | None = None
+    ) -> list[float]:
         """Returns the sparsity of each target for an overall `sparsity`.
 
         Args:
             sparsity: Overall fraction removed, in [0, 1).
             scores: Importances of each target, for an allocation that reads them; None = an even share.
+            statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
         """
-        if self.allocation.joint or (self.allocation.needs_scores and scores is None):
+        lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
+        if self.allocation.joint or lacking:
             return [sparsity] * len(self.targets)
         scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
         overrides = {index: share * scale for index, share in self._overrides.items()}
-        return self.allocation.shares(sparsity, self.targets, scores, overrides)
+        return self.allocation.shares(sparsity, self.targets, scores, overrides, statistics)
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
@@ -142,7 +148,7 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, scores), statistics
+        arguments = weights, list(masks), self._counts(sparsity, scores, statistics), statistics
         choice = self._chosen(*arguments)
         if self.allocation.joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
@@ -205,13 +211,29 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         return [ops.stop_gradient(self._importance(i, weight, rows[i])) for i, weight in enumerate(weights)]
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
+    def mask_like(self, index: int, importance: np.ndarray, mask: np.ndarray, like: np.ndarray) -> np.ndarray:
+        """Returns a mask of one target with as many kept units as `like`, chosen by other importances.
+
+        Args:
+            index: Index of the target.
+            importance: Importance of each entry, the target's shape.
+            mask: Entries that may be kept.
+            like: Mask whose units are counted.
+        """
+        maker = self._makers[index].on_arrays
+        with np.errstate(all="ignore"):
+            pooled = np.asarray(maker.pool(importance, mask))
+            units = np.asarray(maker.pool(np.where(like, 1.0, -math.inf), like))
+            kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
+            return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
+
+    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
         units = [maker.units for maker in self._makers]
         if self.allocation.joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        counts = zip(self.fractions(sparsity, scores), units, strict=True)
+        counts = zip(self.fractions(sparsity, scores, statistics), units, strict=True)
         return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:

@@ -1,33 +1,63 @@
 """prune: prunes a trained model at once, without training."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+import numpy as np
+
 from prunekit.anatomy.inspection import Report, inspect
+from prunekit.core.calibration import batches_of
+from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
-from prunekit.sparsity.scores import get_criterion
+from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
-from prunekit.techniques.pruning.options import Options, as_options
+from prunekit.techniques.pruning.gradual import Gradual
+from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
+from prunekit.techniques.pruning.layerwise import LayerwisePruning, Progress
+from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
+from prunekit.techniques.pruning.policy import MaskRequest, MaskUpdate
 from prunekit.techniques.pruning.pruner import Pruner
 from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
 
 
-def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) -> Report:
+def prune(
+    model,
+    sparsity: float,
+    data: Any = None,
+    *,
+    repair: str = "weights",
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Report:
     """Prunes a trained model once, in place, without training; returns a `Report`.
+
+    With calibration data, layers are pruned in the order in which the model calls them, and each is repaired so that it
+    gives its former outputs from what the pruned layers before it produce. The report then has the error of each
+    layer's outputs. The model changes only at the end: an interruption leaves it as it was.
 
     Training afterwards lets the zeros grow back, unless it has `pk.KeepZeros`.
 
     Args:
         model: A built Keras model.
         sparsity: Fraction of the targets' entries to remove, in [0, 1).
-        data: Calibration data for a criterion that needs them: inputs, a pair (inputs, labels), or a dataset or list
-            of such batches. Must be None for a criterion that reads weights only.
+        data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
+            examples of the training data. None, for a criterion that reads weights only, prunes without repair.
+        repair: What makes up for pruned weights, where there are data. "weights": the kept weights of each layer are
+            fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
+            "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
+            normalizations.
+        progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
 
     Raises:
-        ValueError: As for `Pruner`; `data` are not needed; the criterion needs a training ("movement").
+        ValueError: As for `Pruner`; the criterion needs data and there are none, or needs a training ("movement").
         TypeError: An option is unknown.
     """
+    if repair not in REPAIRS:
+        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
     settings = as_options(options)
     criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
     if "training" in sources:
@@ -35,11 +65,80 @@ def prune(model, sparsity: float, data: Any = None, **options: Unpack[Options]) 
             f"The criterion {criterion} needs a training, and pk.prune does not train. Train "
             "with PruningCallback or Pruner, or choose another criterion."
         )
-    if data is not None and "data" not in sources:
-        raise ValueError(f"The criterion {criterion} reads weights only. Received: data. Leave `data` out.")
+    if data is not None and not isinstance(settings.policy, Gradual):
+        raise ValueError(
+            'Calibration data repair what the policy "gradual" prunes. Received: data, and '
+            f"policy={settings.policy}. Leave one of them out."
+        )
+    if data is not None and criterion.rounds > 1:
+        raise ValueError(
+            f"{criterion} prunes in rounds before a training, where there is nothing to repair. Received: data. Leave "
+            "`data` out."
+        )
     before = inspect(model)
+    layerwise = None if data is None else Layerwise(model, data, criterion, repair, progress)
+    if layerwise is not None:
+        settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
     pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
     pruner.begin()
+    if layerwise is not None:
+        layerwise.assign_others()
     pruner.finish()
     notes = [LATER_TRAINING] if pruner.sparsity else []
-    return pruner.report(before=before, notes=notes, only_pruned=True)
+    report = pruner.report(before=before, notes=notes, only_pruned=True)
+    return report if layerwise is None else replace(report, layer_errors=tuple(layerwise.errors))
+
+
+def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
+    """Returns the criterion that determines how many weights each layer keeps."""
+    allocation = get_allocation(settings.allocation)
+    known = not (allocation.joint or allocation.needs_scores)
+    # A criterion that reconstructs selects later, on the inputs of the pruned layers: the counts need no pass.
+    return get_criterion("magnitude") if criterion.reconstructs and known else criterion
+
+
+@dataclass(frozen=True, eq=False)
+class Layerwise(Gradual):
+    """Prunes once, layer by layer, on calibration data; keeps the values that are no pruned weights for `repair`.
+
+    Args:
+        model: The model.
+        data: Calibration data.
+        criterion: Determines masks and new weights.
+        progress: Told of each pruned weight.
+    """
+
+    model: Any
+    data: Any
+    criterion: Criterion
+    repair: str = "weights"
+    progress: Progress | None = None
+    errors: list[Any] = field(default_factory=list)
+    _repairs: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def update(self, request: MaskRequest) -> MaskUpdate:
+        """Returns masks and new weights."""
+        planned = super().update(request)
+        if planned.nans.any():
+            return planned
+        masks = [array_of(mask) for mask in planned.masks]
+        zeros = [array_of(mask) for mask in request.masks]
+        calculator = request.calculator
+        solver = LayerSolver(self.criterion, calculator, masks, zeros, self.repair)
+        work = LayerwisePruning(self.model, request.targets, solver, self.progress)
+        work.run([inputs for inputs, _ in batches_of(self.data)])
+        values = {id(variable): value for variable, value in work.values}
+        weights = [values.pop(id(target.variable)) for target in request.targets]
+        self._repairs.extend(pair for pair in work.values if id(pair[0]) in values)
+        self.errors.extend(work.errors.values())
+        found = [work.masks[target.name] for target in request.targets]
+        return replace(planned, masks=found, weights=weights, kept=_counts(found))
+
+    def assign_others(self) -> None:
+        """Assigns the corrected biases and moving statistics."""
+        for variable, value in self._repairs:
+            variable.assign(value)
+
+
+def _counts(masks: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([np.count_nonzero(mask) for mask in masks])

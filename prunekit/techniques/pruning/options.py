@@ -122,8 +122,10 @@ class PruningOptions:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of the statistics that criterion and policy need."""
-        return get_criterion(self.criterion).needs | get_policy(self.policy).needs
+        """Names of the statistics that criterion, allocation and policy need."""
+        return (
+            get_criterion(self.criterion).needs | get_allocation(self.allocation).needs | get_policy(self.policy).needs
+        )
 
 
 def _set(options: PruningOptions, name: str, value: Any) -> None:

@@ -1,0 +1,20 @@
+"""The graph of layer calls of a Sequential or functional model."""
+
+from typing import Any
+
+import keras
+
+
+def graph_of(model: Any) -> Any:
+    """Returns the functional model whose graph defines the model's `call`, or None if there is no such graph."""
+    if isinstance(model, keras.Sequential):
+        return model._functional if type(model).call is keras.Sequential.call else None
+    # The class of functional models has no public name in Keras.
+    kinds: list[Any] = [base for base in type(model).__mro__ if base.__name__ == "Functional"]
+    return model if kinds and type(model).call is kinds[0].call else None
+
+
+def nodes_of(model: Any) -> list[Any]:
+    """Returns the calls in a model's graph, in their order of execution."""
+    levels = graph_of(model)._nodes_by_depth
+    return [node for depth in sorted(levels, reverse=True) for node in levels[depth]]

@@ -1,0 +1,177 @@
+"""Observes the inputs of layers while a model runs on calibration data, and sums their products."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.watching import watching
+from prunekit.core import backend, patching
+from prunekit.core.layer_products import LayerProduct
+from prunekit.sparsity.array_ops import array_of
+
+# Most entries of the rows that are formed at once: 64 MiB in float32.
+_AT_ONCE = 1 << 24
+
+
+@contextlib.contextmanager
+def observing_inputs(
+    layers: Sequence[Any], see: Callable[[Any, tuple], None], values: Sequence[tuple[Any, Any]] = ()
+) -> Iterator[None]:
+    """Calls `see(layer, args)` before each call of one of the layers, with eager tensors.
+
+    Variables in `values`, pairs (variable, tensor), have the value of their tensor inside the scope.
+
+    Recurrent layers run step by step inside the scope, so that their cells can be observed. The layer inside a
+    TimeDistributed is shown all time steps at once. The model's state stays unchanged.
+    """
+    wanted = {id(layer) for layer in layers}
+    hidden: list[Any] = []
+
+    def watched(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
+        if hidden:
+            return original(layer, *args, **kwargs)
+        if isinstance(layer, keras.layers.TimeDistributed):
+            steps = args[0]
+            if id(layer.layer) in wanted:
+                see(layer.layer, (ops.reshape(steps, (-1, *steps.shape[2:])), *args[1:]))
+            hidden.append(layer)
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                hidden.clear()
+        if isinstance(layer, keras.layers.RNN):
+            # Neither a loop of the backend nor a fused kernel calls the cell.
+            with patching.shadowed(layer, "unroll", True), patching.shadowed(layer, "use_cudnn", False):
+                return original(layer, *args, **kwargs)
+        if id(layer) in wanted:
+            see(layer, args or tuple(kwargs.values()))
+        return original(layer, *args, **kwargs)
+
+    with watching(watched), keras.StatelessScope(state_mapping=list(values), collect_losses=True):
+        yield
+
+
+def rows_in_parts(product: LayerProduct, args: tuple) -> Iterator[Any]:
+    """Yields the rows of one call in parts of at most 64 MiB, float32; entries of padded positions are zero.
+
+    Args:
+        product: The product whose rows are formed.
+        args: Arguments of the layer's call.
+    """
+    inputs = args[0]
+    if product.diagonal:
+        yield product.rows(args)
+        return
+    mask = getattr(inputs, "_keras_mask", None)
+    if mask is not None and tuple(mask.shape) == tuple(inputs.shape[: len(mask.shape)]):
+        missing = len(inputs.shape) - len(mask.shape)
+        inputs = inputs * ops.cast(ops.reshape(mask, (*mask.shape, *[1] * missing)), inputs.dtype)
+    window = math.prod(getattr(product.target.layer, "kernel_size", ()))
+    entries = math.prod(inputs.shape[1:]) * window
+    step = max(_AT_ONCE // max(entries, 1), 1)
+    for start in range(0, inputs.shape[0], step):
+        part = slice(start, start + step)
+        others = keras.tree.map_structure(lambda one, part=part: one[part], args[1:])
+        yield ops.cast(product.rows((inputs[part], *others)), "float32")
+
+
+class InputProducts:
+    """Sums over rows of inputs: X^T X, the sums of the inputs, and the number of rows.
+
+    Attributes:
+        gram: Sum of X^T X, shape (groups, inputs, inputs), float64; for an embedding its diagonal, shape (inputs,).
+        sums: Sum of the rows, shape (groups, inputs), float64.
+        rows: Number of rows in each group.
+
+    Memory: 8 * groups * inputs ** 2 bytes.
+    """
+
+    def __init__(self, product: LayerProduct):
+        self.product = product
+        groups, inputs = product.groups, product.inputs
+        self.gram = np.zeros(inputs if product.diagonal else (groups, inputs, inputs))
+        self.sums = np.zeros((groups, inputs))
+        self.rows = 0
+
+    def observe(self, args: tuple) -> None:
+        """Adds the rows of one call of the layer."""
+        for rows in rows_in_parts(self.product, args):
+            self.add(rows)
+
+    def add(self, rows: Any) -> None:
+        """Adds rows of shape (groups, rows, inputs), or the indices of an embedding."""
+        if self.product.diagonal:
+            counts = np.bincount(array_of(rows), minlength=self.product.inputs)
+            self.gram += counts
+            self.sums[0] += counts
+            self.rows += int(counts.sum())
+            return
+        self.gram += transposed_product(rows, rows)
+        self.sums += array_of(ops.sum(rows, axis=1))
+        self.rows += rows.shape[1]
+
+
+def transposed_product(left: Any, right: Any) -> np.ndarray:
+    """Returns left^T right for each group, from tensors of shape (groups, rows, n) and (groups, rows, m)."""
+    if keras.backend.backend() != "torch" and backend.is_on_cpu(left):
+        # BLAS forms X^T X as a symmetric product, which takes half the time of a general one.
+        first = array_of(left)
+        second = first if right is left else array_of(right)
+        if len(first) == 1:
+            return (first[0].T @ second[0])[None]
+        return np.matmul(first.transpose(0, 2, 1), second)
+    return array_of(ops.matmul(ops.transpose(left, (0, 2, 1)), right))
+
+
+class LayerMoments:
+    """Sums over calibration data from which a layer can be fitted to its former outputs.
+
+    X stands for the rows that the layer receives now, Y for its outputs, without bias, before the model was changed.
+
+    Attributes:
+        inputs: Products and sums of X.
+        cross: Sum of X^T Y, shape (groups, inputs, outputs).
+        output_sums: Sum of Y, shape (groups, outputs).
+        output_squares: Sum of the squares of Y, shape (groups, outputs).
+        same: True while X also led to Y.
+
+    Args:
+        product: The layer's product.
+        matrix: Its matrices before the model was changed, shape (groups, inputs, outputs), float32.
+    """
+
+    def __init__(self, product: LayerProduct, matrix: np.ndarray):
+        self.inputs = InputProducts(product)
+        self._matrix = matrix
+        self.cross = np.zeros(matrix.shape)
+        self.output_sums = np.zeros(matrix[:, 0].shape)
+        self.output_squares = np.zeros(matrix[:, 0].shape)
+        self.same = True
+
+    def observe(self, before: Iterator[Any], after: Iterator[Any] | None) -> None:
+        """Adds the rows of one call: of the model as it was, and as it is (None = the same rows)."""
+        for former, now in zip(before, after, strict=True) if after is not None else ((rows, rows) for rows in before):
+            self.inputs.add(now)
+            if self.inputs.product.diagonal:
+                continue
+            outputs = ops.matmul(former, self._matrix)
+            if now is not former:
+                self.same = False
+                self.cross += transposed_product(now, outputs)
+            self.output_sums += array_of(ops.sum(outputs, axis=1))
+            self.output_squares += array_of(ops.sum(ops.square(outputs), axis=1))
+
+    def finish(self) -> None:
+        """Completes the sums that follow from the others: where the rows are the same, X^T Y = X^T X W."""
+        gram = self.inputs.gram
+        if self.inputs.product.diagonal:
+            self.cross = gram[:, None] * self._matrix
+            self.output_sums = gram[None] @ self._matrix[0]
+            self.output_squares = gram[None] @ np.square(self._matrix[0])
+        elif self.same:
+            self.cross = gram @ self._matrix

@@ -1,0 +1,314 @@
+"""The matrix product behind a kernel: a layer's inputs as rows, and its kernel as a matrix that the rows multiply.
+
+The arithmetic of calibration works on this form: X for the rows of all calibration data, W for the matrix, and X W for
+the layer's outputs before bias and activation. Each formula restates one `call` method, so formulas are looked up by
+that method: a subclass with its own `call` has none.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.anatomy.counting import einsum_labels
+from prunekit.anatomy.layers import refusal
+from prunekit.anatomy.targets import Target
+from prunekit.sparsity.array_ops import ops_for
+
+Rows = Callable[[Any, tuple], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProduct:
+    """The product that a kernel takes part in, for each group: outputs = rows @ matrix.
+
+    Attributes:
+        target: The kernel.
+        groups: Number of products that share no inputs and no outputs: the groups of a convolution, the channels of a
+            depthwise convolution, the parallel axes of an EinsumDense; usually 1.
+        inputs: Inputs of each output, K: for a convolution, window positions times input channels.
+        outputs: Outputs of each group, O.
+        window: Number of window positions among the inputs, 1 for other layers; input p * inputs / window + i is input
+            channel i at position p.
+        diagonal: True for an embedding: its rows are one-hot, so that their products form a diagonal matrix.
+    """
+
+    target: Target
+    groups: int
+    inputs: int
+    outputs: int
+    window: int
+    _order: tuple[int, ...]
+    _rows: Rows
+
+    @property
+    def diagonal(self) -> bool:
+        return self.target.role == "embedding"
+
+    def matrix(self, kernel: Any) -> Any:
+        """Returns an array or tensor of the kernel's shape as matrices of shape (groups, inputs, outputs)."""
+        operations = ops_for(kernel)
+        ordered = operations.transpose(kernel, self._order)
+        if self.target.groups == 1:
+            return operations.reshape(ordered, (self.groups, self.inputs, self.outputs))
+        # The groups divide the last output axis, so they are not an axis of the kernel.
+        split = operations.reshape(ordered, (self.inputs, self.groups, self.outputs))
+        return operations.transpose(split, (1, 0, 2))
+
+    def kernel(self, matrix: Any) -> Any:
+        """Returns matrices of shape (groups, inputs, outputs) in the kernel's shape; the inverse of `matrix`."""
+        operations = ops_for(matrix)
+        if self.target.groups > 1:
+            matrix = operations.transpose(matrix, (1, 0, 2))
+        ordered = operations.reshape(matrix, tuple(self.target.shape[axis] for axis in self._order))
+        return operations.transpose(ordered, tuple(int(axis) for axis in np.argsort(self._order)))
+
+    def rows(self, args: tuple) -> Any:
+        """Returns the rows of one call of the layer.
+
+        Args:
+            args: Positional arguments of the call, eager tensors.
+
+        Returns:
+            Tensor of shape (groups, rows, inputs) in the layer's compute dtype; for an embedding the indices, shape
+            (lookups,).
+        """
+        return self._rows(self.target.layer, args)
+
+    def bias(self, outputs: np.ndarray) -> np.ndarray | None:
+        """Returns one number per output as an array of the shape of the layer's bias; None without a bias.
+
+        Args:
+            outputs: Shape (groups, outputs). Averaged over output axes that the bias does not have.
+        """
+        layer = self.target.layer
+        variable = getattr(layer, "bias", None)
+        if variable is None:
+            return None
+        shape = tuple(variable.shape)
+        if isinstance(layer, keras.layers.EinsumDense):
+            return _einsum_bias(layer, outputs, shape)
+        if len(shape) == 2:
+            # A GRU that resets after the product has one bias for inputs and one for the state.
+            row = np.zeros(shape, outputs.dtype)
+            row[1 if self.target.role == "recurrent_kernel" else 0] = outputs.reshape(-1)
+            return row
+        return outputs.reshape(shape) if outputs.size == math.prod(shape) else None
+
+
+def product_of(target: Target) -> LayerProduct:
+    """Returns the product that a target takes part in.
+
+    Raises:
+        ValueError: The target takes part in no product that prunekit can state; the message gives the reason.
+    """
+    rows = _rows_of(target)
+    if isinstance(rows, str):
+        raise ValueError(
+            f"The inputs of {target.name} cannot be stated as rows of a matrix product: {rows}. Leave the weight out "
+            "with `exclude`, or choose a criterion that reads no inputs."
+        )
+    shape = target.shape
+    if target.role == "embedding":
+        return LayerProduct(target, 1, shape[0], shape[1], 1, (0, 1), rows)
+    parallel = target.parallel_axes
+    outs = tuple(axis for axis in target.out_axes if axis not in parallel)
+    window = tuple(axis for axis in range(len(shape)) if axis not in (*parallel, *target.in_axes, *outs))
+    order = (*parallel, *window, *target.in_axes, *outs)
+    groups = math.prod(shape[axis] for axis in parallel) * target.groups
+    positions = math.prod(shape[axis] for axis in window)
+    inputs = positions * math.prod(shape[axis] for axis in target.in_axes)
+    return LayerProduct(target, groups, inputs, math.prod(shape) // groups // inputs, positions, order, rows)
+
+
+def _rows_of(target: Target) -> Rows | str:
+    """Returns the function of a layer and the arguments of its call, or the reason why there is none."""
+    layer = target.layer
+    reason = refusal(layer)
+    if reason:
+        return reason
+    attribute = target.name.rsplit("/", 1)[-1]
+    for method, name, rows in _RULES:
+        if "call" not in vars(layer) and type(layer).call is method and name == attribute:
+            return rows
+    if type(layer).call is keras.layers.GRUCell.call and target.role == "recurrent_kernel":
+        return (
+            _state
+            if layer.reset_after
+            else "a GRU with reset_after=False multiplies one part of its recurrent kernel by the reset state"
+        )
+    return f"prunekit has no formula for the call of {type(layer).__name__}"
+
+
+# ---------------------------------------------------------------- rows of each layer type
+
+
+def _flat(tensor: Any) -> Any:
+    """Returns (..., features) as (1, rows, features)."""
+    return ops.reshape(tensor, (1, -1, tensor.shape[-1]))
+
+
+def _dense(layer: Any, args: tuple) -> Any:
+    return _flat(args[0])
+
+
+def _state(layer: Any, args: tuple) -> Any:
+    states = args[1]
+    return _flat(states[0] if isinstance(states, list | tuple) else states)
+
+
+def _lookups(layer: Any, args: tuple) -> Any:
+    indices = ops.reshape(ops.cast(args[0], "int32"), (-1,))
+    return ops.where(indices < 0, indices + layer.input_dim, indices)
+
+
+def _einsum(layer: Any, args: tuple) -> Any:
+    data, kernel, output = _full_labels(layer, len(args[0].shape))
+    parallel = "".join(label for label in kernel if label in data and label in output)
+    ins = "".join(label for label in kernel if label in data and label not in output)
+    free = "".join(label for label in data if label in output and label not in kernel)
+    sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
+    # Labels that neither the kernel nor the outputs have are summed, as the layer sums them.
+    arranged = ops.einsum(f"{data}->{parallel}{free}{ins}", args[0])
+    groups, inputs = (math.prod(sizes[label] for label in labels) for labels in (parallel, ins))
+    return ops.reshape(arranged, (groups, -1, inputs))
+
+
+def _full_labels(layer: Any, rank: int) -> tuple[str, str, str]:
+    """Returns the labels of input, kernel and output with the ellipsis written out."""
+    data, kernel, output = einsum_labels(layer)
+    free = (label for label in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if label not in data + kernel + output)
+    more = "".join(itertools.islice(free, rank - len(data.replace("...", ""))))
+    return data.replace("...", more), kernel, output.replace("...", more)
+
+
+def _einsum_bias(layer: Any, outputs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    data, kernel, output = einsum_labels(layer)
+    labels = "".join(label for label in kernel if label in data and label in output)
+    labels += "".join(label for label in kernel if label in output and label not in data)
+    sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
+    named = outputs.reshape([sizes[label] for label in labels])
+    # The bias is broadcast against the last axes of the outputs; its length is 1 along axes that it does not have.
+    kept = [label if length > 1 else "" for label, length in zip(output[-len(shape) :], shape, strict=True)]
+    if any(label and label not in labels for label in kept):
+        return None
+    gone = tuple(axis for axis, label in enumerate(labels) if label not in kept)
+    left = [label for label in labels if label in kept]
+    order = [left.index(label) for label in kept if label]
+    return named.mean(axis=gone).transpose(order).reshape(shape)
+
+
+def channels_last(layer: Any, tensor: Any) -> Any:
+    """Returns the inputs or outputs of a convolution with their channels as the last axis."""
+    if layer.data_format == "channels_last":
+        return tensor
+    return ops.transpose(tensor, (0, *range(2, len(tensor.shape)), 1))
+
+
+def patches(layer: Any, inputs: Any) -> Any:
+    """Returns the window of each output position of a convolution.
+
+    Args:
+        layer: A convolution or a depthwise convolution.
+        inputs: Shape (batch, lengths ..., channels).
+
+    Returns:
+        Tensor of shape (batch, output lengths ..., window positions, channels).
+    """
+    extents = [(size - 1) * dilation for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
+    lengths, padding = [], []
+    for length, extent, stride in zip(inputs.shape[1:-1], extents, layer.strides, strict=True):
+        out = -(-length // stride) if layer.padding in ("same", "causal") else (length - extent - 1) // stride + 1
+        lacking = max((out - 1) * stride + extent + 1 - length, 0)
+        # An odd position of padding is at the end.
+        padding.append((extent, 0) if layer.padding == "causal" else (lacking // 2, lacking - lacking // 2))
+        lengths.append(out)
+    if any(map(any, padding)):
+        inputs = ops.pad(inputs, ((0, 0), *padding, (0, 0)))
+    seen = []
+    for offsets in itertools.product(*(range(size) for size in layer.kernel_size)):
+        window = [slice(None)]
+        for offset, out, stride, dilation in zip(offsets, lengths, layer.strides, layer.dilation_rate, strict=True):
+            window.append(slice(offset * dilation, offset * dilation + (out - 1) * stride + 1, stride))
+        seen.append(inputs[tuple(window)])
+    return ops.stack(seen, axis=-2)
+
+
+def _convolution(layer: Any, args: tuple) -> Any:
+    seen = patches(layer, channels_last(layer, args[0]))
+    window, channels = seen.shape[-2:]
+    if layer.groups == 1:
+        return ops.reshape(seen, (1, -1, window * channels))
+    split = ops.reshape(seen, (-1, window, layer.groups, channels // layer.groups))
+    return ops.reshape(ops.transpose(split, (2, 0, 1, 3)), (layer.groups, -1, window * (channels // layer.groups)))
+
+
+def _depthwise(layer: Any, args: tuple) -> Any:
+    seen = patches(layer, channels_last(layer, args[0]))
+    window, channels = seen.shape[-2:]
+    return ops.transpose(ops.reshape(seen, (-1, window, channels)), (2, 0, 1))
+
+
+def _pointwise(layer: Any, args: tuple) -> Any:
+    between = ops.depthwise_conv(
+        args[0],
+        layer.depthwise_kernel,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
+    return _flat(channels_last(layer, between))
+
+
+def _transposed_convolution(layer: Any, args: tuple) -> Any:
+    """The layer's own operation on each channel alone, with a kernel that moves each window position to an output."""
+    inputs = channels_last(layer, args[0])
+    lengths, channels = inputs.shape[1:-1], inputs.shape[-1]
+    window = math.prod(layer.kernel_size)
+    rank = len(lengths)
+    alone = ops.reshape(ops.transpose(inputs, (0, rank + 1, *range(1, rank + 1))), (-1, *lengths, 1))
+    moves = ops.reshape(ops.eye(window, dtype=inputs.dtype), (*layer.kernel_size, window, 1))
+    moved = ops.conv_transpose(
+        alone,
+        moves,
+        strides=list(layer.strides),
+        padding=layer.padding,
+        output_padding=layer.output_padding,
+        dilation_rate=layer.dilation_rate,
+        data_format="channels_last",
+    )
+    positions = math.prod(moved.shape[1:-1])
+    split = ops.reshape(moved, (-1, channels, positions, window))
+    return ops.reshape(ops.transpose(split, (0, 2, 3, 1)), (1, -1, window * channels))
+
+
+def _first_rules() -> list[tuple[Any, str, Rows]]:
+    layers = keras.layers
+    convolutions = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+    depthwise = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+    transposed = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+    rules: list[tuple[Any, str, Rows]] = [
+        (layers.Dense.call, "kernel", _dense),
+        (layers.EinsumDense.call, "kernel", _einsum),
+        (layers.Embedding.call, "embeddings", _lookups),
+        (layers.SimpleRNNCell.call, "kernel", _dense),
+        (layers.SimpleRNNCell.call, "recurrent_kernel", _state),
+        (layers.LSTMCell.call, "kernel", _dense),
+        (layers.LSTMCell.call, "recurrent_kernel", _state),
+        (layers.GRUCell.call, "kernel", _dense),
+    ]
+    rules += [(layer.call, "kernel", _convolution) for layer in convolutions]
+    rules += [(layer.call, "kernel", _depthwise) for layer in depthwise]
+    rules += [(layer.call, "kernel", _transposed_convolution) for layer in transposed]
+    for layer in (layers.SeparableConv1D, layers.SeparableConv2D):
+        rules += [(layer.call, "depthwise_kernel", _depthwise), (layer.call, "pointwise_kernel", _pointwise)]
+    return rules
+
+
+_RULES = _first_rules()

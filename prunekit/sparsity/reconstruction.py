@@ -1,0 +1,189 @@
+"""Reconstruction: prunes the matrix of a layer and changes the kept weights, so that its outputs stay the same.
+
+NumPy only. X stands for the calibration inputs of the layer, one row per example and position; W for its matrix of
+shape (inputs, outputs); H = X^T X for the Hessian of the squared output error |X W - X W'|^2, one for all outputs.
+
+Source: Frantar & Alistarh 2023, arXiv:2301.00774, section 3 (SparseGPT), on Hassibi & Stork 1992 (optimal brain
+    surgeon).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+# Fraction of a Hessian's mean diagonal that is added to its diagonal, as in Frantar & Alistarh 2023.
+DAMPING = 0.01
+# Side below which a triangular matrix is inverted at once.
+_SIDE = 64
+
+
+class Selection(Protocol):
+    """Chooses which weights of a run of rows are kept, when the reconstruction reaches these rows."""
+
+    def __call__(self, rows: slice, scores: np.ndarray) -> np.ndarray:
+        """Returns the mask of the rows.
+
+        Args:
+            rows: Rows of the matrix.
+            scores: Squared output error that removing each weight costs, shape (rows, outputs); higher = keep.
+
+        Returns:
+            Boolean array of the shape of `scores`, True = kept.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class InverseFactor:
+    """The upper triangular factor U of an inverse Hessian: inverse = U^T U.
+
+    Row i of U beyond the diagonal, divided by U[i, i], says how the weights after weight i compensate for a change of
+    weight i, once the weights before i are fixed; 1 / U[i, i] ** 2 is the error that a unit change of weight i costs.
+
+    Attributes:
+        upper: Shape (inputs, inputs), float64.
+        unused: Inputs that are zero in all rows, shape (inputs,): their weights have no effect.
+    """
+
+    upper: np.ndarray
+    unused: np.ndarray
+
+
+def inverse_factor(hessian: np.ndarray, damping: float = DAMPING) -> InverseFactor:
+    """Returns the factor of the inverse of a damped Hessian.
+
+    Args:
+        hessian: Shape (inputs, inputs), symmetric and positive semidefinite; not changed.
+        damping: Fraction of the mean diagonal that is added to the diagonal. It bounds the condition number where
+            inputs depend on one another or there are fewer rows than inputs. Doubled until the factorization succeeds.
+
+    Raises:
+        ValueError: The Hessian has entries that are not finite.
+    """
+    damped, unused = damped_hessian(hessian, damping)
+    while True:
+        try:
+            # Reversed in both axes, the lower factor L of H gives H^-1 = U^T U with U = L^-1 reversed: one
+            # factorization and one triangular inverse.
+            lower = np.linalg.cholesky(damped[::-1, ::-1])
+            return InverseFactor(_lower_inverse(lower)[::-1, ::-1], unused)
+        except np.linalg.LinAlgError:
+            diagonal = np.diag_indices_from(damped)
+            damped[diagonal] += max(damping, 1e-6) * damped[diagonal].mean()
+
+
+def damped_hessian(hessian: np.ndarray, damping: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (H + damping * mean(diagonal) * identity, mask of the unused inputs); 1 on the diagonal of unused inputs.
+
+    Raises:
+        ValueError: The Hessian has entries that are not finite.
+    """
+    damped = np.array(hessian, "float64")
+    diagonal = damped.diagonal().copy()
+    if not np.isfinite(diagonal).all():
+        raise ValueError(
+            "A Hessian needs finite inputs. Received: inputs of the layer that are NaN or infinite on the calibration "
+            "data. Check the data and the weights of the layers before."
+        )
+    unused = diagonal <= 0
+    used = diagonal[~unused]
+    np.fill_diagonal(damped, np.where(unused, 1.0, diagonal + damping * (used.mean() if used.size else 0.0)))
+    return damped, unused
+
+
+def _lower_inverse(lower: np.ndarray) -> np.ndarray:
+    """Returns the inverse of a lower triangular matrix, by halves: all but the last level are matrix products."""
+    size = len(lower)
+    if size <= _SIDE:
+        return np.tril(np.linalg.inv(lower)) if size else lower
+    half = size // 2
+    inverse = np.zeros_like(lower)
+    first, second = _lower_inverse(lower[:half, :half]), _lower_inverse(lower[half:, half:])
+    inverse[:half, :half], inverse[half:, half:] = first, second
+    inverse[half:, :half] = -second @ (lower[half:, :half] @ first)
+    return inverse
+
+
+def reconstruct(
+    matrix: np.ndarray, factor: InverseFactor, runs: Iterable[slice], select: Selection
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prunes the rows of a matrix in order; the rows after each pruned weight compensate for it.
+
+    Args:
+        matrix: Shape (inputs, outputs).
+        factor: Factor of the inverse Hessian of the inputs.
+        runs: Consecutive runs of rows that together are all rows. Within a run each row changes the later ones; the
+            rows after it change once, by a matrix product.
+        select: Chooses the kept weights of a run when all rows before it are fixed.
+
+    Returns:
+        The new matrix and its mask, both of shape (inputs, outputs).
+
+    Source: Frantar & Alistarh 2023, arXiv:2301.00774, algorithm 1.
+    """
+    weights = np.array(matrix, "float64")
+    weights[factor.unused] = 0.0
+    mask = np.ones(weights.shape, bool)
+    upper = factor.upper
+    for run in runs:
+        here = weights[run]
+        scale = upper.diagonal()[run]
+        mask[run] = select(run, np.square(here / scale[:, None]))
+        errors = np.empty_like(here)
+        triangle = upper[run, run]
+        for i in range(len(here)):
+            errors[i] = np.where(mask[run][i], 0.0, here[i]) / scale[i]
+            here[i:] -= np.outer(triangle[i, i:], errors[i])
+        weights[run.stop :] -= upper[run, run.stop :].T @ errors
+    return np.where(mask, weights, 0.0), mask
+
+
+def refit(
+    matrix: np.ndarray, mask: np.ndarray, hessian: np.ndarray, *, start: np.ndarray | None = None, steps: int = 32
+) -> np.ndarray:
+    """Returns the kept weights that reproduce the outputs of `matrix` best, by preconditioned conjugate gradients.
+
+    Minimizes trace((W' - W)^T H (W' - W)) over matrices W' with the zeros of the mask, for all outputs at once. Every
+    step costs one product with H and lowers the error.
+
+    Args:
+        matrix: W, shape (inputs, outputs).
+        mask: Shape (inputs, outputs), True = kept.
+        hessian: H, shape (inputs, inputs), damped.
+        start: First W', zero where the mask is False; None = the kept entries of W.
+        steps: Largest number of products with H.
+
+    Source: Hestenes & Stiefel 1952; for pruning Meng et al. 2024, arXiv:2406.07831, section 3.3.
+    """
+    start = np.where(mask, matrix, 0.0) if start is None else start
+    found = np.array(start, "float64")
+    residual = np.where(mask, hessian @ (matrix - found), 0.0)
+    inverse_diagonal = 1.0 / hessian.diagonal()[:, None]
+    scaled = residual * inverse_diagonal
+    direction, slope = scaled.copy(), np.einsum("io,io->o", residual, scaled)
+    enough = 1e-10 * slope
+    for _ in range(steps):
+        if not (slope > enough).any():
+            break
+        curved = np.where(mask, hessian @ direction, 0.0)
+        curvature = np.einsum("io,io->o", direction, curved)
+        length = np.divide(slope, curvature, out=np.zeros_like(slope), where=curvature > 0)
+        found += length * direction
+        residual -= length * curved
+        scaled = residual * inverse_diagonal
+        renewed = np.einsum("io,io->o", residual, scaled)
+        direction = scaled + np.divide(renewed, slope, out=np.zeros_like(slope), where=slope > 0) * direction
+        slope = renewed
+    return found
+
+
+def output_error(change: np.ndarray, hessian: np.ndarray) -> float:
+    """Returns |X change|^2, the squared error of all outputs over all rows, for a change of shape (inputs, outputs)."""
+    return float(np.einsum("io,io->", change, hessian @ change))
+
+
+def curvatures(factor: InverseFactor) -> np.ndarray:
+    """Returns 1 / [H^-1]_jj for each input j, shape (inputs,); 0 for inputs that are zero in all rows."""
+    # [U^T U]_jj is the squared norm of column j.
+    return np.where(factor.unused, 0.0, 1.0 / np.einsum("ij,ij->j", factor.upper, factor.upper))

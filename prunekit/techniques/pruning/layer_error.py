@@ -1,0 +1,137 @@
+"""LayerErrorAllocation: shares the sparsity between layers by the errors that it causes in their outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from prunekit.core.layer_products import product_of
+from prunekit.sparsity.allocation import Allocation, Weight
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
+from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
+
+# Sparsities at which the error of each layer is calculated; linear in between.
+GRID = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 1.0)
+_RUN = 128
+
+
+@dataclass(frozen=True)
+class LayerErrorAllocation(Allocation):
+    """Shares the sparsity so that the sum of the layers' relative output errors is least, or so that they are equal.
+
+    The error of a layer is the squared change of its outputs on the calibration inputs, relative to the squared outputs,
+    after its least important weights are removed and the others have compensated (`reconstruct`). It is calculated at
+    fifteen sparsities; its memory is that of the statistic "hessian".
+
+    Args:
+        objective: "total": the sum of the errors is least, so that small and sensitive layers stay dense. "equal": each
+            layer has the same error.
+
+    Source: the errors are those of Frantar & Alistarh 2023, arXiv:2301.00774; the least total by convex hulls is the
+        bit allocation of Shoham & Gersho 1988.
+    """
+
+    objective: str = "total"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"hessian"})
+    needs_scores: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("equal", "total"):
+            raise ValueError(f"`objective` is total or equal. Received: {self.objective!r}.")
+
+    def sparsities(
+        self, sparsity: float, targets: Sequence[Weight], scores: Any = None, statistics: Any = None
+    ) -> list[float]:
+        """One sparsity per weight; counts are exact, and each weight keeps at least one entry."""
+        curves = [error_curve(*row) for row in zip(targets, scores, statistics, strict=True)]
+        sizes = [int(np.prod(target.shape)) for target in targets]
+        removed = min(pruned_count(sparsity, sum(sizes)), sum(sizes) - len(sizes))
+        share = _equal if self.objective == "equal" else _least_total
+        return [count / size for count, size in zip(share(removed, sizes, curves), sizes, strict=True)]
+
+
+def error_curve(target: Any, scores: Any, statistics: Any) -> np.ndarray:
+    """Returns the relative output error of a layer at each sparsity of `GRID`, non-decreasing, shape (15,)."""
+    product, hessian = product_of(target), statistics["hessian"]["hessian"]
+    matrices = product.matrix(array_of(target.variable)).astype("float64")
+    importance = array_of(scores)
+    masks = [product.matrix(_kept(importance, sparsity)) for sparsity in GRID[1:-1]]
+    if product.diagonal:
+        energy = hessian[None, :, None] * np.square(matrices)
+        errors = [energy[~mask].sum() for mask in masks]
+        total = energy.sum()
+    else:
+        factors = [inverse_factor(group) for group in hessian]
+        total = sum(output_error(*row) for row in zip(matrices, hessian, strict=True))
+        errors = [sum(_error(*row) for row in zip(matrices, factors, hessian, mask, strict=True)) for mask in masks]
+    relative = np.array([0.0, *errors, total]) / (total or 1.0)
+    return np.maximum.accumulate(np.minimum(relative, 1.0))
+
+
+def _kept(importance: np.ndarray, sparsity: float) -> np.ndarray:
+    kept = importance.size - pruned_count(sparsity, importance.size)
+    return keep_largest_of_array(importance.reshape(-1), kept).reshape(importance.shape)
+
+
+def _error(matrix: np.ndarray, factor: Any, hessian: np.ndarray, mask: np.ndarray) -> float:
+    runs = (slice(start, min(start + _RUN, len(matrix))) for start in range(0, len(matrix), _RUN))
+    found, _ = reconstruct(matrix, factor, runs, lambda rows, scores: mask[rows])
+    return output_error(found - matrix, hessian)
+
+
+def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray]) -> list[int]:
+    """The counts of the `removed` entries whose removal has the smallest error of their layer."""
+    # Strictly increasing, so that each level is one sparsity.
+    rising = [curve + 1e-9 * np.array(GRID) for curve in curves]
+
+    def counts(level: float) -> list[int]:
+        each = (np.interp(level, curve, GRID) for curve in rising)
+        return [min(int(share * size), size - 1) for share, size in zip(each, sizes, strict=True)]
+
+    low, high = 0.0, 2.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(counts(middle)) <= removed else (low, middle)
+    found = counts(low)
+
+    def next_error(i: int) -> float:
+        more = found[i] + 1
+        return float(np.interp(more / sizes[i], GRID, rising[i])) if more < sizes[i] else np.inf
+
+    for _ in range(removed - sum(found)):
+        found[min(range(len(found)), key=next_error)] += 1
+    return found
+
+
+def _least_total(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray]) -> list[int]:
+    """The counts for which the sum of the convex hulls of the errors is least: the flattest segments come first."""
+    segments = []
+    for i, (curve, size) in enumerate(zip(curves, sizes, strict=True)):
+        corners = _lower_hull(curve)
+        ends = [min(round(GRID[at] * size), size - 1) for at in corners]
+        for first, last, start, end in zip(corners, corners[1:], ends, ends[1:], strict=False):
+            slope = (curve[last] - curve[first]) / (GRID[last] - GRID[first]) / size
+            segments.append((slope, i, end - start))
+    found = [0] * len(sizes)
+    for _, i, length in sorted(segments):
+        taken = min(length, removed - sum(found))
+        found[i] += taken
+    return found
+
+
+def _lower_hull(curve: np.ndarray) -> list[int]:
+    """Returns the indices of the corners of the lower convex hull of a curve over `GRID`."""
+    corners: list[int] = []
+    for at in range(len(GRID)):
+        while len(corners) > 1 and _is_above(curve, corners[-2], corners[-1], at):
+            corners.pop()
+        corners.append(at)
+    return corners
+
+
+def _is_above(curve: np.ndarray, first: int, middle: int, last: int) -> bool:
+    slope = (curve[last] - curve[first]) / (GRID[last] - GRID[first])
+    return bool(curve[middle] >= curve[first] + slope * (GRID[middle] - GRID[first]))

@@ -1,0 +1,127 @@
+"""The arithmetic of SparseGPT against dense algebra in plain NumPy."""
+
+import numpy as np
+import pytest
+
+from prunekit.sparsity.reconstruction import (
+    curvatures,
+    damped_hessian,
+    inverse_factor,
+    output_error,
+    reconstruct,
+    refit,
+)
+
+
+def data(inputs=24, outputs=7, rows=200, seed=0):
+    """Correlated rows X, a matrix W and the Hessian X^T X."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, inputs)) @ rng.normal(size=(inputs, inputs))
+    return x, rng.normal(size=(inputs, outputs)), x.T @ x
+
+
+def surgeon(matrix, hessian, damping, run, keep):
+    """Optimal brain surgeon with the inverse written out: after each row, its row and column leave the Hessian."""
+    n = len(hessian)
+    weights, mask = matrix.copy(), np.ones(matrix.shape, bool)
+    damped = hessian + damping * np.trace(hessian) / n * np.eye(n)
+    # Inverse of the Hessian of the rows from i on, for each i.
+    inverse = [np.linalg.inv(damped[i:, i:]) for i in range(n)]
+    for start in range(0, n, run):
+        rows = slice(start, min(start + run, n))
+        scale = np.array([inverse[i][0, 0] for i in range(rows.start, rows.stop)])
+        costs = weights[rows] ** 2 / scale[:, None]
+        threshold = np.sort(costs, axis=None)[-keep]
+        mask[rows] = costs >= threshold
+        for i in range(rows.start, rows.stop):
+            error = np.where(mask[i], 0, weights[i]) / inverse[i][0, 0]
+            weights[i:] -= np.outer(inverse[i][:, 0], error)
+    return np.where(mask, weights, 0), mask
+
+
+def largest(keep):
+    def select(rows, scores):
+        return scores >= np.sort(scores, axis=None)[-keep]
+
+    return select
+
+
+@pytest.mark.parametrize("run", [1, 8, 24])
+def test_reconstruction_agrees_with_the_surgeon_written_out(run):
+    _, matrix, hessian = data()
+    keep = 7 * run * 2 // 5
+    runs = [slice(start, start + run) for start in range(0, 24, run)]
+    found, mask = reconstruct(matrix, inverse_factor(hessian), runs, largest(keep))
+    expected, chosen = surgeon(matrix, hessian, 0.01, run, keep)
+    np.testing.assert_array_equal(mask, chosen)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 65, 200])
+def test_the_factor_is_the_upper_cholesky_factor_of_the_inverse(size):
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(2 * size, size))
+    hessian = x.T @ x
+    upper = inverse_factor(hessian, 0.01).upper
+    damped = hessian + 0.01 * np.trace(hessian) / size * np.eye(size)
+    np.testing.assert_allclose(upper, np.linalg.cholesky(np.linalg.inv(damped)).T, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(curvatures(inverse_factor(hessian)), 1 / np.diag(np.linalg.inv(damped)), rtol=1e-8)
+
+
+def test_refit_solves_the_normal_equations_of_each_output():
+    _, matrix, hessian = data()
+    mask = np.random.default_rng(1).random(matrix.shape) < 0.4
+    found = refit(matrix, mask, hessian, steps=200)
+    for output in range(matrix.shape[1]):
+        kept = np.flatnonzero(mask[:, output])
+        expected = np.linalg.solve(hessian[np.ix_(kept, kept)], hessian[kept] @ matrix[:, output])
+        np.testing.assert_allclose(found[kept, output], expected, rtol=1e-5, atol=1e-5)
+    assert not found[~mask].any()
+
+
+def test_every_step_of_a_refit_lowers_the_error():
+    _, matrix, hessian = data()
+    mask = np.random.default_rng(1).random(matrix.shape) < 0.4
+    errors = [output_error(refit(matrix, mask, hessian, steps=steps) - matrix, hessian) for steps in range(6)]
+    assert all(later < earlier for earlier, later in zip(errors, errors[1:], strict=False))
+
+
+def test_compensation_and_refit_lower_the_error_one_after_the_other():
+    _, matrix, hessian = data()
+    found, mask = reconstruct(matrix, inverse_factor(hessian), [slice(0, 24)], largest(70))
+    fitted = refit(matrix, mask, hessian, start=found)
+    alone, compensated, refitted = (
+        output_error(each - matrix, hessian) for each in (np.where(mask, matrix, 0), found, fitted)
+    )
+    assert refitted < compensated < alone
+    assert mask.sum() == 70 and not found[~mask].any() and not fitted[~mask].any()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 23])
+def test_a_singular_hessian_is_damped(rows):
+    x, matrix, _ = data(rows=rows)
+    found, mask = reconstruct(matrix, inverse_factor(x.T @ x, 0.0), [slice(0, 24)], largest(80))
+    assert np.isfinite(found).all() and mask.sum() == 80
+
+
+def test_unused_inputs_lose_their_weights_first():
+    x, matrix, _ = data()
+    x[:, [3, 10]] = 0
+    factor = inverse_factor(x.T @ x)
+    assert np.flatnonzero(factor.unused).tolist() == [3, 10]
+    assert curvatures(factor)[[3, 10]].tolist() == [0, 0]
+    found, mask = reconstruct(matrix, factor, [slice(0, 24)], largest(100))
+    assert not mask[[3, 10]].any() and not found[[3, 10]].any()
+
+
+def test_an_all_zero_hessian_is_no_error():
+    found, _ = reconstruct(np.ones((4, 2)), inverse_factor(np.zeros((4, 4))), [slice(0, 4)], lambda rows, s: s >= 0)
+    assert not found.any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_hessian_that_is_not_finite_is_refused(value):
+    hessian = np.eye(3)
+    hessian[1, 1] = value
+    with pytest.raises(ValueError, match="NaN or infinite on the calibration data"):
+        damped_hessian(hessian, 0.01)
