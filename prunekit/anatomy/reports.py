@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunekit.anatomy.display import Displayed, data_frame
+from prunekit.anatomy.sections import Column, Section
 from prunekit.anatomy.tables import aligned, at_least, known_sum, plain, table
 
 
@@ -76,6 +77,16 @@ class LayerError:
 
     name: str
     error: float
+
+
+def layer_error_section(errors: Sequence[LayerError]) -> Section:
+    """Returns the table of the output errors of pruned layers."""
+    return Section(
+        "Output errors of the pruned layers",
+        (Column("Weight", "name"), Column("Output error", "fraction")),
+        tuple((row.name, row.error) for row in errors),
+        explanation="Squared change of the layer's outputs on the calibration data, relative to the squared outputs.",
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from prunekit.anatomy.reports import layer_error_section
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.anatomy.tables import at_least
 from prunekit.delivery import formatting
@@ -45,7 +46,9 @@ def weights(report: RunReport) -> Section:
 
 def model_weights(report: Report) -> Section:
     """Returns the table of all weights of a model; a star marks the weights that an operation pruned."""
-    return weight_table(f"Model {report.model}", report, report.weights, marked=report.targets)
+    table = weight_table(f"Model {report.model}", report, report.weights, marked=report.targets)
+    errors = (layer_error_section(report.layer_errors),) if report.layer_errors else ()
+    return dataclasses.replace(table, parts=errors)
 
 
 def weight_table(

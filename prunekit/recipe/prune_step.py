@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
+from prunekit.anatomy.reports import layer_error_section
 from prunekit.core.statistics import check_statistics
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.run_inputs import RunInputs
@@ -23,10 +26,14 @@ from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.selection import removed_count
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.one_shot import prune_once
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
 from prunekit.techniques.pruning.pruning_notes import abrupt
 from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
+
+# Training examples that criteria, allocations and repairs read, unless `calibration` is given.
+CALIBRATION_EXAMPLES = 1024
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,7 +109,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         # A policy that regrows weights starts from the zeros of earlier steps, and may let them go.
         own = targets if prepared.found.policy.regrows else set()
         with workspace.holding_masks(except_for=own), workspace.noting():
-            pruner, history = _pruned(prepared, workspace)
+            pruner, result = _pruned(prepared, workspace)
         state.events += [dataclasses.replace(event, step=event.step + start) for event in pruner.events]
         if own:
             state.masks.replace_pruned(pruner.masks)
@@ -110,23 +117,30 @@ class PruneStep(StepHandler[PreparedPruning]):
             state.masks.add_pruned(pruner.masks)
         state.targets += [name for name in pruner.masks if name not in state.targets]
         state.skipped |= {item.name: item for item in pruner.skipped}
-        return StepResult(history=history)
+        return result
 
 
-def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, dict[str, list[float]]]:
-    """Prunes, and returns the pruner and the history of the training; {} without training."""
+def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, StepResult]:
+    """Prunes, and returns the pruner and the result of the step."""
     settings, schedule = prepared.settings, prepared.schedule
-    given = workspace.run.data
-    data = given.train.calibration_data() if settings.reads_data and given is not None else None
+    data = _calibration_data(prepared, workspace) if settings.reads_data else None
     if settings.one_shot:
         options = PruningOptions(**prepared.options)
-        pruner = Pruner.detached(workspace.model, schedule, options, training=False, data=data)
-        pruner.begin()
-        pruner.finish()
-        return pruner, {}
+        pruner, errors = prune_once(workspace.model, schedule, options, data, repair=settings.repair)
+        return pruner, StepResult(sections=[layer_error_section(errors)] if errors else ())
     callback = PruningCallback(schedule, data=data, **prepared.options)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)
-    return callback.pruner, history
+    return callback.pruner, StepResult(history=history)
+
+
+def _calibration_data(prepared: PreparedPruning, workspace: Workspace) -> Any:
+    """Returns training examples drawn by the recipe's seed; None if the recipe has no data."""
+    given = workspace.run.data
+    if given is None:
+        return None
+    wanted = min(prepared.settings.calibration or CALIBRATION_EXAMPLES, given.train.examples)
+    draw = np.random.default_rng(workspace.run.recipe.seed)
+    return given.train.subset(np.sort(draw.choice(given.train.examples, wanted, replace=False))).calibration_data()
 
 
 def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:

@@ -90,6 +90,8 @@ class Prune(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
+    calibration: Count | None = None
+    repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
     compat: Literal["tfmot"] | None = None
 
@@ -99,6 +101,7 @@ class Prune(Settings):
         self._check_moments()
         self._check_pattern()
         self._check_compat()
+        self._check_calibration()
         return self
 
     def _check_kind(self) -> None:
@@ -121,6 +124,14 @@ class Prune(Settings):
                     "'schedule', or choose another criterion.",
                     "criterion",
                 )
+
+    def _check_calibration(self) -> None:
+        if self.repair is not None and not self.one_shot:
+            raise refusal("'repair' belongs to one-shot pruning with 'sparsity': training repairs by itself.", "repair")
+        if self.repair is not None and self.compat is not None:
+            raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
+        if self.calibration is not None and not self.reads_data:
+            raise refusal("'calibration' needs 'repair', or a criterion or allocation that reads data.", "calibration")
 
     def _check_moments(self) -> None:
         if self.schedule is None:
@@ -186,8 +197,8 @@ class Prune(Settings):
 
     @property
     def reads_data(self) -> bool:
-        """True if criterion or policy need a pass over data."""
-        return "data" in sources_of(self.needs)
+        """True if criterion, allocation, policy or repair need a pass over data."""
+        return self.repair is not None or "data" in sources_of(self.needs)
 
     @property
     def one_shot(self) -> bool:

@@ -36,8 +36,8 @@ class Layout(NamedTuple):
 class Allocation(ABC):
     """Distributes an overall sparsity over weights. Subclasses are frozen dataclasses.
 
-    `needs` holds the names of statistics that the allocation reads, as a criterion's `needs`; an allocation with `needs`
-    takes them as a keyword argument `statistics` of `sparsities`: one {name: value} per weight.
+    `needs` holds the names of statistics that the allocation reads, as a criterion's `needs` does; `sparsities` then
+    takes them as keyword argument `statistics`: one {name: value} per weight.
     `joint` is True for an allocation without a sparsity per weight: the units to prune are selected in one step over
     the importances of all weights. `needs_scores` is True for an allocation that reads the importances of all weights.
     Register a subclass by a row in `prunekit.sparsity.shorthands.ALLOCATIONS` to use its name in options and recipes.

@@ -25,6 +25,7 @@ class Snip(Criterion):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    before_training: ClassVar[bool] = True
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """|weight * statistics["gradient"]|."""
@@ -43,6 +44,7 @@ class GraSP(Criterion):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"gradient_flow"})
+    before_training: ClassVar[bool] = True
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """weight * statistics["gradient_flow"]."""
@@ -65,6 +67,7 @@ class SynFlow(Criterion):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"synflow"})
+    before_training: ClassVar[bool] = True
     rounds: int = 100
 
     def __post_init__(self) -> None:

@@ -25,13 +25,15 @@ class Criterion(ABC):
     Attributes:
         needs: Names of the required statistics, as registered in `prunekit.sparsity.shorthands.STATISTICS`; empty =
             weights only.
+        reconstructs: True for a criterion that also sets the kept weights, by a method `fitted`.
+        before_training: True for a criterion of untrained networks, whose outputs need no repair.
         rounds: Number of rounds in which a mask update prunes, each with new statistics; see `sparsities_of_rounds`.
-        reconstructs: Whether the criterion also sets the kept weights, by a method `fitted`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    rounds: int = 1
     reconstructs: ClassVar[bool] = False
+    before_training: ClassVar[bool] = False
+    rounds: int = 1
 
     @abstractmethod
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
@@ -158,7 +160,7 @@ class Wanda(Criterion):
         # Of equal products the lower index is kept first: the reversed order is sorted stably.
         order = ops.argsort(ops.flip(columns, axis=0), axis=0)
         ranks = ops.argsort(count - 1 - order, axis=0)
-        ranks = ops.reshape(ops.cast(ranks, "float32") / count, shape)
+        ranks = ops.reshape(ops.cast(ranks, "float32") * (1.0 / max(count, 1)), shape)
         return ops.transpose(ranks, tuple(int(axis) for axis in np.argsort((*inputs, *outputs))))
 
 

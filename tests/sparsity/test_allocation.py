@@ -59,7 +59,7 @@ def test_every_allocation_of_the_module_is_in_the_family_and_the_table():
     # Other tests define allocations of their own.
     known = {kind for kind in Allocation.__subclasses__() if kind.__module__.startswith("prunekit.sparsity.")}
     assert {type(allocation) for allocation in FAMILY} == known
-    assert {row.load() for row in ALLOCATIONS.values()} == known
+    assert known <= {row.load() for row in ALLOCATIONS.values()}
 
 
 @pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)

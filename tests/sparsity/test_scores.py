@@ -23,6 +23,7 @@ from prunekit.sparsity.scores import (
     sparsities_of_rounds,
 )
 from prunekit.sparsity.shorthands import CRITERIA
+from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
 
 pytestmark = pytest.mark.every_backend
 
@@ -37,7 +38,8 @@ OF_UNITS = [BatchNormalizationScale(), Apoz(), MeanActivation()]
 OF_GRADIENTS = [Snip(), GraSP(), SynFlow(), Taylor(), Fisher(), OptimalBrainDamage()]
 FAMILY = [
     *(Magnitude(), L2(), Movement(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)),
-    *(*OF_UNITS, *OF_GRADIENTS, GeometricMedian(), Wanda()),
+    *(*OF_UNITS, *OF_GRADIENTS, GeometricMedian()),
+    *(Wanda(), Wanda(per_output=False), OutputError(), SparseGPT(run=8)),
 ]
 WEIGHTS = {
     "rank 1": np.array([0.5, -0.25, 0.0, -0.0, 3.0, -3.0, 1e-30], "float32"),
@@ -62,10 +64,11 @@ def weight(request) -> np.ndarray:
 
 def statistics_for(criterion, weight):
     """A statistic for each that the criterion needs: minus the weight, or numbers of the units on its last axis."""
+    if isinstance(criterion, Wanda | OutputError):
+        value = ops.abs(ops.cast(weight, "float32"))
+        return {"input_norm": value, "hessian": {"curvature": value}}
     of_units = criterion in OF_UNITS
     value = ops.arange(weight.shape[-1], dtype="float32") if of_units else -ops.convert_to_tensor(weight)
-    if isinstance(criterion, Wanda):
-        value = ops.abs(value)  # a norm
     return {name: value for name in criterion.needs} or None
 
 
@@ -76,11 +79,11 @@ def scores(criterion, weight, **arguments) -> np.ndarray:
 
 @pytest.mark.one_backend
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
-    # Other tests define criteria of their own; those of layer-by-layer pruning are tested there.
-    rows = {row.load() for row in CRITERIA.values()}
-    known = {kind for kind in Criterion.__subclasses__() if kind.__module__.startswith("prunekit.sparsity.")}
+    # Other tests define criteria of their own.
+    known = {kind for kind in Criterion.__subclasses__() if kind.__module__.startswith("prunekit.")}
+    known |= {SparseGPT}
     assert {type(criterion) for criterion in FAMILY} == known
-    assert {kind for kind in rows if kind.__module__.startswith("prunekit.sparsity.")} == known - {Custom}
+    assert {row.load() for row in CRITERIA.values()} == known - {Custom}
 
 
 def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(criterion, weight):
@@ -99,8 +102,8 @@ def test_an_importance_is_the_same_eagerly_in_a_graph_and_under_xla(criterion, w
         compiled = tf.function(
             lambda w: criterion(w, seed_offset=3, statistics=statistics_for(criterion, w)), jit_compile=jit_compile
         )
-        # XLA adds sums in another order, and multiplies by reciprocals.
-        tolerance = 1e-5 if isinstance(criterion, GeometricMedian | Wanda) else 0
+        # Sums are added in another order under XLA.
+        tolerance = 1e-5 if isinstance(criterion, GeometricMedian) else 0
         np.testing.assert_allclose(compiled(tf.constant(weight)).numpy(), eager, rtol=tolerance)
 
 

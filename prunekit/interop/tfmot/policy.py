@@ -188,7 +188,7 @@ class ThresholdCalculator(MaskCalculator):
         """Returns the number of units below the threshold; ties at the threshold reduce the number removed."""
         return [maker.units - kept_count(sparsity, maker.units) for maker in self._makers]
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None = None) -> np.ndarray:
+    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
 

@@ -21,9 +21,9 @@ _RUN = 128
 class LayerErrorAllocation(Allocation):
     """Shares the sparsity so that the sum of the layers' relative output errors is least, or so that they are equal.
 
-    The error of a layer is the squared change of its outputs on the calibration inputs, relative to the squared outputs,
-    after its least important weights are removed and the others have compensated (`reconstruct`). It is calculated at
-    fifteen sparsities; its memory is that of the statistic "hessian".
+    The error of a layer is the squared change of its outputs on the calibration inputs, relative to the squared
+    outputs, after its least important weights are removed and the others have compensated (`reconstruct`). It is
+    calculated at fifteen sparsities; its memory is that of the statistic "hessian".
 
     Args:
         objective: "total": the sum of the errors is least, so that small and sensitive layers stay dense. "equal": each

@@ -63,6 +63,8 @@ class LayerSolver:
 
     def solve(self, index: int, product: LayerProduct, weight: np.ndarray, moments: LayerMoments) -> Solution:
         """Returns the new value of target `index`."""
+        if moments.same and self._masks[index].all():
+            return Solution(weight, self._masks[index], None, 0.0)
         corrects_bias = self.repairs and product.bias(moments.output_sums) is not None
         fit = _Fit(product, moments, centred=corrects_bias)
         matrices = product.matrix(weight).astype("float64")

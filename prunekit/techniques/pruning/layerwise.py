@@ -143,7 +143,8 @@ class LayerwisePruning:
                 moments.observe(before, None if arguments.same else rows_in_parts(product, arguments.after))
         moments.finish()
         found = self._solver.solve(index, product, weight, moments)
-        self._set(target.variable, found.weight.astype("float32"))
+        if found.weight is not weight:
+            self._set(target.variable, found.weight.astype("float32"))
         bias = None if found.bias_shift is None else product.bias(found.bias_shift)
         if bias is not None:
             variable = target.layer.bias

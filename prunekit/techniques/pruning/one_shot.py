@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.inspection import Report, inspect
+from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.schedules import OneShot
+from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.gradual import Gradual
@@ -27,7 +28,7 @@ def prune(
     sparsity: float,
     data: Any = None,
     *,
-    repair: str = "weights",
+    repair: str | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Report:
@@ -47,7 +48,7 @@ def prune(
         repair: What makes up for pruned weights, where there are data. "weights": the kept weights of each layer are
             fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
             "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
-            normalizations.
+            normalizations. None = "weights", or "none" for criteria of untrained models (SNIP, GraSP, SynFlow).
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
@@ -56,37 +57,66 @@ def prune(
         ValueError: As for `Pruner`; the criterion needs data and there are none, or needs a training ("movement").
         TypeError: An option is unknown.
     """
-    if repair not in REPAIRS:
-        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
     settings = as_options(options)
-    criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
+    sources = sources_of(settings.needs)
     if "training" in sources:
         raise ValueError(
-            f"The criterion {criterion} needs a training, and pk.prune does not train. Train "
+            f"The criterion {get_criterion(settings.criterion)} needs a training, and pk.prune does not train. Train "
             "with PruningCallback or Pruner, or choose another criterion."
         )
-    if data is not None and not isinstance(settings.policy, Gradual):
-        raise ValueError(
-            'Calibration data repair what the policy "gradual" prunes. Received: data, and '
-            f"policy={settings.policy}. Leave one of them out."
-        )
-    if data is not None and criterion.rounds > 1:
-        raise ValueError(
-            f"{criterion} prunes in rounds before a training, where there is nothing to repair. Received: data. Leave "
-            "`data` out."
-        )
     before = inspect(model)
-    layerwise = None if data is None else Layerwise(model, data, criterion, repair, progress)
-    if layerwise is not None:
+    pruner, errors = prune_once(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
+    notes = [LATER_TRAINING] if pruner.sparsity else []
+    return replace(pruner.report(before=before, notes=notes, only_pruned=True), layer_errors=errors)
+
+
+def prune_once(
+    model: Any,
+    schedule: Schedule,
+    settings: PruningOptions,
+    data: Any,
+    *,
+    repair: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Pruner, tuple[LayerError, ...]]:
+    """Does what `prune` does; returns the finished pruner and the errors of the layers.
+
+    Args:
+        model: As for `prune`.
+        schedule: The sparsity.
+        settings: Pruning options.
+        data: As for `prune`.
+        repair: As for `prune`.
+        progress: As for `prune`.
+    """
+    if repair not in (None, *REPAIRS):
+        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
+    criterion = get_criterion(settings.criterion)
+    repair = repair or ("none" if criterion.before_training else "weights")
+    layerwise = None
+    if data is not None and type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training):
+        _check_rounds(criterion)
+        layerwise = Layerwise(model, data, criterion, repair, progress)
         settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
-    pruner = Pruner.detached(model, OneShot(sparsity=sparsity), settings, training=False, data=data)
+    elif data is not None and "data" not in sources_of(settings.needs):
+        raise ValueError(
+            f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: data, '
+            f"with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
+        )
+    pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
     pruner.begin()
     if layerwise is not None:
         layerwise.assign_others()
     pruner.finish()
-    notes = [LATER_TRAINING] if pruner.sparsity else []
-    report = pruner.report(before=before, notes=notes, only_pruned=True)
-    return report if layerwise is None else replace(report, layer_errors=tuple(layerwise.errors))
+    return pruner, () if layerwise is None else tuple(layerwise.errors)
+
+
+def _check_rounds(criterion: Criterion) -> None:
+    if criterion.rounds > 1:
+        raise ValueError(
+            f"A repair follows one selection of weights. Received: criterion={criterion}, which selects in "
+            f'{criterion.rounds} rounds. Pass repair="none".'
+        )
 
 
 def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
@@ -128,7 +158,7 @@ class Layerwise(Gradual):
         work = LayerwisePruning(self.model, request.targets, solver, self.progress)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         values = {id(variable): value for variable, value in work.values}
-        weights = [values.pop(id(target.variable)) for target in request.targets]
+        weights = [values.pop(id(target.variable), None) for target in request.targets]
         self._repairs.extend(pair for pair in work.values if id(pair[0]) in values)
         self.errors.extend(work.errors.values())
         found = [work.masks[target.name] for target in request.targets]

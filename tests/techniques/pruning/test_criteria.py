@@ -112,7 +112,7 @@ def test_statistics_leave_weights_state_and_random_numbers_as_they_were(samples)
     for name in NAMES:
         needs_data = "data" in sources_of(CRITERIA[name].needs)
         # Sparsity 0 prunes nothing, with all statistics collected.
-        pk.prune(model, 0.0, samples if needs_data else None, repair="none", criterion=name, include="hidden")
+        pk.prune(model, 0.0, samples if needs_data else None, criterion=name, include="hidden")
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(ops.convert_to_tensor(weight)), value)
 
@@ -193,8 +193,10 @@ def test_rounds_keep_every_layer_where_a_single_round_empties_layers():
 
 
 def test_synflow_is_not_repaired_with_data(samples):
-    with pytest.raises(ValueError, match="prunes in rounds before a training.* Received: data. Leave `data` out"):
+    with pytest.raises(ValueError, match="Received: data, with .*SynFlow.* Leave `data` out"):
         pk.prune(network(), 0.5, samples, criterion="synflow")
+    with pytest.raises(ValueError, match="Received: .*SynFlow.* selects in 100 rounds"):
+        pk.prune(network(), 0.5, samples, criterion="synflow", repair="weights")
 
 
 def test_a_criterion_prunes_in_one_round_unless_it_says_otherwise():

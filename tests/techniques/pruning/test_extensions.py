@@ -57,8 +57,6 @@ def test_a_criterion_that_needs_data_is_refused_without(perceptron):
     ):
         with pytest.raises(ValueError, match="statistic 'input_squares' is collected from data. Received: no data"):
             refused()
-    with pytest.raises(ValueError, match="reads weights only. Received: data"):
-        pk.prune(perceptron, 0.5, np.zeros((4, 8), "float32"))
 
 
 def test_in_fit_data_are_read_again_at_each_mask_update(compiled, samples):

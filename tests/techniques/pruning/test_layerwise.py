@@ -212,6 +212,28 @@ def test_data_are_needed_and_repairs_are_named(x):
         pk.prune(model, 0.5, x, compat="tfmot")
 
 
+def test_sparsity_zero_changes_nothing(x):
+    model = sequential()
+    start = [ops.convert_to_numpy(weight) for weight in model.weights]
+    report = pk.prune(model, 0.0, x, criterion="sparsegpt")
+    for before, weight in zip(start, model.weights, strict=True):
+        np.testing.assert_array_equal(before, ops.convert_to_numpy(weight))
+    assert [error.error for error in report.layer_errors] == [0, 0, 0]
+
+
+def test_criteria_of_untrained_models_are_repaired_only_if_asked(x):
+    model, labels = sequential(), np.zeros(len(x), "int32")
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    start = ops.convert_to_numpy(model.get_layer("head").kernel)
+    report = pk.prune(model, 0.5, (x, labels), criterion="snip")
+    kernel = ops.convert_to_numpy(model.get_layer("head").kernel)
+    np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
+    assert not report.layer_errors
+    assert pk.prune(model, 0.7, (x, labels), criterion="snip", repair="weights").layer_errors
+    with pytest.raises(ValueError, match='selects in 100 rounds. Pass repair="none"'):
+        pk.prune(model, 0.8, x, criterion="synflow", repair="weights")
+
+
 def test_the_report_lists_the_errors(x):
     report = pk.prune(sequential(), 0.5, x)
     assert "output error" in str(report) and len(report.to_dict()["layer_errors"]) == 3

@@ -1,0 +1,86 @@
+"""One-shot steps of recipes that read calibration data: repairs, criteria, allocations, number of examples."""
+
+import keras
+import numpy as np
+import pytest
+
+import prunekit as pk
+from prunekit.recipe.loader import RecipeError
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(400, 12)).astype("float32")
+    return inputs, (inputs[:, 0] > 0).astype("int32")
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((12,)),
+            keras.layers.Dense(24, activation="relu", name="hidden"),
+            keras.layers.Dense(2, name="head"),
+        ]
+    )
+
+
+def recipe(step):
+    return {"version": 1, "seed": 1, "steps": [{"prune": step}]}
+
+
+def run(step, data):
+    return pk.compress(recipe(step), network(), (data, data))
+
+
+def test_a_step_repairs_and_reports_the_layer_errors(data):
+    repaired = run({"sparsity": 0.75, "repair": "weights"}, data)
+    kernel = np.array(repaired.model.get_layer("hidden").kernel)
+    assert np.count_nonzero(kernel == 0) == round(0.75 * kernel.size)
+    kept = kernel != 0
+    assert not np.array_equal(kernel[kept], np.array(network().get_layer("hidden").kernel)[kept])
+    (section,) = repaired.report.steps[0]["sections"]
+    assert section["title"] == "Output errors of the pruned layers"
+    assert [row[0] for row in section["rows"]] == ["hidden/kernel", "head/kernel"]
+
+
+def test_without_repair_a_criterion_of_weights_changes_no_kept_weight(data):
+    model = run({"sparsity": 0.75}, data).model
+    kernel, start = np.array(model.get_layer("hidden").kernel), np.array(network().get_layer("hidden").kernel)
+    np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
+
+
+def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice(data):
+    step = {
+        "sparsity": 0.75,
+        "criterion": {"type": "sparsegpt", "run": 4},
+        "allocation": {"type": "layer_error", "objective": "equal"},
+        "calibration": 100,
+    }
+    first, second = (run(step, data).model.get_weights() for _ in range(2))
+    assert all(map(np.array_equal, first, second))
+    more = run(step | {"calibration": 300}, data).model.get_weights()
+    assert not all(map(np.array_equal, first, more))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"sparsity": 0.5, "calibration": 10}, "'calibration' needs 'repair', or a criterion or allocation that reads"),
+        (
+            {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "repair": "weights"},
+            "'repair' belongs to one-shot pruning",
+        ),
+        ({"sparsity": 0.5, "repair": "bias"}, "repair"),
+        ({"sparsity": 0.5, "allocation": {"type": "layer_error", "objective": "least"}}, "objective"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(step, message):
+    with pytest.raises(RecipeError, match=message):
+        pk.compress(recipe(step), network())
+
+
+def test_a_repair_without_data_is_refused():
+    with pytest.raises(ValueError, match="data"):
+        pk.compress(recipe({"sparsity": 0.5, "repair": "weights"}), network())
