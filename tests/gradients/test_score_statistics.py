@@ -135,6 +135,26 @@ def test_gradient_flow_is_exact_with_layer_normalization():
         np.testing.assert_allclose(one, (ahead - behind) / (2 * step), rtol=0.02, atol=2e-4)
 
 
+@tensorflow_only
+@pytest.mark.one_backend
+def test_gradient_flow_of_weights_before_batch_normalization_follows_from_their_scale():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            layers.Dense(4, use_bias=False, name="first"),
+            layers.BatchNormalization(epsilon=1e-9),
+            layers.Dense(2, "softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    (flow,) = collected(model, "gradient_flow", (INPUTS, LABELS), include=["first"])
+    (slope,) = collected(model, "gradient", (INPUTS, LABELS), include=["first"])
+    # The loss does not depend on the length of a column v: the derivative of g(c v) = g(v) / c in c is H v = -g.
+    kernel = ops.convert_to_numpy(ops.convert_to_tensor(model.layers[0].kernel))
+    np.testing.assert_allclose(np.sum(kernel * flow), -np.sum(slope**2), rtol=1e-3)
+
+
 @pytest.mark.one_backend
 def test_the_gradient_contains_that_of_regularizers(model):
     plain = collected(model, "gradient", (INPUTS, LABELS))

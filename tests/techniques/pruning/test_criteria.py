@@ -192,6 +192,13 @@ def test_rounds_keep_every_layer_where_a_single_round_empties_layers():
     assert min(densities[0]) == 0 and min(densities[1]) > 0 and sum(densities[0]) == sum(densities[1])
 
 
+def test_synflow_is_not_repaired_with_data(samples):
+    with pytest.raises(ValueError, match="Received: data, with .*SynFlow.* Leave `data` out"):
+        pk.prune(network(), 0.5, samples, criterion="synflow")
+    with pytest.raises(ValueError, match="Received: .*SynFlow.* selects in 100 rounds"):
+        pk.prune(network(), 0.5, samples, criterion="synflow", repair="weights")
+
+
 def test_a_criterion_prunes_in_one_round_unless_it_says_otherwise():
     assert Magnitude().rounds == 1 and SynFlow().rounds == 100
 
