@@ -15,7 +15,7 @@ from prunekit.gradients.per_example_pass import ExamplePass
 from prunekit.gradients.score_statistics import check_labelled, in_full_precision
 
 # The curvature of the loss takes the square of this number for each example, and a backward pass for each output.
-_MOST_OUTPUTS = 1024
+_OUTPUT_LIMIT = 1024
 
 
 class _ExampleSum(DataCollector):
@@ -153,10 +153,10 @@ class GaussNewton(_ExampleSum):
             self._check_one_output(declared)
 
     def _check_one_output(self, outputs: Sequence[Any]) -> None:
-        if len(outputs) != 1 or math.prod(size or 1 for size in outputs[0].shape[1:]) > _MOST_OUTPUTS:
+        if len(outputs) != 1 or math.prod(size or 1 for size in outputs[0].shape[1:]) > _OUTPUT_LIMIT:
             shapes = ", ".join(str(tuple(each.shape)) for each in outputs)
             raise ValueError(
-                f"The statistic {self.name!r} needs a model with one output of at most {_MOST_OUTPUTS} numbers per "
+                f"The statistic {self.name!r} needs a model with one output of at most {_OUTPUT_LIMIT} numbers per "
                 f'example. Received: outputs of shape {shapes}. Choose another criterion, such as "fisher".'
             )
 
