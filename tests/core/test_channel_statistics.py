@@ -8,7 +8,8 @@ from keras import ops
 from prunekit.anatomy.targets import find_targets
 from prunekit.core.statistics import Collectors
 
-pytestmark = pytest.mark.every_backend
+# On JAX each operation is compiled by itself, which takes ten seconds here.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 LAYERS = keras.layers
 INPUTS = np.random.default_rng(5).normal(size=(6, 5, 5, 2)).astype("float32")

@@ -243,6 +243,7 @@ class Axes:
     name: str = "layer/kernel"
 
 
+@pytest.mark.every_backend(cases=0)
 def test_the_geometric_median_is_the_sum_of_distances_to_the_other_units():
     kernel = np.random.default_rng(4).normal(size=(3, 2, 4, 5)).astype("float32")
     kernel[..., 1, :] = kernel[..., 2, :]
@@ -254,12 +255,14 @@ def test_the_geometric_median_is_the_sum_of_distances_to_the_other_units():
         np.testing.assert_allclose(found, np.broadcast_to(expected, kernel.shape), rtol=1e-5)
 
 
+@pytest.mark.one_backend
 def test_the_geometric_median_of_many_units_is_computed_in_blocks():
     kernel = np.random.default_rng(6).normal(size=(3, 530)).astype("float32")
     expected = np.sqrt(((kernel[:, :, None].astype("float64") - kernel[:, None, :]) ** 2).sum(axis=0)).sum(axis=1)
     np.testing.assert_allclose(scores(GeometricMedian(), kernel)[0], expected, rtol=1e-4)
 
 
+@pytest.mark.one_backend
 def test_the_geometric_median_shows_nan_rather_than_hide_it():
     assert np.isnan(scores(GeometricMedian(), np.array([[1.0, np.nan], [2.0, 3.0]], "float32"))).all()
 
