@@ -94,6 +94,7 @@ class Prune(Settings):
     repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
     compat: Literal["tfmot"] | None = None
+    misfits: Literal["error", "skip"] = "error"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -198,7 +199,7 @@ class Prune(Settings):
     @property
     def reads_data(self) -> bool:
         """True if criterion, allocation, policy or repair need a pass over data."""
-        return self.repair is not None or "data" in sources_of(self.needs)
+        return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)
 
     @property
     def one_shot(self) -> bool:

@@ -51,7 +51,7 @@ def prune(
             normalizations. None = "weights", or "none" for criteria of untrained models (SNIP, GraSP, SynFlow).
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `compat`, as `prunekit.techniques.pruning.options.PruningOptions` describes them.
+            `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.options.PruningOptions`.
 
     Raises:
         ValueError: As for `Pruner`; the criterion needs data and there are none, or needs a training ("movement").

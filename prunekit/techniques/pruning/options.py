@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     overrides: Mapping[str, float]
     policy: str | MaskPolicy
     compat: str | None
+    misfits: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class PruningOptions:
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
+        misfits: Weights that the pattern does not fit, such as 2:4 on a convolution of three channels: "error" refuses
+            them, "skip" leaves them out, with the reason in the report.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -70,6 +73,7 @@ class PruningOptions:
     overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
+    misfits: str = "error"
 
     def __post_init__(self):
         pattern, allocation, policy = get_pattern(self.pattern), get_allocation(self.allocation), self._policy()
@@ -87,6 +91,8 @@ class PruningOptions:
         for name in ("keep_zeros", "keep_one"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")
+        if self.misfits not in ("error", "skip"):
+            raise ValueError(f'`misfits` is "error" or "skip". Received: {self.misfits!r}.')
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` must be an int, a step of the optimizer, or None. Received: {self.origin!r}.")
         self._check_overrides(pattern, allocation)

@@ -1,10 +1,12 @@
 """resolved_targets: what a pruning will prune, and by which masks; creates no variable."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets, overridden
+from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
@@ -53,6 +55,26 @@ def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, trai
     followed = policy.check(as_schedule(schedule), options)
     training = training and not policy.counts_forward_passes
     targets, skipped = find_targets(model, options.include, options.exclude, training=training)
+    if options.misfits == "skip":
+        targets, misfits = _fitting(targets, get_pattern(options.pattern), followed.final_sparsity)
+        skipped = [*skipped, *misfits]
     named = replace(options, overrides=overridden(model, targets, options.overrides))
     calculator = policy.calculator(model, targets, named, followed.final_sparsity)
     return ResolvedTargets(policy, followed, tuple(targets), tuple(skipped), calculator)
+
+
+def _fitting(targets: Sequence[Target], pattern: Pattern, sparsity: float) -> tuple[list[Target], list[Skipped]]:
+    """Returns the targets that the pattern fits, and the others with the reason; raises if it fits none."""
+    fitting: list[Target] = []
+    misfits: list[Skipped] = []
+    errors: list[ValueError] = []
+    for target in targets:
+        try:
+            pattern.check(target.shape, target.in_axes, target.out_axes, sparsity, target.name)
+            fitting.append(target)
+        except ValueError as error:
+            errors.append(error)
+            misfits.append(Skipped(target.name, f"the pattern {pattern} does not fit: {error}"))
+    if not fitting:
+        raise errors[-1]
+    return fitting, misfits
