@@ -34,7 +34,7 @@ def network() -> keras.Sequential:
     kernels = [weight.transpose(*range(2, weight.ndim), 1, 0) for weight in stored[::2]]
     kernels[2] = kernels[2].reshape(-1, 128)
     model.set_weights([weight for pair in zip(kernels, stored[1::2], strict=True) for weight in pair])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
