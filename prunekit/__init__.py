@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prunekit.recipe.schema import Recipe
     from prunekit.recipe.sweep import sweep
     from prunekit.recipe.workers import Jobs
-    from prunekit.sparsity.allocation import ERK, Global, Uniform
+    from prunekit.sparsity.allocation import ERK, LAMP, Global, Uniform
     from prunekit.sparsity.channel_scores import Apoz, BatchNormalizationScale, GeometricMedian, MeanActivation
     from prunekit.sparsity.gradient_scores import Fisher, GraSP, OptimalBrainDamage, Snip, SynFlow, Taylor
     from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
@@ -66,6 +66,7 @@ __all__ = [
     "Jobs",
     "KeepZeros",
     "L2",
+    "LAMP",
     "LayerErrorAllocation",
     "LeakError",
     "LinearDecay",
@@ -127,7 +128,7 @@ _MODULES = {
     "prunekit.recipe.schema": ("Recipe",),
     "prunekit.recipe.sweep": ("sweep",),
     "prunekit.recipe.workers": ("Jobs",),
-    "prunekit.sparsity.allocation": ("ERK", "Global", "Uniform"),
+    "prunekit.sparsity.allocation": ("ERK", "Global", "LAMP", "Uniform"),
     "prunekit.sparsity.channel_scores": ("Apoz", "BatchNormalizationScale", "GeometricMedian", "MeanActivation"),
     "prunekit.sparsity.gradient_scores": ("Fisher", "GraSP", "OptimalBrainDamage", "Snip", "SynFlow", "Taylor"),
     "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),

@@ -55,7 +55,7 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 @click.option(
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
-@click.option("--allocation", default="uniform", help="uniform, global or erk.  [default: uniform]")
+@click.option("--allocation", default="uniform", help="uniform, global, erk or lamp.  [default: uniform]")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to prune. May be repeated.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")

@@ -1,4 +1,4 @@
-"""Allocations: functions from one overall sparsity to a sparsity per weight, in plain Python."""
+"""Allocations: functions from one overall sparsity to a sparsity per weight."""
 
 import math
 from abc import ABC, abstractmethod
@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from prunekit.sparsity.selection import pruned_count
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
 
 Axes = Sequence[int]
@@ -107,6 +112,10 @@ class Allocation(ABC):
         found |= zip(free, others, strict=True)
         return [found[i] for i in range(len(sizes))]
 
+    def normalized(self, importance: Any) -> Any:
+        """The importances of one weight as a joint selection compares them; by default unchanged."""
+        return importance
+
     def _sparsities(self, sparsity, targets, scores, statistics) -> list[float]:
         more = {"statistics": statistics} if self.needs else {}
         return self.sparsities(sparsity, targets, scores, **more)
@@ -128,10 +137,34 @@ class Uniform(Allocation):
 class Global(Allocation):
     """Removes the least important units over all weights, so that the importances determine each weight's sparsity.
 
-    Source: Frankle & Carbin 2019, arXiv:1803.03635, section 4 (global pruning).
+    Args:
+        normalization: What the importances of a weight are divided by before they are compared with those of others:
+            "none": nothing; "mean": the mean of their magnitudes; "l2": their L2 norm. Both count all entries of the
+            weight, pruned ones included, and leave importances that are all zero as they are.
+
+    Source: Frankle & Carbin 2019, arXiv:1803.03635, section 4 (global pruning); "l2" Molchanov et al. 2017,
+        arXiv:1611.06440, section 2.2; "mean" Fang et al. 2023, arXiv:2301.12900, appendix.
     """
 
+    normalization: str = "none"
+
     joint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.normalization not in ("none", "mean", "l2"):
+            raise ValueError(f"`normalization` is none, mean or l2. Received: {self.normalization!r}.")
+
+    def normalized(self, importance: Any) -> Any:
+        """The importances of one weight, divided by their norm: a tensor of the same shape, at least float32."""
+        if self.normalization == "none":
+            return importance
+        magnitude = ops.abs(ops.cast(importance, keras.backend.result_type(importance.dtype, "float32")))
+        largest = ops.max(magnitude)
+        # Divided by the largest first: squares of small importances underflow.
+        scaled = magnitude / ops.where(largest > 0, largest, ops.ones_like(largest))
+        mean = ops.mean(scaled) if self.normalization == "mean" else ops.sqrt(ops.sum(ops.square(scaled)))
+        norm = mean * largest
+        return ops.cast(importance, norm.dtype) / ops.where(norm > 0, norm, ops.ones_like(norm))
 
     def sparsities(
         self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
@@ -174,6 +207,50 @@ class ERK(Allocation):
         sums = [_sum_of_lengths(target.shape, target.in_axes, target.out_axes) for target in targets]
         counts = _dealt(kept, sizes, sums)
         return [(size - count) / size for size, count in zip(sizes, counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class LAMP(Allocation):
+    """Layer-adaptive magnitudes: removes the entries that are the smallest part of what would be left of their weight.
+
+    The score of an entry is v ** 2 / (sum of u ** 2 over the entries u of the same weight that are not smaller), where
+    v is its importance: |w| with the criterion "magnitude", as in the paper; for other criteria the same formula on
+    their importances, which must be at least 0. The least scores over all weights are removed; their numbers are the
+    sparsities. The largest entry of a weight scores 1, so no weight is emptied.
+
+    Source: Lee et al. 2021, arXiv:2010.07611, eq. 2.
+    """
+
+    needs_scores: ClassVar[bool] = True
+
+    def sparsities(
+        self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None
+    ) -> list[float]:
+        """The sparsity of each weight; round(sparsity * n) of all n entries are removed."""
+        _check(sparsity, targets)
+        sizes = [math.prod(target.shape) for target in targets]
+        removed = min(pruned_count(sparsity, sum(sizes)), sum(sizes) - len(sizes))
+        if not targets:
+            return []
+        shares = np.concatenate([_shares_left(array_of(score)) for score in scores or ()])
+        kept = keep_largest_of_array(shares, len(shares) - removed)
+        counts = [int(np.count_nonzero(part)) for part in np.split(kept, np.cumsum(sizes)[:-1])]
+        return [(size - count) / size for size, count in zip(sizes, counts, strict=True)]
+
+
+def _shares_left(importance: np.ndarray) -> np.ndarray:
+    """Returns the LAMP scores of one weight, ascending, shape (entries,)."""
+    ascending = np.sort(importance.reshape(-1).astype("float64"))
+    if len(ascending) and not ascending[0] >= 0:
+        raise ValueError(
+            f"LAMP needs importances that are at least 0. Received: {ascending[0]:g}. Choose another criterion or "
+            "another allocation."
+        )
+    squares = np.square(ascending / (ascending[-1] or 1.0))
+    left = np.cumsum(squares[::-1])[::-1]
+    found = np.divide(squares, left, out=np.zeros_like(squares), where=left > 0)
+    found[-1:] = 1.0
+    return found
 
 
 def get_allocation(allocation: str | Allocation) -> Allocation:

@@ -124,8 +124,14 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
     "allocation",
     [
         AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
-        AllocationRow("global", "prunekit.sparsity.allocation:Global", per_weight=False),
+        AllocationRow(
+            "global",
+            "prunekit.sparsity.allocation:Global",
+            per_weight=False,
+            options={"normalization": (Literal["none", "mean", "l2"], "none")},
+        ),
         AllocationRow("erk", "prunekit.sparsity.allocation:ERK"),
+        AllocationRow("lamp", "prunekit.sparsity.allocation:LAMP"),
         AllocationRow(
             "layer_error",
             "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",

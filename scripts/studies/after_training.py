@@ -31,6 +31,8 @@ ALLOCATIONS = {
     "layer_error": "layer_error",
     "layer_error, equal": {"type": "layer_error", "objective": "equal"},
     "global": "global",
+    "global, l2": {"type": "global", "normalization": "l2"},
+    "lamp": "lamp",
     "erk": "erk",
     "uniform": "uniform",
 }

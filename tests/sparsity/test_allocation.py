@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from prunekit.sparsity.allocation import ERK, Allocation, Global, Layout, Uniform, get_allocation
+from prunekit.sparsity.allocation import ERK, LAMP, Allocation, Global, Layout, Uniform, get_allocation
 from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
 
@@ -38,12 +38,14 @@ MODELS = {
     "none": [],
 }
 SPARSITIES = [0.0, 1e-4, 0.1, 1 / 3, 0.5, 0.75, 0.8, 0.9]
-NOT_JOINT = [Uniform(), ERK()]
+NOT_JOINT = [Uniform(), ERK(), LAMP()]
 FAMILY = [*NOT_JOINT, Global()]
 
 
 def allot(allocation: Allocation, sparsity: float, model) -> list[float]:
-    return allocation.sparsities(sparsity, [Layout(*weight) for weight in model])
+    rng = np.random.default_rng(0)
+    scores = [np.abs(rng.normal(size=shape) * (i + 1)).astype("float32") for i, (shape, *_) in enumerate(model)]
+    return allocation.sparsities(sparsity, [Layout(*weight) for weight in model], scores)
 
 
 def sizes(model) -> list[int]:
@@ -69,7 +71,7 @@ def test_every_weight_gets_a_sparsity_and_the_overall_one_is_met(allocation, spa
     assert len(result) == len(model)
     assert all(type(value) is float and 0.0 <= value < 1.0 for value in result)
     pruned = sum(pruned_count(value, n) for value, n in zip(result, sizes(model), strict=True))
-    if isinstance(allocation, ERK):
+    if isinstance(allocation, ERK | LAMP):
         assert pruned == pruned_count(sparsity, sum(sizes(model)))
     else:
         assert abs(pruned - sparsity * sum(sizes(model))) <= 0.5 * len(model)
@@ -108,7 +110,7 @@ def test_an_allocation_is_frozen_hashable_comparable_picklable_and_has_a_source(
 
 
 def test_allocations_of_different_types_are_not_equal():
-    assert len(set(FAMILY)) == 3
+    assert len(set(FAMILY)) == len(FAMILY)
 
 
 # One by one ----------------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_uniform_gives_every_weight_the_same():
 
 
 def test_only_the_global_allocation_is_joint_and_it_has_no_sparsity_per_weight():
-    assert [allocation.joint for allocation in FAMILY] == [False, False, True]
+    assert [allocation.joint for allocation in FAMILY] == [False, False, False, True]
     with pytest.raises(ValueError, match="importances of all weights at once. Received: sparsity=0.5 for 3 weights"):
         allot(Global(), 0.5, DENSE)
 
@@ -212,7 +214,7 @@ def test_a_name_gives_its_allocation_and_an_allocation_is_unchanged(name, expect
     assert get_allocation(expected) is expected
 
 
-@pytest.mark.parametrize("name", ["", "ERK", "lamp"])
+@pytest.mark.parametrize("name", ["", "ERK", "lamps"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
     with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: uniform, global, erk"):
         get_allocation(name)
@@ -222,3 +224,42 @@ def test_an_unknown_name_is_refused_with_the_valid_ones(name):
 def test_something_that_is_no_allocation_is_refused(allocation):
     with pytest.raises(TypeError, match="An allocation is one of uniform, global, erk.* Received: "):
         get_allocation(allocation)
+
+
+def test_lamp_removes_the_least_scores_of_the_paper_over_all_weights():
+    rng = np.random.default_rng(3)
+    weights = [rng.normal(size=(8, 5)) * 4, rng.normal(size=(6, 6)), rng.normal(size=(3, 2)) * 0.1]
+    scores = []
+    for weight in weights:
+        flat = np.square(weight.ravel())
+        scores.append(np.array([value / flat[flat >= value].sum() for value in flat]))
+    removed = np.sort(np.concatenate(scores))[: round(0.6 * 82)]
+    expected = [np.isin(score, removed).mean() for score in scores]
+    layouts = [Layout(weight.shape, (0,), (1,)) for weight in weights]
+    assert LAMP().sparsities(0.6, layouts, [np.abs(weight) for weight in weights]) == pytest.approx(expected)
+    # The scale of a weight does not matter.
+    assert LAMP().sparsities(0.6, layouts, [100 * np.abs(weights[0]), *map(np.abs, weights[1:])]) == pytest.approx(
+        expected
+    )
+
+
+def test_lamp_refuses_importances_below_zero_and_keeps_an_entry_of_zeros():
+    layouts = [Layout((4,), (), ()), Layout((4,), (), ())]
+    with pytest.raises(ValueError, match="at least 0. Received: -1"):
+        LAMP().sparsities(0.5, layouts, [np.array([1, 2, -1, 0.5]), np.ones(4)])
+    assert LAMP().sparsities(0.75, layouts, [np.zeros(4), np.ones(4)]) == [0.75, 0.75]
+
+
+@pytest.mark.parametrize("normalization", ["mean", "l2"])
+def test_a_normalized_importance_is_divided_by_its_norm(normalization):
+    importance = np.random.default_rng(0).normal(size=(4, 5)).astype("float32") * 1e-25
+    norm = np.abs(importance.astype("float64"))
+    norm = norm.mean() if normalization == "mean" else np.sqrt(np.square(norm).sum())
+    found = np.asarray(Global(normalization).normalized(importance))
+    np.testing.assert_allclose(found, importance / norm, rtol=1e-5)
+    assert not np.asarray(Global(normalization).normalized(np.zeros(3, "float32"))).any()
+
+
+def test_an_unknown_normalization_is_refused():
+    with pytest.raises(ValueError, match="`normalization` is none, mean or l2. Received: 'sum'"):
+        Global("sum")

@@ -49,8 +49,14 @@ class LayerErrorAllocation(Allocation):
         curves = [error_curve(*row) for row in zip(targets, scores, statistics, strict=True)]
         sizes = [int(np.prod(target.shape)) for target in targets]
         removed = min(pruned_count(sparsity, sum(sizes)), sum(sizes) - len(sizes))
+        # Entries of importance 0, such as those that an earlier update pruned, are removed in any case.
+        gone = [
+            min(int(np.count_nonzero(array_of(score) <= 0)), size - 1)
+            for score, size in zip(scores, sizes, strict=True)
+        ]
         share = _equal if self.objective == "equal" else _least_total
-        return [count / size for count, size in zip(share(removed, sizes, curves), sizes, strict=True)]
+        counts = share(max(removed, sum(gone)), sizes, curves, gone) if targets else []
+        return [count / size for count, size in zip(counts, sizes, strict=True)]
 
 
 def error_curve(target: Any, scores: Any, statistics: Any) -> np.ndarray:
@@ -82,14 +88,16 @@ def _error(matrix: np.ndarray, factor: Any, hessian: np.ndarray, mask: np.ndarra
     return output_error(found - matrix, hessian)
 
 
-def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray]) -> list[int]:
+def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gone: Sequence[int]) -> list[int]:
     """The counts of the `removed` entries whose removal has the smallest error of their layer."""
     # Strictly increasing, so that each level is one sparsity.
     rising = [curve + 1e-9 * np.array(GRID) for curve in curves]
 
     def counts(level: float) -> list[int]:
         each = (np.interp(level, curve, GRID) for curve in rising)
-        return [min(int(share * size), size - 1) for share, size in zip(each, sizes, strict=True)]
+        return [
+            max(min(int(share * size), size - 1), least) for share, size, least in zip(each, sizes, gone, strict=True)
+        ]
 
     low, high = 0.0, 2.0
     for _ in range(100):
@@ -106,16 +114,16 @@ def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray]) -> 
     return found
 
 
-def _least_total(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray]) -> list[int]:
+def _least_total(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gone: Sequence[int]) -> list[int]:
     """The counts for which the sum of the convex hulls of the errors is least: the flattest segments come first."""
     segments = []
-    for i, (curve, size) in enumerate(zip(curves, sizes, strict=True)):
+    for i, (curve, size, least) in enumerate(zip(curves, sizes, gone, strict=True)):
         corners = _lower_hull(curve)
-        ends = [min(round(GRID[at] * size), size - 1) for at in corners]
+        ends = [max(min(round(GRID[at] * size), size - 1), least) for at in corners]
         for first, last, start, end in zip(corners, corners[1:], ends, ends[1:], strict=False):
             slope = (curve[last] - curve[first]) / (GRID[last] - GRID[first]) / size
             segments.append((slope, i, end - start))
-    found = [0] * len(sizes)
+    found = list(gone)
     for _, i, length in sorted(segments):
         taken = min(length, removed - sum(found))
         found[i] += taken

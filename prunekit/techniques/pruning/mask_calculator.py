@@ -16,7 +16,7 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
-from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.allocation import Global, get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
 from prunekit.sparsity.channel_scores import REPEATED
 from prunekit.sparsity.gradient_scores import PRODUCTS
@@ -85,7 +85,9 @@ class MaskCalculator:
         make = functools.cache(functools.partial(self._maker, pattern))
         self._makers = [make(target.shape, target.in_axes, target.out_axes) for target in self.targets]
         self._importance_of = _importance_functions(self.criterion, self.targets)
-        self._exact_everywhere = self._maker is MaskMaker and type(pattern) in _EXACT_PATTERNS
+        # Norms of importances are sums, which NumPy and the backends round differently.
+        normalizes = isinstance(self.allocation, Global) and self.allocation.normalization != "none"
+        self._exact_everywhere = self._maker is MaskMaker and type(pattern) in _EXACT_PATTERNS and not normalizes
 
     @functools.cached_property
     def _groups(self) -> list[tuple[range, Callable[..., Any]]]:
@@ -261,8 +263,8 @@ class MaskCalculator:
         return _columns(rows)
 
     def _jointly(self, _, weights, masks, pruned, statistics, *, spare=False):
-        importances = [self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights)]
-        rows = list(zip(self._makers, weights, importances, masks, strict=True))
+        raw = (self._importance(i, weight, statistics[i]) for i, weight in enumerate(weights))
+        rows = list(zip(self._makers, weights, map(self.allocation.normalized, raw), masks, strict=True))
         return _columns(self._joint_rows(rows, pruned, spare=spare))
 
     def _joint_rows(self, rows, pruned, *, spare):

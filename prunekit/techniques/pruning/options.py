@@ -41,7 +41,8 @@ class PruningOptions:
             "mean_activation"; a `Criterion`; or a function weight -> importance of the same shape, higher = keep.
             docs/criteria.md has a table of them.
         pattern: Sparsity pattern: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
-        allocation: Distribution of the sparsity over the weights: "uniform", "global", "erk", or an `Allocation`.
+        allocation: Distribution of the sparsity over the weights: "uniform", "global", "erk", "lamp", "layer_error"
+            (needs data), or an `Allocation`.
         include: Names, globs or `re:` patterns of layers and weights to prune; empty = all weights pruned by default.
             Training with a Keras optimizer skips frozen weights, unless `include` names them or their layers.
         exclude: Names, globs or `re:` patterns of layers and weights to skip; overrides `include`.

@@ -96,3 +96,17 @@ def test_one_name_does_for_prune_and_for_overrides(network):
 def test_an_unknown_objective_is_refused():
     with pytest.raises(ValueError, match="`objective` is total or equal. Received: 'least'"):
         LayerErrorAllocation("least")
+
+
+def test_in_a_gradual_schedule_the_sparsity_is_exact_at_each_update(network):
+    model, x, *_ = network
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile("sgd", "mse")
+    callback = pk.PruningCallback(
+        pk.PolynomialDecay(0.2, 0.9, 0, 20, frequency=5), data=x, criterion="sparsegpt", allocation="layer_error"
+    )
+    copy.fit(x, np.zeros((len(x), 4)), batch_size=15, epochs=2, verbose=0, callbacks=[callback])
+    size = sum(target.size for target in network[2])
+    for event in callback.report.events:
+        assert round(event.reached * size) == round(event.asked * size)

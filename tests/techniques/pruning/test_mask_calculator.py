@@ -9,6 +9,7 @@ from backends import BACKEND, tensorflow_only
 from keras import ops
 
 from prunekit.anatomy.targets import find_targets
+from prunekit.sparsity.allocation import Global
 from prunekit.sparsity.patterns import Channel
 from prunekit.techniques.pruning.held_masks import nonzero_within
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
@@ -180,3 +181,19 @@ def test_one_shot_pruning_traces_nothing(perceptron, options, monkeypatch):
         tf.function(lambda x: x)(tf.zeros(()))
     report = prune(perceptron, 0.5, **options)
     assert sum(row.zeros for row in report.weights if row.role == "kernel") == 96
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("normalization", ["mean", "l2"])
+def test_global_compares_normalized_importances(normalization):
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, name="a"), keras.layers.Dense(4, name="b")])
+    weights = [rng.normal(size=(6, 8)) * 50, rng.normal(size=(8, 4))]
+    for layer, weight in zip(model.layers, weights, strict=True):
+        layer.kernel.assign(weight)
+    norms = [np.abs(weight).mean() if normalization == "mean" else np.linalg.norm(weight) for weight in weights]
+    scores = [np.abs(weight) / norm for weight, norm in zip(weights, norms, strict=True)]
+    threshold = np.sort(np.concatenate([score.ravel() for score in scores]))[39]
+    prune(model, 0.5, allocation=Global(normalization))
+    for layer, score in zip(model.layers, scores, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(layer.kernel) != 0, score > threshold)
