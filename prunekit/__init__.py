@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.once_sparse import OnceSparse
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
+    from prunekit.techniques.pruning.regrow import SET, RigL
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
 
 __all__ = [
@@ -87,6 +88,8 @@ __all__ = [
     "RecipeError",
     "Report",
     "Result",
+    "RigL",
+    "SET",
     "Snip",
     "SparseGPT",
     "SweepReport",
@@ -149,6 +152,7 @@ _MODULES = {
     "prunekit.techniques.pruning.once_sparse": ("OnceSparse",),
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
+    "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -145,6 +145,17 @@ POLICIES: Registry[PolicyRow] = Registry(
     [
         PolicyRow("gradual", "prunekit.techniques.pruning.gradual:Gradual"),
         PolicyRow("tfmot", "prunekit.interop.tfmot.policy:TfmotPolicy"),
+        PolicyRow(
+            "rigl",
+            "prunekit.techniques.pruning.regrow:RigL",
+            options={"exchanged": (float, 0.3)},
+            needs=("gradient",),
+        ),
+        PolicyRow(
+            "set",
+            "prunekit.techniques.pruning.regrow:SET",
+            options={"exchanged": (float, 0.3), "seed": (int | None, None)},
+        ),
     ],
 )
 STATISTICS: Registry[StatisticRow] = Registry(

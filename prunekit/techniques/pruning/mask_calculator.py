@@ -229,6 +229,29 @@ class MaskCalculator:
             kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
             return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
 
+    def exchanged(
+        self, index: int, mask: np.ndarray, kept_first: np.ndarray, grown_first: np.ndarray, share: float
+    ) -> np.ndarray:
+        """Returns a mask of one target with as many kept units as `mask`, some of them others.
+
+        Args:
+            index: Index of the target.
+            mask: Current mask.
+            kept_first: Importance of each entry; kept units with the smallest are dropped.
+            grown_first: Score of each entry; pruned units with the largest are kept in their place.
+            share: Fraction of the kept units to exchange.
+        """
+        maker = self._makers[index].on_arrays
+        everywhere = np.ones_like(mask)
+        importance, score = (
+            np.asarray(maker.pool(np.asarray(values, "float32"), everywhere)) for values in (kept_first, grown_first)
+        )
+        kept = np.asarray(maker.pool(np.where(mask, 1.0, -math.inf).astype("float32"), mask)) > -math.inf
+        count = min(int(share * np.count_nonzero(kept)), int(np.count_nonzero(~kept)))
+        dropped = keep_largest_of_array(np.where(kept, -importance, -np.inf), count)
+        grown = keep_largest_of_array(np.where(kept, -np.inf, score), count)
+        return maker.expanded((kept & ~dropped) | grown)
+
     def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
         units = [maker.units for maker in self._makers]
@@ -389,6 +412,9 @@ class _ArrayMaskMaker:
         new = np.logical_and(mask, self._pattern.expand(chosen, self._shape, *self._axes))
         leaks = np.logical_and(np.logical_not(mask), weight != 0)
         return new, np.array([np.count_nonzero(true) for true in (np.isnan(pooled), leaks, new)], "int32")
+
+    def expanded(self, units):
+        return np.asarray(self._pattern.expand(units, self._shape, *self._axes))
 
     def largest(self, units, kept):
         return keep_largest_of_array(units, kept)
