@@ -180,9 +180,7 @@ def _notes(work: SensitivityScan) -> list[str]:
     if work.runs.whole:
         notes.append("Each measurement computed the whole model: it has no graph of layers.")
     if work.metrics.whole:
-        notes.append(
-            f"{work.metrics.whole[:1].upper()}{work.metrics.whole[1:]}, so each measurement evaluated all of it."
-        )
+        notes.append(f"Each measurement evaluated the whole model: {work.metrics.whole}.")
     if not work.dense:
         notes.append("Only output errors were measured: the model is not compiled, or the data have no labels.")
     if work.reconstructs:
