@@ -234,8 +234,20 @@ def test_criteria_of_untrained_models_are_repaired_only_if_asked(x):
         pk.prune(model, 0.8, x, criterion="synflow", repair="weights")
 
 
+def test_float64_weights_that_stay_lose_no_bit(x):
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(6, name="dense", dtype="float64")])
+    start = ops.convert_to_numpy(model.layers[0].kernel)
+    pk.prune(model, 0.5, x.reshape(-1, 12), repair="none")
+    kernel = ops.convert_to_numpy(model.layers[0].kernel)
+    assert kernel.dtype == np.float64
+    np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
+
+
 def test_the_report_lists_the_errors(x):
     report = pk.prune(sequential(), 0.5, x)
+    # Corrected biases were zero before.
+    zeros = {row.name: row.zeros for row in report.weights}
+    assert zeros["head/bias"] == 0 and report.before.weights[-1].zeros == 10
     assert "output error" in str(report) and len(report.to_dict()["layer_errors"]) == 3
 
 
