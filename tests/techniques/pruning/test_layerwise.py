@@ -261,3 +261,14 @@ def test_in_training_the_kept_weights_are_set_to_the_best_fit(x):
     assert kept.sum() == 48 and not kernel[~kept].any()
     change = np.square(flat @ (kernel - start)).sum()
     assert change < np.square(flat @ (np.where(kept, start, 0) - start)).sum()
+
+
+@pytest.mark.parametrize("pattern", ["unstructured", "block:2x1"])
+def test_no_layer_has_a_larger_error_than_with_wanda(fresh, x, pattern):
+    errors = {}
+    for criterion, repair in (("wanda", "none"), ("sparsegpt", "weights")):
+        fresh.set_weights(fresh.start)
+        report = pk.prune(fresh, 0.5, x, criterion=criterion, repair=repair, pattern=pattern)
+        errors[criterion] = {row.name: row.error for row in report.layer_errors}
+    for name, error in errors["sparsegpt"].items():
+        assert error < errors["wanda"][name], name
