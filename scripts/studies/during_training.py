@@ -107,13 +107,14 @@ TITLES = {
 }
 HEAD = f"""# Measured: pruning during training
 
-Accuracy on the 10,000 test images of Fashion-MNIST after {fashion.EPOCHS} epochs of training: mean of seeds 0, 1 and 2, ± their
-standard deviation. Weights and batches of a seed are the same in every row, also for tensorflow-model-optimization, which
-trains the same networks in tf_keras. Adam with a learning rate of 0.001, batches of {fashion.BATCH}. Gradual schedules are cubic,
-over epochs 2 to 5, with a mask update every {fashion.SCHEDULE[2]} steps; the last epoch trains with the final masks. All kernels are
-pruned, the first and the last layer, too. Criteria that need data take {EXAMPLES:,} training images. Test images are used for
-nothing but these accuracies. `scripts/study during-training` makes this page and measures what it shows as "–"; a number
-in parentheses counts the seeds where some are missing.
+Accuracy on the 10,000 test images of Fashion-MNIST after {fashion.EPOCHS} epochs of training: mean of seeds 0, 1 and 2,
+± their standard deviation. Weights and batches of a seed are the same in every row, also for
+tensorflow-model-optimization, which trains the same networks in tf_keras. Adam with a learning rate of 0.001, batches
+of {fashion.BATCH}, inputs in [0, 1]. Gradual schedules are cubic, over epochs 2 to 5, with a mask update every
+{fashion.SCHEDULE[2]} steps; the last epoch trains with the final masks. All kernels are pruned, the first and the last
+layer, too. Criteria that need data take {EXAMPLES:,} training images. Test images are used for nothing but these
+accuracies. `scripts/study during-training` makes this page and measures what it shows as "–"; a number in parentheses
+counts the seeds where some are missing.
 """
 
 

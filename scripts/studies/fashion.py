@@ -1,4 +1,4 @@
-"""Fashion-MNIST and three networks for it, the same for Keras 3 and for tf_keras: weights and batches come from NumPy."""
+"""Fashion-MNIST and three networks for it, with the same weights and batches for Keras 3 and for tf_keras."""
 
 import gzip
 from pathlib import Path

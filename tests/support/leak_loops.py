@@ -94,7 +94,7 @@ def _batches(data) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
 def _fit(model, data, cell, checker: Checker | None) -> None:
     callbacks: list[Any] = []
     if checker:
-        pruning = PruningCallback(SCHEDULE)
+        pruning = PruningCallback(SCHEDULE, **cell.options(data))
         # On JAX, looking has `fit` hand its state back; in a second fit it keeps it for some steps.
         every = 3 if BACKEND == "jax" and cell.loop == "fit after fit" else 1
         callbacks = [Spy(checker, pruning, every, last=False), pruning, Spy(checker, pruning, every, last=True)]
@@ -123,7 +123,7 @@ def _fit_after_fit(model, data, cell, checker: Checker | None) -> None:
 def _in_a_loop(model, data, cell, checker: Checker | None, update: Callable[..., None], size: int = 1) -> None:
     batches = list(_batches(data))
     former = model.train_function
-    with Pruner(model, SCHEDULE) if checker else contextlib.nullcontext() as pruner:
+    with Pruner(model, SCHEDULE, **cell.options(data)) if checker else contextlib.nullcontext() as pruner:
         if checker:
             checker.both(pruner, "before training")
         for i in range(0, len(batches), size):
