@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.pruner import Pruner
     from prunekit.techniques.pruning.regrow import SET, RigL
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
+    from prunekit.techniques.pruning.straight_through import StraightThrough
 
 __all__ = [
     "Apoz",
@@ -92,6 +93,7 @@ __all__ = [
     "SET",
     "Snip",
     "SparseGPT",
+    "StraightThrough",
     "SweepReport",
     "SynFlow",
     "Taylor",
@@ -154,6 +156,7 @@ _MODULES = {
     "prunekit.techniques.pruning.pruner": ("Pruner",),
     "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
+    "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

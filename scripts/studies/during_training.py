@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ SEEDS = (0, 1, 2)
 EXAMPLES = 1024
 PAGE = Path("docs/measured/during-training.md")
 RESULTS = PAGE.with_suffix(".json")
+LATE = ", learning rate a fifth in the last epoch"
 DENSE_WEIGHTS = Path(".study") / "dense"
 
 
@@ -37,57 +39,94 @@ class Row:
         group: The table of the page.
         networks: The networks that it is measured on.
         schedule: "gradual", "before" (one update before the first step), "exchange" (the sparsity from the first step
-            on, exchanges until three quarters), "after" (`pk.prune` of the trained dense network), or "none".
+            on, exchanges until three quarters), "phases" (AC/DC: half an epoch each, from epoch 2 to 5), "after"
+            (`pk.prune` of the trained dense network), "tfmot", or "none".
         options: Options of the pruning; criterion, allocation and policy as in recipes.
+        late: Whether the learning rate falls to a fifth for the last epoch.
     """
 
     group: str
     schedule: str = "gradual"
     options: dict[str, Any] = field(default_factory=dict)
     networks: tuple[str, ...] = ("mlp",)
+    late: bool = False
 
 
-def _rows() -> dict[str, Row]:
-    every, two = ("mlp", "cnn", "resnet8"), ("mlp", "cnn")
-    rows = {
-        "dense": Row("baselines", "none", networks=every),
-        "tensorflow-model-optimization": Row("baselines", "tfmot", networks=every),
-    }
+EVERY, TWO = ("mlp", "cnn", "resnet8"), ("mlp", "cnn")
 
-    def gradual(criterion: Any, allocation: Any, networks: tuple[str, ...] = ("mlp",)) -> None:
-        kind = "criteria" if criterion != "magnitude" else "allocations"
-        rows[f"{_name(criterion)}, {_name(allocation)}"] = Row(
-            kind, options={"criterion": criterion, "allocation": allocation}, networks=networks
-        )
 
-    gradual("magnitude", "uniform", every)
-    gradual("magnitude", "erk", every)
-    gradual("magnitude", "global", every)
-    gradual("magnitude", "lamp", every)
-    gradual("magnitude", {"type": "global", "normalization": "l2"}, two)
-    gradual("magnitude", {"type": "global", "normalization": "mean"})
-    gradual("magnitude", "layer_error")
+def _baselines() -> Iterator[tuple[str, Row]]:
+    for late in (False, True):
+        suffix = LATE if late else ""
+        yield f"dense{suffix}", Row("baselines", "none", networks=EVERY if not late else TWO, late=late)
+        networks = EVERY if not late else TWO
+        yield f"tensorflow-model-optimization{suffix}", Row("baselines", "tfmot", networks=networks, late=late)
+
+
+def _gradual() -> Iterator[tuple[str, Row]]:
+    combinations: list[tuple[Any, Any, tuple[str, ...]]] = [
+        ("magnitude", "uniform", EVERY),
+        ("magnitude", "erk", EVERY),
+        ("magnitude", "global", EVERY),
+        ("magnitude", "lamp", TWO),
+        ("magnitude", {"type": "global", "normalization": "l2"}, ("mlp",)),
+        ("magnitude", {"type": "global", "normalization": "mean"}, ("mlp",)),
+        ("magnitude", "layer_error", ("mlp",)),
+        ("output_error", "layer_error", TWO),
+        ("wanda", "layer_error", ("mlp",)),
+        ("sparsegpt", "erk", ("mlp",)),
+        ("random", "erk", ("mlp",)),
+    ]
     for criterion in ("output_error", "wanda", "movement", "taylor", "fisher", "snip", "optimal_brain_damage"):
         for allocation in ("uniform", "erk", "global"):
-            gradual(criterion, allocation)
-    gradual("output_error", "layer_error", two)
-    gradual("wanda", "layer_error")
-    gradual("sparsegpt", "erk")
-    gradual("random", "erk")
-    for criterion in ("snip", "synflow", "grasp"):
+            networks = EVERY if (criterion, allocation) == ("output_error", "global") else ("mlp",)
+            combinations.append((criterion, allocation, networks))
+    for criterion, allocation, networks in combinations:
+        group = "allocations" if criterion == "magnitude" else "criteria"
+        options = {"criterion": criterion, "allocation": allocation}
+        yield f"{_name(criterion)}, {_name(allocation)}", Row(group, options=options, networks=networks)
+    for criterion in ("magnitude", "geometric_median", "apoz", "mean_activation"):
+        options = {"criterion": criterion, "pattern": "channel", "exclude": ("logits",)}
+        yield f"{criterion}, whole units", Row("channels", options=options)
+    for criterion in ("magnitude", "output_error"):
         options = {"criterion": criterion, "allocation": "global"}
-        rows[f"{criterion} before training"] = Row("before", "before", options)
-    for criterion in ("magnitude", "random"):
-        options = {"criterion": criterion, "allocation": "erk"}
-        rows[f"{criterion}, erk, before training"] = Row("before", "before", options)
+        yield f"{criterion}, global{LATE}", Row("late", options=options, networks=TWO, late=True)
+
+
+def _before() -> Iterator[tuple[str, Row]]:
+    for criterion, allocation in [
+        ("snip", "global"),
+        ("synflow", "global"),
+        ("grasp", "global"),
+        ("magnitude", "erk"),
+        ("random", "erk"),
+    ]:
+        options = {"criterion": criterion, "allocation": allocation}
+        yield f"{criterion}, {allocation}, before training", Row("before", "before", options)
+
+
+def _moving() -> Iterator[tuple[str, Row]]:
     for policy in ("rigl", "set"):
         for allocation in ("erk", "uniform"):
             options = {"criterion": "random", "allocation": allocation, "policy": policy}
-            rows[f"{policy}, {allocation}"] = Row("moving", "exchange", options)
+            yield f"{policy}, {allocation}", Row("moving", "exchange", options)
+    for allocation in ("erk", "global"):
+        yield f"AC/DC, {allocation}", Row("moving", "phases", {"allocation": allocation, "policy": "ac_dc"})
+        for name, decay in (("straight-through", 0.0), ("SR-STE", 2e-4)):
+            policy = {"type": "straight_through", "decay": decay}
+            networks = TWO if (name, allocation) == ("straight-through", "global") else ("mlp",)
+            yield (
+                f"{name}, {allocation}",
+                Row("moving", "gradual", {"allocation": allocation, "policy": policy}, networks=networks),
+            )
+    options = {"criterion": "output_error", "allocation": "global", "policy": "straight_through"}
+    yield "straight-through, output_error, global", Row("moving", "gradual", options)
+
+
+def _after() -> Iterator[tuple[str, Row]]:
     for allocation in ("layer_error", "global"):
         options = {"criterion": "output_error", "allocation": allocation}
-        rows[f"pk.prune after training: output_error, {allocation}"] = Row("after", "after", options, two)
-    return rows
+        yield f"pk.prune after training: output_error, {allocation}", Row("after", "after", options, EVERY)
 
 
 def _name(given: Any) -> str:
@@ -96,11 +135,13 @@ def _name(given: Any) -> str:
     return " ".join(str(value) for value in given.values())
 
 
-ROWS = _rows()
+ROWS = dict([*_baselines(), *_gradual(), *_before(), *_moving(), *_after()])
 TITLES = {
     "baselines": "Baselines",
     "allocations": "Magnitude, gradual: allocations",
     "criteria": "Gradual: other criteria",
+    "late": "Gradual, with a fifth of the learning rate in the last epoch",
+    "channels": "Gradual, whole units (not of the last layer)",
     "before": "One mask before training",
     "moving": "Masks that move",
     "after": "Training first, then pruning without training",
@@ -132,6 +173,7 @@ class Study:
         row = ROWS[title]
         if row.schedule == "tfmot":
             command = [sys.executable, "-m", "studies.fashion_tfmot", network, str(sparsity), str(seed)]
+            command += ["late"] * row.late
             return json.loads(
                 subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             )
@@ -144,9 +186,10 @@ class Study:
             pk.prune(model, sparsity, self._calibration(seed), **_options(row, seed))
         else:
             callbacks = [] if row.schedule == "none" else [self._callback(row, sparsity, seed)]
+            callbacks += [fashion.slow_last_epoch(keras)] * row.late
             data = fashion.batches(self.train, seed)
             model.fit(data, steps_per_epoch=fashion.STEPS, epochs=fashion.EPOCHS, verbose=0, callbacks=callbacks)
-        if row.schedule == "none":
+        if title == "dense":
             DENSE_WEIGHTS.mkdir(parents=True, exist_ok=True)
             model.save_weights(DENSE_WEIGHTS / f"{network}-{seed}.weights.h5")
         return fashion.measured(model, self.test)
@@ -159,6 +202,7 @@ class Study:
             "exchange": lambda: pk.ConstantSparsity(
                 sparsity, 0, end_step=fashion.STEPS * fashion.EPOCHS * 3 // 4, frequency=frequency
             ),
+            "phases": lambda: pk.ConstantSparsity(sparsity, begin, end_step=end, frequency=fashion.STEPS // 2),
         }[row.schedule]()
         options = _options(row, seed)
         needs = {need for key in ("criterion", "allocation", "policy") if key in options for need in options[key].needs}
@@ -217,7 +261,7 @@ def _cells(results: Results, network: str, title: str) -> list[str]:
 
 def _key(network: str, title: str, sparsity: float, seed: int) -> str:
     # A dense network has one training for all columns.
-    return f"{network} / {title} / {0.0 if title == 'dense' else sparsity} / {seed}"
+    return f"{network} / {title} / {0.0 if ROWS[title].schedule == 'none' else sparsity} / {seed}"
 
 
 def main() -> None:
@@ -227,6 +271,7 @@ def main() -> None:
     only = parser.parse_args().only
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     results, study = Results(RESULTS), Study()
+    PAGE.write_text(page(results), encoding="utf-8")
     for network in fashion.NETWORKS:
         for seed in SEEDS:
             for title, row in ROWS.items():

@@ -116,6 +116,11 @@ def compile_network(keras: Any, model: Any) -> None:
     model.compile(keras.optimizers.Adam(0.001), loss, jit_compile=False)
 
 
+def slow_last_epoch(keras: Any) -> Any:
+    """A callback that divides the learning rate by 5 for the last epoch."""
+    return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 5 if epoch == EPOCHS - 1 else rate)
+
+
 def kernel_layers(model: Any) -> list[Any]:
     """The layers that have a kernel."""
     return [layer for layer in model.layers if hasattr(layer, "kernel")]

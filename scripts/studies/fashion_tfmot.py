@@ -1,6 +1,6 @@
 """One training on Fashion-MNIST pruned by tensorflow-model-optimization, in a process of its own; prints JSON.
 
-Usage: python -m studies.fashion_tfmot NETWORK SPARSITY SEED
+Usage: python -m studies.fashion_tfmot NETWORK SPARSITY SEED [late]
 """
 
 import json
@@ -24,10 +24,9 @@ def main() -> None:
     schedule = sparsity.PolynomialDecay(0.0, final, begin, end, frequency=frequency)
     pruned = sparsity.prune_low_magnitude(model, pruning_schedule=schedule)
     fashion.compile_network(tf_keras, pruned)
+    callbacks = [sparsity.UpdatePruningStep(), *([fashion.slow_last_epoch(tf_keras)] if sys.argv[4:] else [])]
     data = fashion.batches(fashion.images("train"), seed)
-    pruned.fit(
-        data, steps_per_epoch=fashion.STEPS, epochs=fashion.EPOCHS, verbose=0, callbacks=[sparsity.UpdatePruningStep()]
-    )
+    pruned.fit(data, steps_per_epoch=fashion.STEPS, epochs=fashion.EPOCHS, verbose=0, callbacks=callbacks)
     print(json.dumps(fashion.measured(sparsity.strip_pruning(pruned), fashion.images("t10k"))))
 
 

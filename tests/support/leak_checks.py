@@ -39,8 +39,10 @@ class Checker:
     """Reads raw variables and remembers which positions were zero."""
 
     model: keras.Model
-    # Whether masks move: pruned positions come back, as zeros.
+    # Whether masks move: pruned positions come back.
     moves: bool = False
+    # Whether slots are zero at pruned positions, and what comes back starts at zero.
+    starts_at_zero: bool = True
     zeros: dict[str, np.ndarray] = field(default_factory=dict)
     batches: int = 0
     positions: int = 0
@@ -81,7 +83,7 @@ class Checker:
             zero = self.zeros.get(name)
             if zero is None:
                 continue
-            for held in [variable, *self.slots(variable)]:
+            for held in [variable, *(self.slots(variable) if self.starts_at_zero else ())]:
                 # Ftrl divides by this slot, so that zero would become NaN: it holds what Keras starts it with.
                 rest = FTRL_START if self.is_ftrl and held.name.removeprefix(prefix(variable)) == "accumulator" else 0
                 leaked = np.count_nonzero(read(held)[zero] != rest)
@@ -115,7 +117,8 @@ class Checker:
 
     def both(self, pruner: Pruner, where: str) -> None:
         """`check` before and after the zeros of now are learned."""
-        self.check(where)
+        if self.starts_at_zero:
+            self.check(where)
         if pruner.events:
             self.learn(pruner.masks, pruner.events[-1].asked, where)
             self.check(where)
