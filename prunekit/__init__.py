@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
     from prunekit.techniques.pruning.regrow import SET, RigL
+    from prunekit.techniques.pruning.rounds import RoundsReport, prune_in_rounds
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "Report",
     "Result",
     "RigL",
+    "RoundsReport",
     "SET",
     "Snip",
     "SparseGPT",
@@ -110,6 +112,7 @@ __all__ = [
     "load_recipe",
     "loops",
     "prune",
+    "prune_in_rounds",
     "register_layer",
     "signal_picture",
     "sweep",
@@ -153,6 +156,7 @@ _MODULES = {
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
     "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
+    "prunekit.techniques.pruning.rounds": ("RoundsReport", "prune_in_rounds"),
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
