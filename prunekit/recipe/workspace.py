@@ -183,16 +183,24 @@ class Workspace:
     # ---- training and evaluation -------------------------------------------------------------------------------------
 
     def fit(
-        self, epochs: int, learning_rate: float | None = None, callback: PruningCallback | None = None
+        self,
+        epochs: int,
+        learning_rate: float | None = None,
+        callback: PruningCallback | None = None,
+        *,
+        begin: int = 0,
+        of: int | None = None,
     ) -> dict[str, list[float]]:
         """Trains the model, with checkpoints; returns the history, metric -> value per epoch.
 
         A resumed step goes on after its last checkpoint.
 
         Args:
-            epochs: Number of epochs of the step.
+            epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
             callback: Prunes during the training.
+            begin: Epochs of the step before this call, for a step that trains in several calls.
+            of: Epochs of all calls of the step; None = `epochs`.
         """
         data, settings, optimizer = self.run.data, self.run.compile, self.optimizer
         if data is None or settings is None or optimizer is None:
@@ -202,9 +210,9 @@ class Workspace:
         if callback is not None:
             callback.resumption.state = resumed.pruner
         order = Order(data.train.examples, self.seed)
-        progress = EpochProgress(self.report_progress, self.metrics, self._later_epochs())
+        progress = EpochProgress(self.report_progress, self.metrics, self._later_epochs(), of)
         saving = EpochCheckpoints(
-            order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
+            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callback)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
@@ -219,8 +227,8 @@ class Workspace:
             )
         jax_state.unshare_ema_arrays(optimizers_of(self.model))
         if self.metrics:
-            self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", []))
-        self.state.updates += epochs * (self.run.steps_per_epoch or 0)
+            self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", [])[begin:])
+        self.state.updates += (epochs - begin) * (self.run.steps_per_epoch or 0)
         return saving.history
 
     def _later_epochs(self) -> int:
@@ -228,7 +236,7 @@ class Workspace:
         later = self.run.recipe.steps[self.step.index + 1 :]
         return sum(getattr(step.settings, "epochs", None) or 0 for step in later if step.trains)
 
-    def _save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
+    def save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None = None) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
         if self._save is not None:
             self._save(

@@ -69,7 +69,7 @@ def rounds_section(rounds: Sequence[Round], metric: str = "Metric") -> Section:
         metric: Heading of the metric's column.
     """
     columns = (Column("Round", "count"), Column("Sparsity", "sparsity"), Column("Pruned", "count"))
-    rows = [(row.number, row.sparsity, row.pruned, row.metric) for row in rounds]
+    rows = tuple((row.number, row.sparsity, row.pruned, row.metric) for row in rounds)
     return Section("Rounds", (*columns, Column(metric, "number")), rows)
 
 
