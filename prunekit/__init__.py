@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.regrow import SET, RigL
     from prunekit.techniques.pruning.rounds import RoundsReport, prune_in_rounds
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
+    from prunekit.techniques.pruning.structure_decay import StructureDecay
 
 __all__ = [
     "Apoz",
@@ -94,6 +95,7 @@ __all__ = [
     "SET",
     "Snip",
     "SparseGPT",
+    "StructureDecay",
     "SweepReport",
     "SynFlow",
     "Taylor",
@@ -158,6 +160,7 @@ _MODULES = {
     "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
     "prunekit.techniques.pruning.rounds": ("RoundsReport", "prune_in_rounds"),
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
+    "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -40,9 +40,9 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store policy options movement mask_calculator sparsegpt layer_error gradual regrow step_counter "
-        "enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner "
-        "trace_reuse layer_solver layerwise one_shot rounds backup_sync "
+        "mask_store policy options movement mask_calculator sparsegpt layer_error gradual structure_decay regrow "
+        "step_counter enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners "
+        "pruner trace_reuse layer_solver layerwise one_shot rounds backup_sync "
         "saved_files callbacks keep_zeros once_sparse",
     ),
     (

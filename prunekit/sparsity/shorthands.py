@@ -156,6 +156,7 @@ POLICIES: Registry[PolicyRow] = Registry(
             "prunekit.techniques.pruning.regrow:SET",
             options={"exchanged": (float, 0.3), "seed": (int | None, None)},
         ),
+        PolicyRow("structure_decay", "prunekit.techniques.pruning.structure_decay:StructureDecay"),
     ],
 )
 STATISTICS: Registry[StatisticRow] = Registry(
