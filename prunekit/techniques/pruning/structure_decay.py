@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.patterns import NM
@@ -109,8 +109,9 @@ class TighteningCalculator(MaskCalculator):
 
     def __init__(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float):
         super().__init__(targets, options, final_sparsity)
-        n, self._m = self.pattern.n, self.pattern.m
-        patterns = {kept: NM(kept, self._m) for kept in range(n + 1, self._m)}
+        final = cast(NM, self.pattern)
+        self._m = final.m
+        patterns = {kept: NM(kept, final.m) for kept in range(final.n + 1, final.m)}
         self._looser = {
             kept: MaskCalculator(targets, dataclasses.replace(options, pattern=pattern), pattern.sparsity)
             for kept, pattern in patterns.items()
