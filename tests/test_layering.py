@@ -40,10 +40,10 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store policy options movement mask_calculator sparsegpt layer_error gradual structure_decay regrow "
-        "step_counter enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners "
-        "pruner trace_reuse layer_solver layerwise one_shot rounds backup_sync "
-        "saved_files callbacks keep_zeros once_sparse",
+        "mask_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error gradual "
+        "structure_decay regrow step_counter enforcement_check mask_updater pruner_state pruning_notes held_masks "
+        "targeting attached_pruners pruner trace_reuse layer_solver layerwise one_shot rounds backup_sync saved_files "
+        "callbacks keep_zeros once_sparse",
     ),
     (
         "loops",
@@ -62,8 +62,8 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields applications compile_fields data_source sources timing step_settings step_kinds schema yaml_reader "
-        "loader presence factories idx npy",
+        "fields applications compile_fields data_source sources timing step_settings rounds_settings step_kinds schema "
+        "yaml_reader loader presence factories idx npy",
     ),
     (
         "recipe/datasets",

@@ -199,8 +199,8 @@ def _run_state(found: Snapshot) -> RunState:
         for prefix in ("before/", "mask/", "found/")
     )
     point = [np.array(array) for array in arrays_under(found.arrays, "rewind/").values()]
-    masks = RunMasks(pruned, original)
-    return from_plain(RunState, found.values["record"], weights_before=before, masks=masks, rewind_point=point)
+    arrays = dict(weights_before=before, masks=RunMasks(pruned, original), rewind_point=point)
+    return from_plain(RunState, found.values["record"], **arrays)
 
 
 def _digest(path: Path) -> str:

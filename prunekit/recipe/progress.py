@@ -53,10 +53,10 @@ class EpochProgress(keras.callbacks.Callback):
         tell: Function of (fraction, text, epoch number at the end of an epoch, else None, seconds left or None).
         metrics: Metrics whose values on the validation data are shown, in this order.
         later_epochs: Number of epochs of later steps, for the estimate of the time left.
-        epochs: Number of epochs of the step, if it trains in several calls of `fit`; None = those of this call.
+        epochs: Number of epochs of the step, which may train in several calls of `fit`; 0 = those of this call.
     """
 
-    def __init__(self, tell: Tell, metrics: Sequence[Metric], later_epochs: int = 0, epochs: int | None = None):
+    def __init__(self, tell: Tell, metrics: Sequence[Metric], later_epochs: int = 0, epochs: int = 0):
         super().__init__()
         self._tell = tell
         self._metrics = metrics

@@ -61,7 +61,7 @@ class RoundsStep(StepHandler[PreparedRounds]):
             with workspace.holding_masks():
                 if prunes:
                     workspace.save_epoch(begin, history)
-                history = workspace.fit(begin + each, settings.learning_rate, begin=begin, of=settings.epochs)
+                history = workspace.fit(begin + each, settings.learning_rate, begin=begin)
             state.metrics = workspace.evaluate()
             state.rounds.append(dataclasses.asdict(_row(number, workspace)))
         rows, state.rounds, state.rewind_point = [Round(**row) for row in state.rounds], [], []

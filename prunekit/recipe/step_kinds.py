@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
-from prunekit.recipe.step_settings import Expect, Export, Prune, Rounds, Train
+from prunekit.recipe.rounds_settings import Rounds
+from prunekit.recipe.step_settings import Expect, Export, Prune, Train
 from prunekit.registry import Registry, Row
 
 

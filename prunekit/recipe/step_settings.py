@@ -66,7 +66,8 @@ def parse_pattern(text: str) -> ParsedPattern:
     return parsed
 
 
-def _pattern(value: str) -> str:
+def checked_pattern(value: str) -> str:
+    """Returns the name of a pattern unchanged; refuses other texts."""
     try:
         parse_pattern(value)
     except ValueError as error:
@@ -83,7 +84,7 @@ class Prune(Settings):
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
-    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
+    pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
     allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
     policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
@@ -214,60 +215,6 @@ class Prune(Settings):
     def final_at(self) -> tuple[str | int, ...]:
         """Returns the path of the final sparsity inside the step."""
         return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
-
-
-class Rounds(Settings):
-    """A step that trains, and then prunes, rewinds and trains again in each of `number` rounds.
-
-    The rewind point is the state at the start of the step.
-    """
-
-    example: ClassVar[str] = "{number: 5, sparsity: 0.8, epochs_per_round: 10}"
-    number: Annotated[int, Field(ge=1, le=1000)]
-    sparsity: Sparsity
-    epochs_per_round: Epochs
-    rewind: Literal["weights", "none"] = "weights"
-    learning_rate: Positive | None = None
-    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
-    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
-    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
-    include: WeightPatterns = ()
-    exclude: WeightPatterns = ()
-    keep_one: bool = True
-    misfits: Literal["error", "skip"] = "error"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.sparsity == 0:
-            raise refusal("rounds prune something: expected a sparsity above 0.", "sparsity")
-        if parse_pattern(self.pattern).kind == "nm":
-            raise refusal(
-                f"each round has another sparsity, and {self.pattern} has one: prune gradually with a prune step, or "
-                "choose another pattern.",
-                "pattern",
-            )
-        if "training" in sources_of(CRITERIA[name_of(self.criterion)].needs):
-            raise refusal(
-                f"rounds prune between trainings, and {name_of(self.criterion)!r} measures how training changes the "
-                "weights: choose another criterion.",
-                "criterion",
-            )
-        return self
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs of the whole step."""
-        return (self.number + 1) * self.epochs_per_round
-
-    @property
-    def final_sparsity(self) -> float:
-        """Final sparsity of the step."""
-        return self.sparsity
-
-    def pruning_to(self, sparsity: float) -> Prune:
-        """Returns the settings of one round's pruning."""
-        names = ("criterion", "pattern", "allocation", "include", "exclude", "keep_one", "misfits")
-        return Prune(sparsity=sparsity, **{name: getattr(self, name) for name in names})
 
 
 class Export(Settings):
