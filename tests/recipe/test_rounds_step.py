@@ -14,7 +14,7 @@ SETTINGS = {"number": 2, "sparsity": 0.75, "epochs_per_round": 2, "include": ["h
 
 
 def of(**others):
-    return recipe({"train": {"epochs": 1}}, {"rounds": {**SETTINGS, **others}}, {"finetune": {"epochs": 1}})
+    return recipe({"train": {"epochs": 1}}, {"rounds": {**SETTINGS, **others}})
 
 
 def network():
@@ -48,48 +48,90 @@ class Stop:
                 raise KeyboardInterrupt
 
 
-# Of the eight epochs, one comes before the rounds: the rewind point follows epoch 1, a round starts after 3 and 5.
+def watched(document, pairs, folder):
+    """A run, and the weights and the optimizer's iterations at the start of each training."""
+    starts, inner = [], Workspace.fit
+
+    def fit(self, *args, **kwargs):
+        starts.append((weight_arrays(self.model), int(self.optimizer.iterations)))
+        return inner(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "fit", fit)
+        return compress(document, network(), pairs, folder), starts
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    rng = np.random.default_rng(3)
+    samples = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
+    return samples, samples
+
+
+@pytest.fixture(scope="module")
+def whole(pairs, tmp_path_factory):
+    return watched(of(), pairs, tmp_path_factory.mktemp("rounds") / "whole")
+
+
+# Of the seven epochs, one comes before the rounds: the rewind point follows epoch 1, a round starts after 3 and 5.
 @pytest.mark.every_backend(cases=1)
-@pytest.mark.parametrize(
-    "epochs", [5, *(pytest.param(epochs, marks=pytest.mark.thorough) for epochs in (2, 3, 4, 6, 7))]
-)
-def test_an_interrupted_run_ends_as_one_that_was_not(pairs, tmp_path, epochs):
-    whole = compress(of(), network(), pairs, tmp_path / "whole")
+@pytest.mark.parametrize("epochs", [5, *(pytest.param(epochs, marks=pytest.mark.thorough) for epochs in (2, 3, 4, 6))])
+def test_an_interrupted_run_ends_as_one_that_was_not(pairs, whole, tmp_path, epochs):
     with pytest.raises(KeyboardInterrupt):
         compress(of(), network(), pairs, tmp_path / "run", progress=Stop(epochs))
     result = compress(of(), network(), pairs, tmp_path / "run", resume=True)
-    assert told(result.report) == told(whole.report)
-    assert model_digest(result.model) == model_digest(whole.model)
-    (section,) = whole.report.steps[1]["sections"]
+    assert told(result.report) == told(whole[0].report)
+    assert model_digest(result.model) == model_digest(whole[0].model)
+
+
+@pytest.mark.every_backend
+def test_a_run_reports_each_round_and_ends_with_exact_zeros(whole):
+    result, _ = whole
+    _, step = result.report.steps
+    (section,) = step["sections"]
     assert [row[:3] for row in section["rows"]] == [[0, 0.0, 0], [1, 0.5, 64], [2, 0.75, 96]]
     assert all(0 <= row[3] <= 1 for row in section["rows"])
-    assert len(whole.report.steps[1]["history"]["loss"]) == 6
-    assert np.count_nonzero(weight_arrays(whole.model)["hidden/kernel"] == 0) == 96
-    assert [(event.step, event.asked) for event in whole.report.after.events] == [(0, 0.5), (10, 0.75)]
+    assert len(step["history"]["loss"]) == 6
+    assert np.count_nonzero(weight_arrays(result.model)["hidden/kernel"] == 0) == 96
+    assert [(event.step, event.asked) for event in result.report.after.events] == [(0, 0.5), (10, 0.75)]
+    # The first curve point is that of the dense model, before the first pruning.
+    assert [step for step, _ in result.report.curve] == [0, 5, 10, 15, 20]
 
 
-@pytest.mark.parametrize("rewind", ["weights", "none"])
-def test_every_round_begins_at_the_rewind_point(pairs, monkeypatch, rewind):
-    seen, inner = [], Workspace.fit
+def rewound(starts):
+    """For each round and weight, whether the value at the start is that of the rewind point, with the round's zeros."""
+    (point, _), *rounds = starts[1:]
+    kept = [{"hidden/kernel": weights["hidden/kernel"] != 0} for weights, _ in rounds]
+    assert [np.count_nonzero(~masks["hidden/kernel"]) for masks in kept] == [64, 96]
+    return [
+        np.array_equal(value, np.where(masks.get(name, True), point[name], 0))
+        for masks, (weights, _) in zip(kept, rounds, strict=True)
+        for name, value in weights.items()
+    ]
 
-    def fit(self, *args, **kwargs):
-        seen.append((weight_arrays(self.model), int(self.optimizer.iterations)))
-        return inner(self, *args, **kwargs)
 
-    monkeypatch.setattr(Workspace, "fit", fit)
-    compress(of(rewind=rewind), network(), pairs)
-    (start, _), *rounds = seen[1:4]
-    assert [steps for _, steps in seen] == ([0, 5, 5, 5, 15] if rewind == "weights" else [0, 5, 15, 25, 35])
-    for (weights, _), zeros in zip(rounds, (64, 96), strict=True):
-        kept = weights["hidden/kernel"] != 0
-        assert np.count_nonzero(~kept) == zeros
-        for name, value in weights.items():
-            mask = kept if name == "hidden/kernel" else np.ones(value.shape, bool)
-            assert np.array_equal(value, np.where(mask, start[name], 0)) == (rewind == "weights")
+def test_every_round_begins_at_the_rewind_point(whole):
+    _, starts = whole
+    assert [steps for _, steps in starts] == [0, 5, 5, 5]
+    assert all(rewound(starts))
+
+
+@pytest.mark.thorough
+def test_without_rewinding_training_goes_on(pairs, tmp_path):
+    _, starts = watched(of(rewind="none"), pairs, tmp_path / "run")
+    assert [steps for _, steps in starts] == [0, 5, 15, 25]
+    assert not any(rewound(starts))
+
+
+@pytest.mark.thorough
+def test_later_training_holds_the_zeros_and_criteria_read_data(pairs):
+    steps = {"rounds": {**SETTINGS, "criterion": "wanda"}}, {"finetune": {"epochs": 1}}
+    model = compress(recipe(*steps), network(), pairs).model
+    assert np.count_nonzero(weight_arrays(model)["hidden/kernel"] == 0) == 96
 
 
 def test_the_plan_lists_the_sparsity_of_each_round(pairs):
-    (_, rounds, _) = plan(of(), network(), pairs).steps
+    (_, rounds) = plan(of(), network(), pairs).steps
     assert (rounds.epochs, rounds.updates, rounds.pruning) == (6, 30, ((10, 0.5), (20, 0.75)))
     assert [(target.name, target.pruned) for target in rounds.targets] == [("hidden/kernel", 96)]
     assert rounds.text.startswith("2 rounds to 0.75, 2 epochs each, rewinding weights, magnitude")

@@ -1,15 +1,17 @@
 """prune_in_rounds: prunes and trains in turns, and rewinds weights or learning rate before each training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Unpack
 
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.sections import Column, Section
+from prunekit.anatomy.tables import aligned, plain
 from prunekit.core import jax_state
 from prunekit.core.arguments import require_positive
 from prunekit.core.optimizers import optimizers_for, parts_of
@@ -44,7 +46,7 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class RoundsReport:
+class RoundsReport(Displayed):
     """Result of `prune_in_rounds`: one row per round, and the report of the last pruning.
 
     Attributes:
@@ -60,6 +62,10 @@ class RoundsReport:
         """The rounds as a section of a report."""
         return rounds_section(self.rounds)
 
+    def __str__(self) -> str:
+        rows = [tuple(map(plain, astuple(row))) for row in self.rounds]
+        return "\n".join(aligned([("round", "sparsity", "pruned", "metric"), *rows], left=()))
+
 
 def rounds_section(rounds: Sequence[Round], metric: str = "Metric") -> Section:
     """Returns the table of the rounds, one row per training.
@@ -69,8 +75,7 @@ def rounds_section(rounds: Sequence[Round], metric: str = "Metric") -> Section:
         metric: Heading of the metric's column.
     """
     columns = (Column("Round", "count"), Column("Sparsity", "sparsity"), Column("Pruned", "count"))
-    rows = tuple((row.number, row.sparsity, row.pruned, row.metric) for row in rounds)
-    return Section("Rounds", (*columns, Column(metric, "number")), rows)
+    return Section("Rounds", (*columns, Column(metric, "number")), tuple(map(astuple, rounds)))
 
 
 def round_sparsities(sparsity: float, rounds: int) -> list[float]:
@@ -172,6 +177,7 @@ def prune_in_rounds(
 
     Raises:
         ValueError: An argument is out of range, or an option does not go together with rounds; nothing has changed.
+            Or `train` compiled the model again; the model is trained and dense then.
         TypeError: `train` is not a function, or an option is unknown.
 
     Source: Frankle & Carbin 2019, arXiv:1803.03635 (weights, from the start); Frankle et al. 2020, arXiv:1912.05671
@@ -184,6 +190,11 @@ def prune_in_rounds(
     before = inspect(model)
     point = RewindPoint(model, optimizers)
     rows, report = [Round(0, 0.0, 0, _metric(train(model)))], before
+    if list(map(id, optimizers_for(model, optimizer))) != list(map(id, optimizers)):
+        raise ValueError(
+            "Masks are enforced by the optimizers that the model had at the call. Received: `train` compiled the model "
+            "again. Compile it before the call only; rewinding returns the optimizer to its state at the call."
+        )
     for number, asked in enumerate(round_sparsities(sparsity, rounds), start=1):
         # No repair: the training after it repairs.
         pruner, _ = prune_once(model, OneShot(sparsity=asked), settings, data, repair="none")

@@ -73,24 +73,31 @@ def test_at_once_it_is_the_pattern_itself(perceptron):
     assert {row.name: row.pattern for row in report.weights}["hidden/kernel"] == "2:8"
 
 
-def test_a_recipe_plans_the_steps_and_resumes(perceptron, pairs, tmp_path):
-    schedule = {"type": "linear", "final_sparsity": 0.75, "end": {"steps": 10}, "frequency": 1}
-    steps = recipe({"prune": {"epochs": 3, "schedule": schedule, **OPTIONS}})
-    (planned,) = plan(steps, perceptron, pairs).steps
+RISING = {"type": "linear", "final_sparsity": 0.75, "end": {"steps": 10}, "frequency": 1}
+STEPS = recipe({"prune": {"epochs": 3, "schedule": RISING, **OPTIONS}})
+
+
+def test_the_plan_of_a_recipe_lists_the_sparsities_of_the_patterns(perceptron, pairs):
+    (planned,) = plan(STEPS, perceptron, pairs).steps
     assert [round(8 * (1 - sparsity)) for _, sparsity in planned.pruning] == KEPT
+
+
+@pytest.mark.thorough
+@pytest.mark.every_backend
+def test_a_recipe_resumes(perceptron, pairs, tmp_path):
     start = perceptron.get_weights()
 
     def stop(item):
         if item.epoch == 1:
             raise KeyboardInterrupt
 
-    whole = model_digest(compress(steps, perceptron, pairs, tmp_path / "whole").model)
+    whole = model_digest(compress(STEPS, perceptron, pairs, tmp_path / "whole").model)
     fresh = [keras.models.clone_model(perceptron) for _ in range(2)]
     for model in fresh:
         model.set_weights(start)
     with pytest.raises(KeyboardInterrupt):
-        compress(steps, fresh[0], pairs, tmp_path / "run", progress=stop)
-    result = compress(steps, fresh[1], pairs, tmp_path / "run", resume=True)
+        compress(STEPS, fresh[0], pairs, tmp_path / "run", progress=stop)
+    result = compress(STEPS, fresh[1], pairs, tmp_path / "run", resume=True)
     assert model_digest(result.model) == whole
     kernel = weight_arrays(result.model)["hidden/kernel"]
     assert ((kernel.reshape(-1, 8, 16) != 0).sum(axis=1) == 2).all()
