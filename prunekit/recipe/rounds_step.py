@@ -1,6 +1,7 @@
 """The handler of the step kind rounds: iterative pruning with rewinding."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ class RoundsStep(StepHandler[PreparedRounds]):
         moments = ((i * updates, one.settings.sparsity) for i, one in enumerate(prepared.prunings, start=1))
         last = PruneStep().planned(prepared.prunings[-1], step)
         return dataclasses.replace(last, pruning=tuple(moments))
+
+    def plan_notes(self, prepared: PreparedRounds) -> Sequence[str]:
+        """Returns the notes of a prune step."""
+        return PruneStep().plan_notes(prepared.prunings[-1])
 
     def run(self, prepared: PreparedRounds, workspace: Workspace) -> StepResult:
         """Runs the trainings; a resumed step goes on in the round of its checkpoint."""
