@@ -66,7 +66,8 @@ def parse_pattern(text: str) -> ParsedPattern:
     return parsed
 
 
-def _pattern(value: str) -> str:
+def checked_pattern(value: str) -> str:
+    """Returns the name of a pattern unchanged; refuses other texts."""
     try:
         parse_pattern(value)
     except ValueError as error:
@@ -83,7 +84,7 @@ class Prune(Settings):
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
-    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
+    pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
     allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
     policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"

@@ -162,6 +162,7 @@ POLICIES: Registry[PolicyRow] = Registry(
             "prunekit.techniques.pruning.straight_through:StraightThrough",
             options={"decay": (float, 0.0)},
         ),
+        PolicyRow("structure_decay", "prunekit.techniques.pruning.structure_decay:StructureDecay"),
     ],
 )
 STATISTICS: Registry[StatisticRow] = Registry(

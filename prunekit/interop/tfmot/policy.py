@@ -22,7 +22,8 @@ from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Magnitude
 from prunekit.sparsity.selection import count_true
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator, largest
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.mask_maker import largest
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskPolicy, MaskRequest, MaskUpdate
 

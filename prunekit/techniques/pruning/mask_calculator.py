@@ -6,7 +6,6 @@ else runs (patterns of users, all of JAX in training) is compiled once per shape
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,18 +19,10 @@ from prunekit.sparsity.allocation import Global, get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
 from prunekit.sparsity.channel_scores import REPEATED
 from prunekit.sparsity.gradient_scores import PRODUCTS
-from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
+from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
-from prunekit.sparsity.selection import (
-    ReadingPlan,
-    count_true,
-    keep_largest,
-    keep_largest_of_array,
-    pruned_count,
-    reading_plan,
-    removed_count,
-)
-from prunekit.techniques.pruning.mask_store import leaking
+from prunekit.sparsity.selection import pruned_count, removed_count
+from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker, MaskMaker
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskUpdate
 
@@ -213,44 +204,9 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         return [ops.stop_gradient(self._importance(i, weight, rows[i])) for i, weight in enumerate(weights)]
 
-    def mask_like(self, index: int, importance: np.ndarray, mask: np.ndarray, like: np.ndarray) -> np.ndarray:
-        """Returns a mask of one target with as many kept units as `like`, chosen by other importances.
-
-        Args:
-            index: Index of the target.
-            importance: Importance of each entry, the target's shape.
-            mask: Entries that may be kept.
-            like: Mask whose units are counted.
-        """
-        maker = self._makers[index].on_arrays
-        with np.errstate(all="ignore"):
-            pooled = np.asarray(maker.pool(importance, mask))
-            units = np.asarray(maker.pool(np.where(like, 1.0, -math.inf), like))
-            kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
-            return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
-
-    def exchanged(
-        self, index: int, mask: np.ndarray, kept_first: np.ndarray, grown_first: np.ndarray, share: float
-    ) -> np.ndarray:
-        """Returns a mask of one target with as many kept units as `mask`, some of them others.
-
-        Args:
-            index: Index of the target.
-            mask: Current mask.
-            kept_first: Importance of each entry; kept units with the smallest are dropped.
-            grown_first: Score of each entry; pruned units with the largest are kept in their place.
-            share: Fraction of the kept units to exchange.
-        """
-        maker = self._makers[index].on_arrays
-        everywhere = np.ones_like(mask)
-        importance, score = (
-            np.asarray(maker.pool(np.asarray(values, "float32"), everywhere)) for values in (kept_first, grown_first)
-        )
-        kept = np.asarray(maker.pool(np.where(mask, 1.0, -math.inf).astype("float32"), mask)) > -math.inf
-        count = min(int(share * np.count_nonzero(kept)), int(np.count_nonzero(~kept)))
-        dropped = keep_largest_of_array(np.where(kept, -importance, -np.inf), count)
-        grown = keep_largest_of_array(np.where(kept, -np.inf, score), count)
-        return maker.expanded((kept & ~dropped) | grown)
+    def array_maker(self, index: int) -> ArrayMaskMaker:
+        """Returns the object that pools, selects and expands the units of target `index` with NumPy."""
+        return self._makers[index].on_arrays
 
     def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
@@ -344,86 +300,6 @@ def _groups(targets: Sequence[Target]) -> Iterator[range]:
     yield range(start, len(targets))
 
 
-class MaskMaker:
-    """Calculates the mask of weights of one shape and layout from tensors.
-
-    Attributes:
-        on_arrays: Does the same with NumPy arrays.
-        once: True if masks are calculated once, so that no compilation pays.
-    """
-
-    once = False
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-        self._is_large = math.prod(shape) > SMALL
-        self.on_arrays = _ArrayMaskMaker(pattern, shape, in_axes, out_axes)
-
-        def pool(importance, mask):
-            # Pruned positions rank lowest, so that masks only ever shrink.
-            lowest = ops.cast(-float("inf"), importance.dtype)
-            return pattern.pool(ops.where(mask, importance, lowest), in_axes, out_axes)
-
-        def finish(weight, pooled, mask, chosen):
-            new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
-            nans, leaks = count_true(ops.isnan(pooled)), count_true(leaking(mask, weight))
-            return new, ops.stack([nans, leaks, count_true(new, expect_any=True)])
-
-        # Compiled only as part of a compiled function, where each shape is then traced once.
-        self._pool, self._finish = pool, finish
-        self._compiled = functools.cache(lambda: (compilation.compiled(pool), compilation.compiled(finish)))
-
-    def pool(self, importance, mask):
-        """Returns the importance of each unit, -inf for units that are already pruned."""
-        return self._functions()[0](importance, mask)
-
-    def finish(self, weight, pooled, mask, chosen):
-        """Returns (new mask, counts of NaN, leaks and kept entries) from the chosen units."""
-        return self._functions()[1](weight, pooled, mask, chosen)
-
-    def _functions(self):
-        # A large weight takes a tenth longer by single operations than compiled.
-        pays = self._is_large and not self.once
-        traced = backend.inside_graph() or jax_state.steps_are_pure() or pays
-        return self._compiled() if traced else (self._pool, self._finish)
-
-    def largest(self, units, kept):
-        """Returns a mask of the `kept` most important units."""
-        return largest(units, kept)
-
-    def choose(self, weight, importance, mask, pruned):
-        """Returns (new mask, counts of NaN, leaks and kept entries)."""
-        pooled = self.pool(importance, mask)
-        return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
-
-
-class _ArrayMaskMaker:
-    """The methods of `MaskMaker` on NumPy arrays; the caller silences NumPy's warnings about NaN and infinity."""
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-        self._pattern, self._shape, self._axes = pattern, shape, (in_axes, out_axes)
-
-    def pool(self, importance, mask):
-        lowest = np.asarray(-math.inf).astype(importance.dtype)
-        return self._pattern.pool(np.where(mask, importance, lowest), *self._axes)
-
-    def finish(self, weight, pooled, mask, chosen):
-        new = np.logical_and(mask, self._pattern.expand(chosen, self._shape, *self._axes))
-        leaks = np.logical_and(np.logical_not(mask), weight != 0)
-        return new, np.array([np.count_nonzero(true) for true in (np.isnan(pooled), leaks, new)], "int32")
-
-    def expanded(self, units):
-        return np.asarray(self._pattern.expand(units, self._shape, *self._axes))
-
-    def largest(self, units, kept):
-        return keep_largest_of_array(units, kept)
-
-    def choose(self, weight, importance, mask, pruned):
-        pooled = self.pool(importance, mask)
-        return self.finish(weight, pooled, mask, keep_largest_of_array(pooled, self.units - pruned))
-
-
 def _best_first(units):
     """Returns the importances with the largest set to infinity; -inf (already pruned) stays."""
     ops = ops_for(units)
@@ -439,15 +315,3 @@ def _best_first(units):
 def _columns(rows):
     """Returns (masks, counts of shape (3, targets)) from one row (mask, counts) per target."""
     return [mask for mask, _ in rows], ops.stack([counts for _, counts in rows], axis=1)
-
-
-@functools.cache
-def _selection(how: ReadingPlan):
-    """Returns `keep_largest` compiled for flat arrays of any length: traced once for all weights of all models."""
-    return compilation.compiled(functools.partial(keep_largest, how=how), open_shapes=True)
-
-
-def largest(units, kept):
-    """Applies `keep_largest` to units of any shape."""
-    size = int(np.prod(units.shape))
-    return ops.reshape(_selection(reading_plan(size))(ops.reshape(units, (-1,)), kept), tuple(units.shape))

@@ -55,8 +55,8 @@ class PruningOptions:
         overrides: Final sparsity of single weights: name, glob or `re:` pattern -> sparsity. It rises in proportion to
             the schedule's sparsity. The allocation distributes the rest over the other weights, so that the overall
             sparsity stays as asked.
-        policy: Rules by which masks change: "gradual" (pruned units stay pruned), "rigl", "set", "ac_dc",
-            "straight_through", or a `MaskPolicy`; docs/moving-masks.md describes them.
+        policy: Rules by which masks change: "gradual" (pruned units stay pruned), "structure_decay" (the same, for N:M,
+            with the same number in every group), "rigl", "set", "ac_dc", "straight_through", or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
