@@ -16,7 +16,7 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation reconstruction",
+        "detection allocation bounds reconstruction",
     ),
     (
         "anatomy",

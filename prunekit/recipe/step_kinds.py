@@ -102,6 +102,9 @@ def _prune_text(prune: Prune) -> str:
         if patterns:
             parts.append(f"{name} {' '.join(patterns)}")
     parts += [f"{pattern} to {share:g}" for pattern, share in prune.overrides.items()]
+    for pattern, bounds in prune.bounds.items():
+        given = bounds.model_dump(exclude_none=True)
+        parts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
     if prune.compat is not None:
         parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)

@@ -75,6 +75,21 @@ def checked_pattern(value: str) -> str:
     return value
 
 
+class WeightBounds(Settings):
+    """Least and greatest final sparsity of a weight, `min` and `max`; one of them may be left out."""
+
+    example: ClassVar[str] = "{min: 0.2, max: 0.8}"
+    min: Sparsity | None = None
+    max: Sparsity | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
+
+
 class Prune(Settings):
     """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
@@ -94,6 +109,7 @@ class Prune(Settings):
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
+    bounds: dict[WeightPattern, WeightBounds] = {}
     compat: Literal["tfmot"] | None = None
     misfits: Literal["error", "skip"] = "error"
 
