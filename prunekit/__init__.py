@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.one_shot import prune
     from prunekit.techniques.pruning.pruner import Pruner
     from prunekit.techniques.pruning.regrow import SET, RigL
+    from prunekit.techniques.pruning.rounds import RoundsReport, prune_in_rounds
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
+    from prunekit.techniques.pruning.straight_through import StraightThrough
+    from prunekit.techniques.pruning.structure_decay import StructureDecay
 
 __all__ = [
     "Apoz",
@@ -92,11 +95,14 @@ __all__ = [
     "Report",
     "Result",
     "RigL",
+    "RoundsReport",
     "SET",
     "SensitivityAllocation",
     "SensitivityReport",
     "Snip",
     "SparseGPT",
+    "StraightThrough",
+    "StructureDecay",
     "SweepReport",
     "SynFlow",
     "Taylor",
@@ -115,6 +121,7 @@ __all__ = [
     "load_recipe",
     "loops",
     "prune",
+    "prune_in_rounds",
     "register_layer",
     "sensitivity",
     "signal_picture",
@@ -162,7 +169,10 @@ _MODULES = {
     "prunekit.techniques.pruning.one_shot": ("prune",),
     "prunekit.techniques.pruning.pruner": ("Pruner",),
     "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
+    "prunekit.techniques.pruning.rounds": ("RoundsReport", "prune_in_rounds"),
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
+    "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
+    "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -178,16 +178,32 @@ class TestPrune:
         assert code == 0 and found["path"] == "new.keras"
         assert found["report"]["weights"][0]["pattern"] == "2:4"
 
+    def test_with_data_the_model_is_repaired_and_the_layer_errors_are_shown(self, run, stored):
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        np.savez("d.npz", x_train=rng.normal(size=(80, 8)).astype("float32"), y_train=rng.normal(size=(80, 4)))
+        options = ("--sparsity", "0.5", "--data", "d.npz", "--examples", "60", "-o", "new.keras")
+        code, out, _ = run("prune", stored, *options, "--criterion", "sparsegpt", "--allocation", "layer_error")
+        assert code == 0 and "Output errors" in out
+        code, out, _ = run("prune", stored, *options, "--repair", "outputs", "--force", "--json")
+        assert code == 0 and len(json.loads(out)["report"]["layer_errors"]) == 2
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
+            (
+                ["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--data", "d.csv"],
+                "--data takes an .npz file or a folder",
+            ),
             (["gone.keras", "--sparsity", "0.5", "-o", "new.keras"], "gone.keras: no such file."),
             (["MODEL", "--sparsity", "0.5", "-o", "new.h5"], "-o takes the name of a .keras file. Received: 'new.h5'."),
             (["MODEL", "--sparsity", "0.5", "-o", "MODEL"], "exists already. Pass --force to replace it."),
             (["MODEL", "--sparsity", "50", "-o", "new.keras"], "Received: sparsity=50.0. For 50 %, pass 0.5."),
             (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
         ],
-        ids=["no model", "other format", "existing", "percentage", "no such weight"],
+        ids=["repair alone", "csv", "no model", "other format", "existing", "percentage", "no such weight"],
     )
     def test_a_mistake_is_one_line_and_writes_nothing(self, run, stored, arguments, message):
         before = stored.read_bytes()

@@ -16,7 +16,7 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation convex_shares sensitivity_allocation reconstruction",
+        "detection allocation bounds convex_shares sensitivity_allocation reconstruction",
     ),
     (
         "anatomy",
@@ -41,10 +41,11 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store policy options movement mask_calculator sparsegpt layer_error gradual regrow step_counter "
-        "enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner "
-        "trace_reuse layer_solver layerwise one_shot backup_sync "
-        "saved_files callbacks keep_zeros once_sparse sensitivity_scan",
+        "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
+        "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
+        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver layerwise "
+        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
+        "sensitivity_scan",
     ),
     (
         "loops",
@@ -63,8 +64,8 @@ ORDER = (
     ),
     (
         "recipe",
-        "fields applications compile_fields data_source sources timing step_settings step_kinds schema yaml_reader "
-        "loader presence factories idx npy",
+        "fields applications compile_fields data_source sources timing step_settings rounds_settings step_kinds schema "
+        "yaml_reader loader presence factories idx npy",
     ),
     (
         "recipe/datasets",
@@ -73,9 +74,9 @@ ORDER = (
     (
         "recipe",
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
-        "directory read_report checkpoint workspace step_handler train_step prune_step export_step expectations "
-        "expect_step preparation plan starting_recipe execution build_report runner grid sweep_process workers sweep "
-        "sensitivity named_scan",
+        "directory read_report checkpoint workspace step_handler train_step prune_step rounds_step export_step "
+        "expectations expect_step preparation plan starting_recipe execution build_report runner grid sweep_process "
+        "workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),
     ("commands", "output start runs results scan models"),

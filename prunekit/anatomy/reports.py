@@ -82,7 +82,7 @@ class LayerError:
 def layer_error_section(errors: Sequence[LayerError]) -> Section:
     """Returns the table of the output errors of pruned layers."""
     return Section(
-        "Output errors of the pruned layers",
+        "Output errors",
         (Column("Weight", "name"), Column("Output error", "fraction")),
         tuple((row.name, row.error) for row in errors),
         explanation="Squared change of the layer's outputs on the calibration data, relative to the squared outputs.",

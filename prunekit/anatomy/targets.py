@@ -176,32 +176,33 @@ def find_targets(
     return targets, skipped
 
 
-def overridden(model: Any, targets: Sequence[Target], overrides: Mapping[str, float]) -> dict[str, float]:
+def values_by_name(model: Any, targets: Sequence[Target], given: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Returns {target name: value} for patterns of layers and weights.
 
     Args:
         model: The model.
         targets: Its targets.
-        overrides: Pattern, as in `include` -> value.
+        given: Pattern, as in `include` -> value.
+        option: Name of the option, for messages.
 
     Raises:
         ValueError: A pattern matches no target, or two patterns give a target different values.
     """
-    weights = weights_in(model) if overrides else []
+    weights = weights_in(model) if given else []
     names = {target.name for target in targets}
-    found: dict[str, float] = {}
-    for pattern, value in overrides.items():
-        selection = _Selection(NamePattern(pattern, "overrides"), model, weights)
+    found: dict[str, Any] = {}
+    for pattern, value in given.items():
+        selection = _Selection(NamePattern(pattern, option), model, weights)
         matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
         if not matching:
             raise ValueError(
-                f"A pattern in `overrides` must match a pruned weight. Received: {pattern!r}, which matches only "
+                f"A pattern in `{option}` must match a pruned weight. Received: {pattern!r}, which matches only "
                 "weights that are not pruned. Add them to `include`, or remove the pattern."
             )
         for name in matching:
             if found.setdefault(name, value) != value:
                 raise ValueError(
-                    f"Each weight has one sparsity. Received: {found[name]:g} and {value:g} for {name} in `overrides`. "
+                    f"Each weight takes one value. Received: {found[name]} and {value} for {name} in `{option}`. "
                     "Make the patterns more specific."
                 )
     return found

@@ -5,6 +5,7 @@ Keras and its backend are imported inside the commands: --help starts fast.
 
 import contextlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 @click.argument("model")
 @click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
 @click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
+@click.option("--data", metavar="DATA", help="Training examples: an .npz file or a saved data set. Repairs the model.")
+@click.option("--examples", type=click.IntRange(1), default=1024, help="Examples to read of --data.  [default: 1024]")
+@click.option("--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]")
 @click.option(
     "--criterion",
     default="magnitude",
@@ -55,7 +59,9 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 @click.option(
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
-@click.option("--allocation", default="uniform", help="uniform, global, erk or lamp.  [default: uniform]")
+@click.option(
+    "--allocation", default="uniform", help="uniform, global, erk, lamp; layer_error with --data.  [default: uniform]"
+)
 @click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to prune. May be repeated.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -63,16 +69,25 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
 
-    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. To prune while
-    training, or to export, use a recipe: prunekit init."""
+    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. With --data the
+    kept weights are fitted to what each layer computed before. To prune while training, to export, or to read other
+    kinds of data, use a recipe: prunekit init."""
     _check_files(model, output, force)
+    name, examples, repair = (options.pop(key) for key in ("data", "examples", "repair"))
+    if repair is not None and name is None:
+        raise click.UsageError("--repair needs --data.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
-    from prunekit.delivery.terminal_report import inspect_table
+    from prunekit.anatomy.reports import layer_error_section
+    from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
     found = load_model(model, compile=False)
-    done = prune_model(found, sparsity, **options)
+    if name is None:
+        done = prune_model(found, sparsity, **options)
+    else:
+        with _progress() as progress:
+            done = prune_model(found, sparsity, _examples(name, examples), repair=repair, progress=progress, **options)
     target = Path(output)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Keras chooses the format by the ending of the name.
@@ -86,10 +101,41 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
         print_json({"path": output, "report": done.to_dict()})
         return 0
     console().print(inspect_table(done))
+    if done.layer_errors:
+        print_section(layer_error_section(done.layer_errors), console())
     for note in done.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(f"Sparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
     return 0
+
+
+def _examples(name: str, count: int) -> Any:
+    """Returns training examples, drawn at random with seed 0."""
+    import numpy as np
+
+    from prunekit.recipe.data import load_data
+    from prunekit.recipe.data_source import DataSource
+
+    if not (name.endswith(".npz") or Path(name).is_dir()):
+        raise click.UsageError(f"--data takes an .npz file or a folder of tf.data.Dataset.save. Received: {name!r}.")
+    path = os.path.abspath(name)
+    source = DataSource(npz=path) if name.endswith(".npz") else DataSource(tfds_saved=path)
+    train = load_data(source, seed=0).train
+    drawn = np.random.default_rng(0).choice(train.examples, min(count, train.examples), replace=False)
+    return train.subset(np.sort(drawn)).calibration_data()
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function that shows which weight was pruned; it shows nothing where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    shown = Console(stderr=True)
+    columns = (TextColumn("Pruned"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 
 
 def _check_files(model: str, output: str, force: bool) -> None:

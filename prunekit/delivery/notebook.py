@@ -33,6 +33,7 @@ from prunekit.delivery.sweeps import SweepReport, sweep_table
 from prunekit.gradients.diagnosis import Diagnosis
 from prunekit.initialization.signal_report import SignalReport
 from prunekit.loops.weight_changes import ChangeReport
+from prunekit.techniques.pruning.rounds import RoundsReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,11 @@ def _(result: Diagnosis) -> str:
 @html_of.register
 def _(result: ChangeReport) -> str:
     return _block([], [weight_changes(result)])
+
+
+@html_of.register
+def _(result: RoundsReport) -> str:
+    return _block([], [result.section])
 
 
 @html_of.register

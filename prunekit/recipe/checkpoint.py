@@ -188,6 +188,7 @@ class Checkpoints:
 
 def _run_arrays(run: RunState) -> dict[str, np.ndarray]:
     arrays = {f"before/{name}": array for name, array in run.weights_before.items()}
+    arrays |= {f"rewind/{i}": array for i, array in enumerate(run.rewind_point)}
     arrays |= {f"mask/{name}": mask for name, mask in run.masks.pruned.items()}
     return arrays | {f"found/{name}": mask for name, mask in run.masks.original.items()}
 
@@ -197,7 +198,9 @@ def _run_state(found: Snapshot) -> RunState:
         {name: np.array(array) for name, array in arrays_under(found.arrays, prefix).items()}
         for prefix in ("before/", "mask/", "found/")
     )
-    return from_plain(RunState, found.values["record"], weights_before=before, masks=RunMasks(pruned, original))
+    point = [np.array(array) for array in arrays_under(found.arrays, "rewind/").values()]
+    arrays = dict(weights_before=before, masks=RunMasks(pruned, original), rewind_point=point)
+    return from_plain(RunState, found.values["record"], **arrays)
 
 
 def _digest(path: Path) -> str:

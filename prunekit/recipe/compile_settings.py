@@ -164,6 +164,29 @@ def _loss_names(settings: Compile, outputs: Sequence[str] | None) -> list[str]:
     return [*(f"{name}_loss" for name in lossy if len(lossy) > 1), "loss"]
 
 
+def measured_metrics(
+    expected: Sequence[Metric], measured: Mapping[str, float], model: keras.Model
+) -> tuple[Metric, ...]:
+    """Returns the metrics that `evaluate` measures: the expected ones, then those of a training step of the model's.
+
+    Args:
+        expected: Metrics of the compile settings, the main one first.
+        measured: Results of `model.evaluate`.
+        model: The model, for the error.
+
+    Raises:
+        RecipeError: The main metric is not measured.
+    """
+    if expected and expected[0].name not in measured:
+        raise RecipeError(
+            f"compile: {model.name!r} does not measure the main metric {expected[0].name!r}. It measures: "
+            f"{', '.join(measured)}. Name one of these with monitor."
+        )
+    known = [metric for metric in expected if metric.name in measured]
+    names = {metric.name for metric in known}
+    return (*known, *(inferred(name) for name in measured if name not in names))
+
+
 def own_metrics(model: keras.Model) -> dict[str, None]:
     """Returns the names of the metrics of a training step of the model's own, as keys in their order."""
     # Keras collects the metrics of `compile` in one object of this name.

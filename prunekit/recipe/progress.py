@@ -53,13 +53,15 @@ class EpochProgress(keras.callbacks.Callback):
         tell: Function of (fraction, text, epoch number at the end of an epoch, else None, seconds left or None).
         metrics: Metrics whose values on the validation data are shown, in this order.
         later_epochs: Number of epochs of later steps, for the estimate of the time left.
+        epochs: Number of epochs of the step, which may train in several calls of `fit`; 0 = those of this call.
     """
 
-    def __init__(self, tell: Tell, metrics: Sequence[Metric], later_epochs: int = 0):
+    def __init__(self, tell: Tell, metrics: Sequence[Metric], later_epochs: int = 0, epochs: int = 0):
         super().__init__()
         self._tell = tell
         self._metrics = metrics
         self._later = later_epochs
+        self._epochs_of_step = epochs
         self._began = 0.0
         self._durations: list[float] = []
         self._ends: float | None = None
@@ -92,7 +94,7 @@ class EpochProgress(keras.callbacks.Callback):
 
     @property
     def _epochs(self) -> int:
-        return self.params.get("epochs") or 1
+        return self._epochs_of_step or self.params.get("epochs") or 1
 
     def _summary(self, epoch: int, logs: Mapping[str, Any]) -> str:
         parts = [f"epoch {epoch}/{self._epochs}"]

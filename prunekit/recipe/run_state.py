@@ -69,6 +69,8 @@ class RunState:
         expectations: Expected and measured values.
         architecture: Description of the model that replaced the recipe's model; None without such a model.
         masks: Masks that outlive a step.
+        rounds: Rows of the rounds so far, of a step that prunes in rounds.
+        rewind_point: Values to which such a step rewinds; empty outside such a step.
     """
 
     before: Report
@@ -88,7 +90,9 @@ class RunState:
     expectations: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     architecture: dict[str, Any] | None = None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
     masks: RunMasks = field(default_factory=RunMasks, metadata={"arrays": True})
+    rewind_point: list[np.ndarray] = field(default_factory=list, metadata={"arrays": True})
 
     @property
     def failures(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
+from prunekit.recipe.rounds_settings import Rounds
 from prunekit.recipe.step_settings import Expect, Export, Prune, Train
 from prunekit.registry import Registry, Row
 
@@ -101,6 +102,9 @@ def _prune_text(prune: Prune) -> str:
         if patterns:
             parts.append(f"{name} {' '.join(patterns)}")
     parts += [f"{pattern} to {share:g}" for pattern, share in prune.overrides.items()]
+    for pattern, bounds in prune.bounds.items():
+        given = bounds.model_dump(exclude_none=True)
+        parts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
     if prune.compat is not None:
         parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)
@@ -110,7 +114,7 @@ def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
     for step in reversed(earlier):
         before = step.settings
         # Compare only steps with equal include and exclude: without the model the targets are not known.
-        if isinstance(before, Prune) and (before.include, before.exclude) == (prune.include, prune.exclude):
+        if isinstance(before, Prune | Rounds) and (before.include, before.exclude) == (prune.include, prune.exclude):
             if prune.final_sparsity < before.final_sparsity:
                 raise refusal(
                     "pruned weights do not come back: an earlier step already prunes the same weights to "
@@ -126,6 +130,26 @@ def _prune_trains(prune: Prune) -> bool:
 
 def _prune_reads_data(prune: Prune) -> bool:
     return prune.reads_data
+
+
+# ---- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def _rounds_text(rounds: Rounds) -> str:
+    rewind = "no rewinding" if rounds.rewind == "none" else f"rewinding {rounds.rewind}"
+    parts = [f"{rounds.number} rounds to {rounds.sparsity:g}, {rounds.epochs_per_round} epochs each", rewind]
+    if rounds.learning_rate is not None:
+        parts.append(f"learning rate {rounds.learning_rate:g}")
+    parts += [str(rounds.criterion), rounds.pattern, str(rounds.allocation)]
+    for name, patterns in (("include", rounds.include), ("exclude", rounds.exclude)):
+        if patterns:
+            parts.append(f"{name} {' '.join(patterns)}")
+    return ", ".join(parts)
+
+
+def _check_rounds(rounds: Rounds, earlier: Sequence[EarlierStep]) -> None:
+    if any(isinstance(step.settings, Prune | Rounds) for step in earlier):
+        raise refusal("rounds start from a model that no step has pruned. Remove the pruning steps before this one.")
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -165,7 +189,7 @@ def _expect_text(expect: Expect) -> str:
 
 
 def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
-    if not any(isinstance(step.settings, Prune) for step in earlier):
+    if not any(isinstance(step.settings, Prune | Rounds) for step in earlier):
         for name in expect.given("accuracy_drop", "drop", "sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
     wanted = expect.bytes or {}
@@ -218,6 +242,15 @@ STEP_KINDS: Registry[StepKind] = Registry(
             check=_check_expect,
             metrics=_expect_metrics,
             checkpointed=False,
+        ),
+        StepKind(
+            "rounds",
+            "prunekit.recipe.rounds_step:RoundsStep",
+            Rounds,
+            _rounds_text,
+            check=_check_rounds,
+            trains=_yes,
+            changes_weights=_yes,
         ),
     ],
 )

@@ -66,12 +66,28 @@ def parse_pattern(text: str) -> ParsedPattern:
     return parsed
 
 
-def _pattern(value: str) -> str:
+def checked_pattern(value: str) -> str:
+    """Returns the name of a pattern unchanged; refuses other texts."""
     try:
         parse_pattern(value)
     except ValueError as error:
         raise refusal(str(error)) from None
     return value
+
+
+class WeightBounds(Settings):
+    """Least and greatest final sparsity of a weight, `min` and `max`; one of them may be left out."""
+
+    example: ClassVar[str] = "{min: 0.2, max: 0.8}"
+    min: Sparsity | None = None
+    max: Sparsity | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
 
 
 class Prune(Settings):
@@ -83,7 +99,7 @@ class Prune(Settings):
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
-    pattern: Annotated[str, AfterValidator(_pattern)] = "unstructured"
+    pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
     allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
     policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
@@ -93,6 +109,7 @@ class Prune(Settings):
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
+    bounds: dict[WeightPattern, WeightBounds] = {}
     compat: Literal["tfmot"] | None = None
     misfits: Literal["error", "skip"] = "error"
 

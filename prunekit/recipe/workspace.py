@@ -14,10 +14,17 @@ import numpy as np
 from prunekit.core import backend, distribution, jax_state
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.random_state import random_state
-from prunekit.delivery.metrics import Metric, inferred
+from prunekit.delivery.metrics import Metric
 from prunekit.loops.weight_changes import WeightChanges
 from prunekit.recipe.checkpoint import CheckpointState, EpochCheckpoints
-from prunekit.recipe.compile_settings import as_floats, compile_arguments, optimizer_from, output_names, reason_of
+from prunekit.recipe.compile_settings import (
+    as_floats,
+    compile_arguments,
+    measured_metrics,
+    optimizer_from,
+    output_names,
+    reason_of,
+)
 from prunekit.recipe.datasets.parts import Order
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
@@ -183,16 +190,22 @@ class Workspace:
     # ---- training and evaluation -------------------------------------------------------------------------------------
 
     def fit(
-        self, epochs: int, learning_rate: float | None = None, callback: PruningCallback | None = None
+        self,
+        epochs: int,
+        learning_rate: float | None = None,
+        callback: PruningCallback | None = None,
+        *,
+        begin: int = 0,
     ) -> dict[str, list[float]]:
         """Trains the model, with checkpoints; returns the history, metric -> value per epoch.
 
         A resumed step goes on after its last checkpoint.
 
         Args:
-            epochs: Number of epochs of the step.
+            epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
             callback: Prunes during the training.
+            begin: Epochs of the step before this call, for a step that trains in several calls.
         """
         data, settings, optimizer = self.run.data, self.run.compile, self.optimizer
         if data is None or settings is None or optimizer is None:
@@ -202,9 +215,9 @@ class Workspace:
         if callback is not None:
             callback.resumption.state = resumed.pruner
         order = Order(data.train.examples, self.seed)
-        progress = EpochProgress(self.report_progress, self.metrics, self._later_epochs())
+        progress = EpochProgress(self.report_progress, self.metrics, *self._epochs_of_steps())
         saving = EpochCheckpoints(
-            order, resumed, self._save_every, lambda epoch, history: self._save_epoch(epoch, history, callback)
+            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callback)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
@@ -219,16 +232,17 @@ class Workspace:
             )
         jax_state.unshare_ema_arrays(optimizers_of(self.model))
         if self.metrics:
-            self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", []))
-        self.state.updates += epochs * (self.run.steps_per_epoch or 0)
+            self._add_to_curve(saving.history.get(f"val_{self.metrics[0].name}", [])[begin:])
+        self.state.updates += (epochs - begin) * (self.run.steps_per_epoch or 0)
         return saving.history
 
-    def _later_epochs(self) -> int:
-        """Returns the number of epochs of the steps after the present one."""
-        later = self.run.recipe.steps[self.step.index + 1 :]
-        return sum(getattr(step.settings, "epochs", None) or 0 for step in later if step.trains)
+    def _epochs_of_steps(self) -> tuple[int, int]:
+        """Returns the number of epochs of the steps after the present one, and of this step, 0 if it names none."""
+        steps = self.run.recipe.steps[self.step.index :]
+        present, *later = [(getattr(step.settings, "epochs", None) or 0) * step.trains for step in steps]
+        return sum(later), present
 
-    def _save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None) -> None:
+    def save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None = None) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
         if self._save is not None:
             self._save(
@@ -359,29 +373,6 @@ class Workspace:
             self._listener(
                 Progress(index, steps, self.step.kind, fraction, text, epoch=epoch, seconds_left=seconds_left)
             )
-
-
-def measured_metrics(
-    expected: Sequence[Metric], measured: Mapping[str, float], model: keras.Model
-) -> tuple[Metric, ...]:
-    """Returns the metrics that `evaluate` measures: the expected ones, then those of a training step of the model's.
-
-    Args:
-        expected: Metrics of the compile settings, the main one first.
-        measured: Results of `model.evaluate`.
-        model: The model, for the error.
-
-    Raises:
-        RecipeError: The main metric is not measured.
-    """
-    if expected and expected[0].name not in measured:
-        raise RecipeError(
-            f"compile: {model.name!r} does not measure the main metric {expected[0].name!r}. It measures: "
-            f"{', '.join(measured)}. Name one of these with monitor."
-        )
-    known = [metric for metric in expected if metric.name in measured]
-    names = {metric.name for metric in known}
-    return (*known, *(inferred(name) for name in measured if name not in names))
 
 
 def _one_or_pair(values: tuple[Any, ...]) -> Any:

@@ -27,6 +27,14 @@ def positive(name: str, value: Any) -> int | float:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
+def non_negative(name: str, value: Any) -> float:
+    """Returns the value as a finite number, 0 or more."""
+    value = float(_number(name, value, "a number, 0 or more"))
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number, 0 or more. Received: {name}={value}.")
+    return value
+
+
 def _number(name: str, value: Any, expected: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}. Received: {name}={value!r} of type {type(value).__name__}.")

@@ -165,6 +165,13 @@ POLICIES: Registry[PolicyRow] = Registry(
             "prunekit.techniques.pruning.regrow:SET",
             options={"exchanged": (float, 0.3), "seed": (int | None, None)},
         ),
+        PolicyRow("ac_dc", "prunekit.techniques.pruning.alternating:ACDC"),
+        PolicyRow(
+            "straight_through",
+            "prunekit.techniques.pruning.straight_through:StraightThrough",
+            options={"decay": (float, 0.0)},
+        ),
+        PolicyRow("structure_decay", "prunekit.techniques.pruning.structure_decay:StructureDecay"),
     ],
 )
 STATISTICS: Registry[StatisticRow] = Registry(

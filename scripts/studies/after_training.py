@@ -12,6 +12,7 @@ import numpy as np
 import prunekit as pk
 from studies.mnist import images, network
 from studies.results import Results
+from studies.shorthands import made
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
 CRITERIA = {
@@ -45,7 +46,8 @@ HEAD = f"""# Measured: pruning after training
 Accuracy on the 10,000 test images of MNIST of a convolutional network that was trained elsewhere (421,642 parameters,
 dense: DENSE), pruned by `pk.prune` with {EXAMPLES:,} training images and no training. The images are drawn from the
 training set with seed 0; test images and their labels are used for nothing but the accuracies below. One run each.
-`scripts/study after-training` makes this page. How to prune this way: [pruning without training](../after-training.md).
+`scripts/study after-training` makes this page, and measures what it shows as "–". How to prune this way:
+[pruning without training](../after-training.md).
 """
 
 
@@ -66,8 +68,8 @@ def accuracy(test: Any, calibration: Any, sparsity: float, repair: str, criterio
 
     model = network()
     options = {
-        "criterion": _made(CRITERION_ROWS, CRITERIA[criterion]),
-        "allocation": _made(ALLOCATION_ROWS, ALLOCATIONS[allocation]),
+        "criterion": made(CRITERION_ROWS, CRITERIA[criterion]),
+        "allocation": made(ALLOCATION_ROWS, ALLOCATIONS[allocation]),
     }
     data = None if repair == "none" and criterion in ("magnitude", "synflow", "random") else calibration
     with warnings.catch_warnings():
@@ -75,13 +77,6 @@ def accuracy(test: Any, calibration: Any, sparsity: float, repair: str, criterio
         warnings.simplefilter("ignore", UserWarning)
         pk.prune(model, sparsity, data, repair=repair, **options)
     return _accuracy(model, test)
-
-
-def _made(rows: Any, given: Any) -> Any:
-    if isinstance(given, str):
-        return rows[given].load()()
-    options = {name: value for name, value in given.items() if name != "type"}
-    return rows[given["type"]].load()(**options)
 
 
 def _accuracy(model: Any, test: Any) -> float:

@@ -15,6 +15,7 @@ from prunekit.delivery.notebook import html_of
 from prunekit.delivery.report_sections import sections_of
 from prunekit.delivery.sweeps import SweepReport, swept_point
 from prunekit.loops.weight_changes import ChangeReport, WeightChange
+from prunekit.techniques.pruning.rounds import Round
 
 HOSTILE = "<script>alert(1)</script>&"
 
@@ -40,11 +41,12 @@ def results(model, tmp_path_factory):
         "diagnosis": pk.gradients.diagnose(model, "mse", batch, batch[:, :3]),
         "run": run,
         "sweep": SweepReport("net", tmp_path_factory.mktemp("sweep"), {"final": [0.5]}, "smallest", (point,)),
+        "rounds": pk.RoundsReport((Round(0, 0.0, 0, None), Round(1, 0.5, 24, 0.75)), pk.inspect(model)),
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }
 
 
-KINDS = ("report", "cost", "signals", "changes", "diagnosis", "run", "sweep", "section")
+KINDS = ("report", "cost", "signals", "changes", "diagnosis", "run", "sweep", "rounds", "section")
 
 
 class Checker(html.parser.HTMLParser):

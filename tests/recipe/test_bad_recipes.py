@@ -314,7 +314,7 @@ def test_a_recipe_that_its_own_lock_could_not_hold_is_refused():
     steps = [{"prune": {"sparsity": 0.5}} for _ in range(400)]
     with pytest.raises(RecipeError, match="could not be read again: expected at most 5000 values"):
         load_recipe({"version": 1, "steps": steps})
-    steps = [{"prune": {"sparsity": 0.5, "include": ["x" * 1_930]}} for _ in range(32)]
+    steps = [{"prune": {"sparsity": 0.5, "include": ["x" * 1_880]}} for _ in range(32)]
     with pytest.raises(RecipeError, match="could not be read again: expected a recipe of at most 64 KiB"):
         load_recipe({"version": 1, "steps": steps})
 

@@ -41,7 +41,7 @@ def test_a_step_repairs_and_reports_the_layer_errors(data):
     kept = kernel != 0
     assert not np.array_equal(kernel[kept], np.array(network().get_layer("hidden").kernel)[kept])
     (section,) = repaired.report.steps[0]["sections"]
-    assert section["title"] == "Output errors of the pruned layers"
+    assert section["title"] == "Output errors"
     assert [row[0] for row in section["rows"]] == ["hidden/kernel", "head/kernel"]
 
 

@@ -41,6 +41,9 @@ RECIPE = {
 }
 
 
+IN_ROUNDS = {"number": 2, "sparsity": 0.8, "epochs_per_round": 2}
+
+
 def model():
     layers = keras.layers
     return keras.Sequential(
@@ -66,7 +69,7 @@ def recipe(folder):
         raise RuntimeError(f"exit code {code}")
 
 
-def write(inputs):
+def write(inputs, steps=RECIPE["steps"]):
     """Recipe, model and data, as files."""
     inputs.mkdir()
     keras.utils.set_random_seed(1)
@@ -74,7 +77,7 @@ def write(inputs):
     x, y = samples()
     np.savez(inputs / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     files = {"model": {"file": str(inputs / "in.keras")}, "data": {"npz": str(inputs / "d.npz")}}
-    (inputs / "recipe.yaml").write_text(json.dumps(RECIPE | files))
+    (inputs / "recipe.yaml").write_text(json.dumps(RECIPE | files | {"steps": steps}))
 
 
 def script(folder):

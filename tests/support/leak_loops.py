@@ -9,13 +9,15 @@ import numpy as np
 from backends import BACKEND
 from leak_checks import Checker, Leak, Spy, read
 
-from prunekit.sparsity.schedules import PolynomialDecay
+from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.pruner import Pruner
 
 # The update at 8 is the last: 3 does not divide 8. Training goes on for 4 updates; a loss scale may skip some.
 SCHEDULE = PolynomialDecay(initial_sparsity=0.3, final_sparsity=0.85, begin_step=0, end_step=8, frequency=3)
 UPDATES, BATCH = 12, 4
+# Pruned, dense, pruned from step 8 on.
+PHASES = ConstantSparsity(0.85, begin_step=0, end_step=8, frequency=4)
 
 
 # ---------------------------------------------------------------- one update, written out
@@ -94,7 +96,7 @@ def _batches(data) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
 def _fit(model, data, cell, checker: Checker | None) -> None:
     callbacks: list[Any] = []
     if checker:
-        pruning = PruningCallback(SCHEDULE)
+        pruning = PruningCallback(cell.schedule, **cell.options(data))
         # On JAX, looking has `fit` hand its state back; in a second fit it keeps it for some steps.
         every = 3 if BACKEND == "jax" and cell.loop == "fit after fit" else 1
         callbacks = [Spy(checker, pruning, every, last=False), pruning, Spy(checker, pruning, every, last=True)]
@@ -123,7 +125,7 @@ def _fit_after_fit(model, data, cell, checker: Checker | None) -> None:
 def _in_a_loop(model, data, cell, checker: Checker | None, update: Callable[..., None], size: int = 1) -> None:
     batches = list(_batches(data))
     former = model.train_function
-    with Pruner(model, SCHEDULE) if checker else contextlib.nullcontext() as pruner:
+    with Pruner(model, cell.schedule, **cell.options(data)) if checker else contextlib.nullcontext() as pruner:
         if checker:
             checker.both(pruner, "before training")
         for i in range(0, len(batches), size):

@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import keras
 import numpy as np
 from backends import BACKEND
 from leak_checks import Checker, Leak, Snapshot, read
-from leak_loops import BATCH, RUN, SCHEDULE, UPDATES, CustomStep
+from leak_loops import BATCH, PHASES, RUN, SCHEDULE, UPDATES, CustomStep
 
 from prunekit.techniques.pruning.mask_store import _KEEP_ZERO_SLOTS, LeakError
 
@@ -59,6 +59,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "run_eagerly": {},
 }
 LOOPS = tuple(RUN)
+# The product has the policy "gradual"; each policy whose masks move has the cells of the short suite.
+MOVING = ("rigl", "set", "ac_dc", "straight_through")
 
 # Wrappers take the arguments of an optimizer inside them; these are the ones they hold here.
 WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer")
@@ -71,9 +73,20 @@ class Cell:
     optimizer: str
     variant: str
     loop: str
+    policy: str = "gradual"
 
     def __str__(self) -> str:
-        return f"{self.optimizer}, {self.variant}, {self.loop}"
+        policy = () if self.policy == "gradual" else (self.policy,)
+        return ", ".join((self.optimizer, self.variant, self.loop, *policy))
+
+    def options(self, data: Any) -> dict[str, Any]:
+        """The options of the pruning."""
+        return {"policy": self.policy} | ({"data": data} if self.policy == "rigl" else {})
+
+    @property
+    def schedule(self) -> Any:
+        """The schedule of the pruning."""
+        return PHASES if self.policy == "ac_dc" else SCHEDULE
 
 
 @dataclass(frozen=True)
@@ -184,6 +197,12 @@ def short_cover() -> list[Cell]:
     return chosen
 
 
+def moving_cover() -> list[Cell]:
+    """Each optimizer, variant and loop with each policy whose masks move, where the policy takes them."""
+    cells = [replace(cell, policy=policy) for policy in MOVING for cell in short_cover()]
+    return [cell for cell in cells if (cell.policy, cell.variant) != ("straight_through", "EMA overwrite")]
+
+
 def _rows() -> Iterator[list[Cell]]:
     """Cells to choose one of: of an optimizer and a variant, or of an optimizer and a loop where the subset is thin.
 
@@ -263,10 +282,12 @@ def run_cell(cell: Cell) -> Outcome:
     try:
         with _prepared(cell):
             model = build_model(cell)
-            checker.__init__(model)  # type: ignore[misc]
+            checker.__init__(model, cell.policy in MOVING, cell.policy != "straight_through")  # type: ignore[misc]
             before = Snapshot.of(model)
             RUN[cell.loop](model, make_data(cell), cell, checker)
             before.compare(model)
+            if checker.moves and checker.starts_at_zero and not checker.returned:
+                raise Leak("no pruned position came back")
             if cell.loop != "fit after fit":
                 _expect_the_zeros_in_a_file(model, checker)
     except Exception as error:  # noqa: BLE001 - whatever a cell raises is its outcome

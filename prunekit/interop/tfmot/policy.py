@@ -22,7 +22,8 @@ from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Magnitude
 from prunekit.sparsity.selection import count_true
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator, largest
+from prunekit.techniques.pruning.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.mask_maker import largest
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskPolicy, MaskRequest, MaskUpdate
 
@@ -67,11 +68,12 @@ class TfmotPolicy(MaskPolicy):
                 f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
                 "them out."
             )
-        if options.overrides:
-            raise ValueError(
-                f'{_NAME} prunes all weights to one sparsity. Received: overrides with compat="tfmot". Leave one of '
-                "them out."
-            )
+        for name in ("overrides", "bounds"):
+            if getattr(options, name):
+                raise ValueError(
+                    f'{_NAME} prunes all weights to one sparsity. Received: {name} with compat="tfmot". Leave one of '
+                    "them out."
+                )
         if options.keep_zeros:
             raise ValueError(
                 f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
@@ -188,7 +190,7 @@ class ThresholdCalculator(MaskCalculator):
         """Returns the number of units below the threshold; ties at the threshold reduce the number removed."""
         return [maker.units - kept_count(sparsity, maker.units) for maker in self._makers]
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
+    def _counts(self, sparsity: float, masks, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
 

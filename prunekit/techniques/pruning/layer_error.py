@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from prunekit.core.layer_products import product_of
-from prunekit.sparsity.allocation import Allocation, Weight
+from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.convex_shares import least_total
 from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
@@ -44,18 +44,16 @@ class LayerErrorAllocation(Allocation):
             raise ValueError(f"`objective` is total or equal. Received: {self.objective!r}.")
 
     def sparsities(
-        self, sparsity: float, targets: Sequence[Weight], scores: Any = None, statistics: Any = None
+        self, sparsity: float, targets: Sequence[Any], scores: Any = None, statistics: Any = None
     ) -> list[float]:
         """One sparsity per weight; counts are exact, and each weight keeps at least one entry."""
         curves = [error_curve(*row) for row in zip(targets, scores, statistics, strict=True)]
         sizes = [int(np.prod(target.shape)) for target in targets]
         removed = min(pruned_count(sparsity, sum(sizes)), sum(sizes) - len(sizes))
-        # Entries of importance 0, such as those that an earlier update pruned, are removed in any case.
-        gone = [
-            min(int(np.count_nonzero(array_of(score) <= 0)), size - 1)
-            for score, size in zip(scores, sizes, strict=True)
-        ]
-        removed = max(removed, sum(gone))
+        # What an earlier update pruned stays pruned, so those counts are the least.
+        gone = [min(int(np.count_nonzero(array_of(target.variable) == 0)), target.size - 1) for target in targets]
+        if sum(gone) > removed:
+            gone = [0] * len(sizes)
         if self.objective == "equal" and targets:
             counts = _equal(removed, sizes, curves, gone)
         else:

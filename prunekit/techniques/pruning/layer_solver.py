@@ -12,6 +12,7 @@ from prunekit.sparsity.reconstruction import DAMPING, InverseFactor, curvatures,
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.sparsegpt import SparseGPT, runs
+from prunekit.techniques.pruning.unit_exchange import mask_like
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
 REPAIRS = ("none", "outputs", "weights")
@@ -100,7 +101,8 @@ class LayerSolver:
     def _reconstruct(self, index: int, product: LayerProduct, wanted: np.ndarray, factors: Sequence[Any]) -> Any:
         criterion: Any = self._criterion
         costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
-        planned = product.matrix(self._calculator.mask_like(index, costs, self._zeros[index], self._masks[index]))
+        maker = self._calculator.array_maker(index)
+        planned = product.matrix(mask_like(maker, costs, self._zeros[index], self._masks[index]))
         pattern, allowed = self._calculator.pattern, product.matrix(self._zeros[index])
         rows = [
             criterion.solved(*row, runs(product, criterion.run, pattern), pattern)

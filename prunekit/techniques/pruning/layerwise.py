@@ -144,11 +144,11 @@ class LayerwisePruning:
         moments.finish()
         found = self._solver.solve(index, product, weight, moments)
         if found.weight is not weight:
-            self._set(target.variable, found.weight.astype("float32"))
+            self._set(target.variable, found.weight)
         bias = None if found.bias_shift is None else product.bias(found.bias_shift)
         if bias is not None:
             variable = target.layer.bias
-            self._set(variable, self._get(variable).astype("float32") + bias)
+            self._set(variable, self._get(variable).astype("float64") + bias)
         self.masks[target.name] = found.mask
         self.errors[target.name] = LayerError(target.name, found.error)
         self._tell(len(self.errors), len(self.targets), target.name)
@@ -194,8 +194,8 @@ class LayerwisePruning:
         mean, variance = layer.moving_mean, layer.moving_variance
         known = before.variance > 0
         ratio = np.divide(after.variance, before.variance, out=np.ones_like(after.variance), where=known)
-        self._set(mean, (self._get(mean) + after.mean - before.mean).astype("float32"))
-        self._set(variance, (self._get(variance) * ratio).astype("float32"))
+        self._set(mean, self._get(mean) + after.mean - before.mean)
+        self._set(variance, self._get(variance) * ratio)
 
 
 class _Statistics:

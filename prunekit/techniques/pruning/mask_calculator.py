@@ -6,8 +6,7 @@ else runs (patterns of users, all of JAX in training) is compiled once per shape
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,22 +15,15 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
-from prunekit.sparsity.allocation import Global, get_allocation
+from prunekit.sparsity.allocation import Global, Uniform, get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
+from prunekit.sparsity.bounds import Bounds, check_total, shares_within
 from prunekit.sparsity.channel_scores import REPEATED
 from prunekit.sparsity.gradient_scores import PRODUCTS
-from prunekit.sparsity.patterns import NM, Block, Channel, Pattern, Unstructured, get_pattern
+from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
-from prunekit.sparsity.selection import (
-    ReadingPlan,
-    count_true,
-    keep_largest,
-    keep_largest_of_array,
-    pruned_count,
-    reading_plan,
-    removed_count,
-)
-from prunekit.techniques.pruning.mask_store import leaking
+from prunekit.sparsity.selection import keep_largest_of_array, pruned_count, removed_count
+from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker, MaskMaker
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskUpdate
 
@@ -53,7 +45,7 @@ class MaskCalculator:
 
     Args:
         targets: The weights to prune.
-        options: Pruning options; the keys of `overrides` are exact names of targets.
+        options: Pruning options; the keys of `overrides` and `bounds` are exact names of targets.
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Attributes:
@@ -62,7 +54,7 @@ class MaskCalculator:
         once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
 
     Raises:
-        ValueError: The pattern does not fit a target or cannot reach the sparsity.
+        ValueError: The pattern does not fit a target, or it, overrides or bounds do not allow the sparsity.
     """
 
     once = False
@@ -73,11 +65,16 @@ class MaskCalculator:
         self.allocation = get_allocation(options.allocation)
         self.keep_one = options.keep_one
         self._final_sparsity = final_sparsity
-        self._overrides = {
-            i: options.overrides[target.name]
-            for i, target in enumerate(self.targets)
-            if target.name in options.overrides
-        }
+        numbers = {target.name: i for i, target in enumerate(self.targets)}
+        self._overrides = {numbers[name]: share for name, share in options.overrides.items() if name in numbers}
+        self._bounds = {numbers[name]: bounds for name, bounds in options.bounds.items() if name in numbers}
+        self._is_bounded = bool(self._overrides or self._bounds)
+        # Bounds of single weights turn a joint selection into counts of each weight.
+        self._joint = self.allocation.joint and not self._is_bounded
+        if self._is_bounded:
+            sizes = [target.size for target in self.targets]
+            removed = pruned_count(final_sparsity, sum(sizes))
+            check_total(removed, self._limits(final_sparsity, sizes), sum(sizes), final_sparsity)
         self.pattern = pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
@@ -92,7 +89,7 @@ class MaskCalculator:
     @functools.cached_property
     def _groups(self) -> list[tuple[range, Callable[..., Any]]]:
         """The groups of targets that one compiled function processes, each with its function."""
-        if self.allocation.joint:
+        if self._joint:
             whole = range(len(self.targets))
             return [(whole, compilation.compiled(functools.partial(self._jointly, whole)))]
         chosen = functools.partial(functools.partial, self._one_by_one)
@@ -124,11 +121,28 @@ class MaskCalculator:
             statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
         """
         lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
-        if self.allocation.joint or lacking:
-            return [sparsity] * len(self.targets)
-        scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
-        overrides = {index: share * scale for index, share in self._overrides.items()}
-        return self.allocation.shares(sparsity, self.targets, scores, overrides, statistics)
+        even = self.allocation.joint or lacking
+        allocation = Uniform() if even else self.allocation
+
+        def find(fixed: Mapping[int, float]) -> list[float]:
+            return allocation.shares(sparsity, self.targets, scores, fixed, statistics)
+
+        if not self._is_bounded:
+            return [sparsity] * len(self.targets) if even else find({})
+        sizes = [target.size for target in self.targets]
+        return shares_within(find, sizes, self._limits(sparsity, sizes))
+
+    def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the least and the greatest number of pruned entries (or units) of each target."""
+        progress = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
+        limits = []
+        for i, n in enumerate(entries):
+            if i in self._overrides:
+                limits.append((pruned_count(self._overrides[i] * progress, n),) * 2)
+                continue
+            least, most = self._bounds.get(i, Bounds()).at(progress, n)
+            limits.append((least, min(most, max(n - 1, least)) if self.keep_one else most))
+        return limits
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
@@ -150,9 +164,9 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, scores, statistics), statistics
+        arguments = weights, list(masks), self._counts(sparsity, masks, scores, statistics), statistics
         choice = self._chosen(*arguments)
-        if self.allocation.joint and self.keep_one and not choice.kept.all():
+        if self._joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
             choice = self._chosen(*arguments, spare=True)
         return choice
@@ -168,7 +182,7 @@ class MaskCalculator:
             for small, *row in zip(self._small(weights), range(len(weights)), weights, statistics, masks, strict=True)
         )
         with np.errstate(all="ignore"):
-            if self.allocation.joint:
+            if self._joint:
                 chosen = self._joint_rows(list(rows), pruned, spare=spare)
             else:
                 chosen = [maker.choose(*row, pruned[i]) for i, (maker, *row) in enumerate(rows)]
@@ -194,7 +208,7 @@ class MaskCalculator:
             return [False] * len(weights)
         on_cpu = all(map(backend.is_on_cpu, weights))
         most = (_SMALL_ONCE if self.once else SMALL) if on_cpu else _SMALL_ELSEWHERE
-        if self.allocation.joint:
+        if self._joint:
             return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
         return [target.size <= most for target in self.targets]
 
@@ -213,53 +227,46 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         return [ops.stop_gradient(self._importance(i, weight, rows[i])) for i, weight in enumerate(weights)]
 
-    def mask_like(self, index: int, importance: np.ndarray, mask: np.ndarray, like: np.ndarray) -> np.ndarray:
-        """Returns a mask of one target with as many kept units as `like`, chosen by other importances.
+    def array_maker(self, index: int) -> ArrayMaskMaker:
+        """Returns the object that pools, selects and expands the units of target `index` with NumPy."""
+        return self._makers[index].on_arrays
 
-        Args:
-            index: Index of the target.
-            importance: Importance of each entry, the target's shape.
-            mask: Entries that may be kept.
-            like: Mask whose units are counted.
-        """
-        maker = self._makers[index].on_arrays
-        with np.errstate(all="ignore"):
-            pooled = np.asarray(maker.pool(importance, mask))
-            units = np.asarray(maker.pool(np.where(like, 1.0, -math.inf), like))
-            kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
-            return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
-
-    def exchanged(
-        self, index: int, mask: np.ndarray, kept_first: np.ndarray, grown_first: np.ndarray, share: float
-    ) -> np.ndarray:
-        """Returns a mask of one target with as many kept units as `mask`, some of them others.
-
-        Args:
-            index: Index of the target.
-            mask: Current mask.
-            kept_first: Importance of each entry; kept units with the smallest are dropped.
-            grown_first: Score of each entry; pruned units with the largest are kept in their place.
-            share: Fraction of the kept units to exchange.
-        """
-        maker = self._makers[index].on_arrays
-        everywhere = np.ones_like(mask)
-        importance, score = (
-            np.asarray(maker.pool(np.asarray(values, "float32"), everywhere)) for values in (kept_first, grown_first)
-        )
-        kept = np.asarray(maker.pool(np.where(mask, 1.0, -math.inf).astype("float32"), mask)) > -math.inf
-        count = min(int(share * np.count_nonzero(kept)), int(np.count_nonzero(~kept)))
-        dropped = keep_largest_of_array(np.where(kept, -importance, -np.inf), count)
-        grown = keep_largest_of_array(np.where(kept, -np.inf, score), count)
-        return maker.expanded((kept & ~dropped) | grown)
-
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
-        """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
+    def _counts(self, sparsity: float, masks, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
+        """Returns the number of units to remove: one per target, or a scalar for a joint selection."""
         units = [maker.units for maker in self._makers]
-        if self.allocation.joint:
+        if self._joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        counts = zip(self.fractions(sparsity, scores, statistics), units, strict=True)
+        if self.allocation.joint:
+            fractions = self._joint_fractions(sparsity, units, masks, statistics)
+        else:
+            fractions = self.fractions(sparsity, scores, statistics)
+        counts = zip(fractions, units, strict=True)
         return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+
+    def _joint_fractions(self, sparsity: float, units: Sequence[int], masks, statistics) -> list[float]:
+        """Returns the sparsity of each target under a joint allocation with bounds."""
+        scores = zip(self.importances(statistics), masks, strict=True)
+        with np.errstate(all="ignore"):
+            pooled = [
+                self.array_maker(i).pool(array_of(self.allocation.normalized(score)), array_of(mask))
+                for i, (score, mask) in enumerate(scores)
+            ]
+        flat = [np.asarray(part, "float32").reshape(-1) for part in pooled]
+
+        def find(fixed: Mapping[int, float]) -> list[float]:
+            free = [i for i in range(len(units)) if i not in fixed]
+            shares = dict(fixed)
+            if free:
+                joined = np.concatenate([flat[i] for i in free])
+                removed = pruned_count(sparsity, sum(units)) - sum(pruned_count(s, units[i]) for i, s in fixed.items())
+                kept = keep_largest_of_array(joined, len(joined) - max(removed, 0))
+                ends = np.cumsum([units[i] for i in free])[:-1]
+                parts = np.split(kept, ends)
+                shares |= {i: 1 - np.count_nonzero(part) / units[i] for i, part in zip(free, parts, strict=True)}
+            return [float(shares[i]) for i in range(len(units))]
+
+        return shares_within(find, units, self._limits(sparsity, units))
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns a boolean per target: only `keep_one` saves its last unit at this sparsity.
@@ -344,86 +351,6 @@ def _groups(targets: Sequence[Target]) -> Iterator[range]:
     yield range(start, len(targets))
 
 
-class MaskMaker:
-    """Calculates the mask of weights of one shape and layout from tensors.
-
-    Attributes:
-        on_arrays: Does the same with NumPy arrays.
-        once: True if masks are calculated once, so that no compilation pays.
-    """
-
-    once = False
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-        self._is_large = math.prod(shape) > SMALL
-        self.on_arrays = _ArrayMaskMaker(pattern, shape, in_axes, out_axes)
-
-        def pool(importance, mask):
-            # Pruned positions rank lowest, so that masks only ever shrink.
-            lowest = ops.cast(-float("inf"), importance.dtype)
-            return pattern.pool(ops.where(mask, importance, lowest), in_axes, out_axes)
-
-        def finish(weight, pooled, mask, chosen):
-            new = ops.logical_and(mask, pattern.expand(chosen, shape, in_axes, out_axes))
-            nans, leaks = count_true(ops.isnan(pooled)), count_true(leaking(mask, weight))
-            return new, ops.stack([nans, leaks, count_true(new, expect_any=True)])
-
-        # Compiled only as part of a compiled function, where each shape is then traced once.
-        self._pool, self._finish = pool, finish
-        self._compiled = functools.cache(lambda: (compilation.compiled(pool), compilation.compiled(finish)))
-
-    def pool(self, importance, mask):
-        """Returns the importance of each unit, -inf for units that are already pruned."""
-        return self._functions()[0](importance, mask)
-
-    def finish(self, weight, pooled, mask, chosen):
-        """Returns (new mask, counts of NaN, leaks and kept entries) from the chosen units."""
-        return self._functions()[1](weight, pooled, mask, chosen)
-
-    def _functions(self):
-        # A large weight takes a tenth longer by single operations than compiled.
-        pays = self._is_large and not self.once
-        traced = backend.inside_graph() or jax_state.steps_are_pure() or pays
-        return self._compiled() if traced else (self._pool, self._finish)
-
-    def largest(self, units, kept):
-        """Returns a mask of the `kept` most important units."""
-        return largest(units, kept)
-
-    def choose(self, weight, importance, mask, pruned):
-        """Returns (new mask, counts of NaN, leaks and kept entries)."""
-        pooled = self.pool(importance, mask)
-        return self.finish(weight, pooled, mask, largest(pooled, self.units - pruned))
-
-
-class _ArrayMaskMaker:
-    """The methods of `MaskMaker` on NumPy arrays; the caller silences NumPy's warnings about NaN and infinity."""
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-        self._pattern, self._shape, self._axes = pattern, shape, (in_axes, out_axes)
-
-    def pool(self, importance, mask):
-        lowest = np.asarray(-math.inf).astype(importance.dtype)
-        return self._pattern.pool(np.where(mask, importance, lowest), *self._axes)
-
-    def finish(self, weight, pooled, mask, chosen):
-        new = np.logical_and(mask, self._pattern.expand(chosen, self._shape, *self._axes))
-        leaks = np.logical_and(np.logical_not(mask), weight != 0)
-        return new, np.array([np.count_nonzero(true) for true in (np.isnan(pooled), leaks, new)], "int32")
-
-    def expanded(self, units):
-        return np.asarray(self._pattern.expand(units, self._shape, *self._axes))
-
-    def largest(self, units, kept):
-        return keep_largest_of_array(units, kept)
-
-    def choose(self, weight, importance, mask, pruned):
-        pooled = self.pool(importance, mask)
-        return self.finish(weight, pooled, mask, keep_largest_of_array(pooled, self.units - pruned))
-
-
 def _best_first(units):
     """Returns the importances with the largest set to infinity; -inf (already pruned) stays."""
     ops = ops_for(units)
@@ -439,15 +366,3 @@ def _best_first(units):
 def _columns(rows):
     """Returns (masks, counts of shape (3, targets)) from one row (mask, counts) per target."""
     return [mask for mask, _ in rows], ops.stack([counts for _, counts in rows], axis=1)
-
-
-@functools.cache
-def _selection(how: ReadingPlan):
-    """Returns `keep_largest` compiled for flat arrays of any length: traced once for all weights of all models."""
-    return compilation.compiled(functools.partial(keep_largest, how=how), open_shapes=True)
-
-
-def largest(units, kept):
-    """Applies `keep_largest` to units of any shape."""
-    size = int(np.prod(units.shape))
-    return ops.reshape(_selection(reading_plan(size))(ops.reshape(units, (-1,)), kept), tuple(units.shape))

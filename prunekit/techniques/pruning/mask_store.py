@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ _KEEP_ZERO_SLOTS = frozenset(
 )
 
 
+# The attribute of an optimizer with `use_ema` that holds the averages of the weights.
+AVERAGES = "_model_variables_moving_average"
 # Number of calls of `enforce` after which a trace would have been quicker than single operations: where all targets are
 # small, and where one is large (TensorFlow runs single operations of large weights one after another).
 _CALLS_BEFORE_TRACE = {False: 64, True: 3}
@@ -75,6 +77,14 @@ class MaskStore:
         return {t.name: np.array(mask.numpy()) for t, mask in zip(self.targets, self._masks, strict=True)}
 
     @property
+    def pruned_values(self) -> dict[str, np.ndarray]:
+        """Target name -> values at pruned positions; empty where these are not kept."""
+        return {}
+
+    def restore_pruned_values(self, values: Mapping[str, np.ndarray]) -> None:
+        """Sets what `pruned_values` returned."""
+
+    @property
     def updates(self) -> int:
         """Number of optimizer updates enforced so far."""
         return int(self._updates.numpy())
@@ -94,6 +104,10 @@ class MaskStore:
         other._updates.assign(backend.value_now(self._updates))
         return other
 
+    def all_weights(self) -> contextlib.AbstractContextManager:
+        """Returns the context manager in which a policy reads the weights of a mask update."""
+        return contextlib.nullcontext()
+
     def mask(self, index: int):
         """Returns the mask of the index-th target as a tensor on the device."""
         return backend.value_now(self._masks[index])
@@ -106,6 +120,15 @@ class MaskStore:
         """Assigns new masks, one per target, and enforces them on the weights and all optimizer slots.
 
         Raises:
+            ValueError: As `assign`.
+        """
+        self.assign(masks)
+        self.enforce(optimizers)
+
+    def assign(self, masks: Sequence[Any]) -> None:
+        """Assigns new masks, one per target; weights and slots are not changed.
+
+        Raises:
             ValueError: The number or shapes of the masks differ from those of the targets; no mask was changed.
         """
         shapes = [tuple(mask.shape) if hasattr(mask, "shape") else None for mask in masks]
@@ -116,7 +139,6 @@ class MaskStore:
             )
         for variable, mask in zip(self._masks, masks, strict=True):
             backend.assign_same(variable, mask if _is_boolean(mask) else ops.cast(mask, "bool"))
-        self.enforce(optimizers)
 
     def enforce(self, optimizers: Sequence[Any] = ()) -> None:
         """Sets the weights and the optimizers' slots to zero at pruned positions, immediately."""
@@ -188,9 +210,13 @@ class MaskStore:
                     self.enforce(optimizers)
                 raise
 
+    def _guests(self) -> list[tuple[Any, Any]]:
+        """Returns (weight, variable that an update of the weight reads or writes) for the state of pure steps."""
+        return [(target.variable, mask) for target, mask in zip(self.targets, self._masks, strict=True)]
+
     @contextlib.contextmanager
     def _masks_in_state(self, optimizers: Sequence[Any]) -> Iterator[None]:
-        rows = [(target.variable, mask) for target, mask in zip(self.targets, self._masks, strict=True)]
+        rows = self._guests()
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
                 stack.enter_context(jax_state.masks_in_optimizer_state(optimizer, rows))
@@ -346,7 +372,7 @@ def _drifts(part, name: str) -> bool:
     """Returns True if an update can make the slot non-zero at a pruned position although the gradient there is zero."""
     # Keras averages weights after the update but before this store masks them, and writes the average back later. So
     # the average can contain non-zeros of an update that mixes positions (Muon) or of the user's constraint.
-    return _public_class(part) not in _KEEP_ZERO_SLOTS or name == "_model_variables_moving_average"
+    return _public_class(part) not in _KEEP_ZERO_SLOTS or name == AVERAGES
 
 
 def _public_class(part) -> type:

@@ -117,18 +117,18 @@ class MaskUpdater:
         return any(changed)
 
     def _update_once(self, step: int, sparsity: float) -> bool:
-        found = self._plan.policy.update(
-            MaskRequest(
-                step=step,
-                sparsity=sparsity,
-                schedule=self._plan.schedule,
-                targets=self.store.targets,
-                masks=[self.store.mask(i) for i in range(len(self.store.targets))],
-                kept=self.kept,
-                statistics=self._collectors.values(),
-                calculator=self._plan.calculator,
-            )
+        request = MaskRequest(
+            step=step,
+            sparsity=sparsity,
+            schedule=self._plan.schedule,
+            targets=self.store.targets,
+            masks=[self.store.mask(i) for i in range(len(self.store.targets))],
+            kept=self.kept,
+            statistics=self._collectors.values(),
+            calculator=self._plan.calculator,
         )
+        with self.store.all_weights():
+            found = self._plan.policy.update(request)
         self._refuse_nan(found.nans)
         self._check.refuse(found.leaks)
         self._refuse_unmoved(found.kept < self.kept)

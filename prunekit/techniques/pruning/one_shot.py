@@ -67,7 +67,7 @@ def prune(
     before = inspect(model)
     pruner, errors = prune_once(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
     notes = [LATER_TRAINING] if pruner.sparsity else []
-    return replace(pruner.report(before=before, notes=notes, only_pruned=True), layer_errors=errors)
+    return replace(pruner.report(before=before, notes=notes, only_pruned=not errors), layer_errors=errors)
 
 
 def prune_once(

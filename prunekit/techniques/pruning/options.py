@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.suggestions import did_you_mean
@@ -26,6 +27,7 @@ class Options(TypedDict, total=False):
     keep_one: bool
     origin: int | None
     overrides: Mapping[str, float]
+    bounds: Mapping[str, Any]
     policy: str | MaskPolicy
     compat: str | None
     misfits: str
@@ -55,7 +57,11 @@ class PruningOptions:
         overrides: Final sparsity of single weights: name, glob or `re:` pattern -> sparsity. It rises in proportion to
             the schedule's sparsity. The allocation distributes the rest over the other weights, so that the overall
             sparsity stays as asked.
-        policy: Rules by which masks change: "gradual" (pruned units stay pruned), "rigl", "set", or a `MaskPolicy`.
+        bounds: Least and greatest final sparsity of single weights: name, glob or `re:` pattern -> {"min": 0.2, "max":
+            0.8}, or one of both. The allocation distributes what a bound leaves over the other weights. During a
+            schedule, minima rise in proportion to its sparsity, and maxima hold at every step.
+        policy: Rules by which masks change: "gradual" (pruned units stay pruned), "structure_decay" (the same, for N:M,
+            with the same number in every group), "rigl", "set", "ac_dc", "straight_through", or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
@@ -72,6 +78,7 @@ class PruningOptions:
     keep_one: bool = True
     origin: int | None = None
     overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
+    bounds: Mapping[str, Any] = field(default_factory=dict, hash=False)
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
     misfits: str = "error"
@@ -96,24 +103,26 @@ class PruningOptions:
             raise ValueError(f'`misfits` is "error" or "skip". Received: {self.misfits!r}.')
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` must be an int, a step of the optimizer, or None. Received: {self.origin!r}.")
-        self._check_overrides(pattern, allocation)
+        self._check_overrides(pattern)
         if isinstance(pattern, NM) and allocation.joint:
             raise ValueError(
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
             )
 
-    def _check_overrides(self, pattern: Pattern, allocation: Allocation) -> None:
-        if not isinstance(self.overrides, Mapping):
-            raise TypeError(f"`overrides` maps patterns of weights to sparsities. Received: {self.overrides!r}.")
-        checked = {name: fraction(f"overrides[{name!r}]", value) for name, value in self.overrides.items()}
-        _set(self, "overrides", MappingProxyType(checked))
-        if checked and (isinstance(pattern, NM) or allocation.joint):
-            reason = f"{pattern} gives every weight" if isinstance(pattern, NM) else f"{allocation} determines"
-            raise ValueError(
-                f"`overrides` sets the sparsity of single weights, but {reason} the sparsity. Received: overrides for "
-                f"{', '.join(checked)}. Leave `overrides` out, or choose another pattern and allocation."
-            )
+    def _check_overrides(self, pattern: Pattern) -> None:
+        for option, kind, check in (("overrides", "sparsities", fraction), ("bounds", "bounds", as_bounds)):
+            given = getattr(self, option)
+            if not isinstance(given, Mapping):
+                raise TypeError(f"`{option}` maps patterns of weights to {kind}. Received: {given!r}.")
+            checked = {name: check(f"{option}[{name!r}]", value) for name, value in given.items()}
+            _set(self, option, MappingProxyType(checked))
+            if checked and isinstance(pattern, NM):
+                raise ValueError(
+                    f"`{option}` is about the sparsity of single weights, but {pattern} gives every weight the "
+                    f"sparsity. Received: {option} for {', '.join(checked)}. Leave `{option}` out, or choose another "
+                    "pattern."
+                )
 
     def _policy(self) -> MaskPolicy:
         if self.compat not in (None, "tfmot"):

@@ -129,6 +129,15 @@ class MaskPolicy(ABC):
     def update(self, request: MaskRequest) -> MaskUpdate:
         """Returns the masks for a request; writes no variable."""
 
+    def store(self, model: Any, targets: Sequence[Target]) -> MaskStore:
+        """Returns the masks of a training and what enforces them.
+
+        Args:
+            model: The model.
+            targets: The pruned weights.
+        """
+        return MaskStore(targets, model)
+
     def scope(self, store: MaskStore, optimizers: Sequence[Any]) -> contextlib.AbstractContextManager:
         """Returns the context manager in which training steps are traced and run.
 

@@ -101,7 +101,7 @@ class Pruner:
         self.skipped, self._calculator = list(found.skipped), found.calculator
         self._calculator.once = training is False
         self._collectors = Collectors(options.needs, model, self.targets, data)
-        self.store = MaskStore(self.targets, model)
+        self.store = self.policy.store(model, self.targets)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
         self._check = EnforcementCheck(model, self.store, self._counter)
         plan = PruningPlan(self.schedule, self.policy, self._calculator, options.criterion)
@@ -115,7 +115,8 @@ class Pruner:
     @property
     def enforces_masks_only(self) -> bool:
         """True if the scope of `enforcing` contains the masks and nothing else."""
-        return type(self.policy).scope is MaskPolicy.scope and not self._collectors.from_training
+        plain = type(self.policy).scope is MaskPolicy.scope and type(self.store) is MaskStore
+        return plain and not self._collectors.from_training
 
     def use_store(self, store: MaskStore) -> None:
         """Replaces the masks by those of another store of the same targets, before `begin` or between two steps."""
@@ -314,6 +315,7 @@ class Pruner:
             last_update=self.updater.last_update,
             events=tuple(self.events),
             statistics=self._collectors.state(),
+            pruned_values=self.store.pruned_values,
         )
 
     def restore(self, state: PrunerState) -> None:
@@ -327,6 +329,7 @@ class Pruner:
         self.updater.last_update = state.last_update
         self.updater.events = list(state.events)
         self._counter.origin, self._counter.calls, self._counter.done = state.origin, state.calls, state.done
+        self.store.restore_pruned_values(state.pruned_values)
         self._check.note_progress()
         self._collectors.restore(state.statistics)
 

@@ -1,7 +1,7 @@
 """PrunerState: everything besides weights and optimizer that an interrupted pruning continues from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class PrunerState:
         last_update: Update step of the schedule that was applied last, or -1.
         events: Mask updates so far.
         statistics: State of the statistics from training.
+        pruned_values: Weight name -> values at pruned positions, where the policy trains these, too; else empty.
     """
 
     masks: dict[str, np.ndarray]
@@ -44,6 +45,7 @@ class PrunerState:
     last_update: int
     events: tuple[Event, ...]
     statistics: Snapshot
+    pruned_values: dict[str, np.ndarray] = field(default_factory=dict)
 
     def to_snapshot(self) -> Snapshot:
         """Returns the state as plain values and arrays; a mask takes one bit per entry."""
@@ -57,6 +59,7 @@ class PrunerState:
             "statistics": self.statistics.values,
         }
         arrays = {f"mask/{name}": np.packbits(mask) for name, mask in self.masks.items()}
+        arrays |= {f"pruned_values/{name}": array for name, array in self.pruned_values.items()}
         arrays |= {f"statistics/{name}": array for name, array in self.statistics.arrays.items()}
         return Snapshot(values, arrays)
 
@@ -83,6 +86,7 @@ class PrunerState:
             last_update=values["last_update"],
             events=tuple(Event(**event) for event in values["events"]),
             statistics=Snapshot(values["statistics"], arrays_under(snapshot.arrays, "statistics/")),
+            pruned_values=arrays_under(snapshot.arrays, "pruned_values/"),
         )
 
 

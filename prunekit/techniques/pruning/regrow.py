@@ -15,6 +15,7 @@ from prunekit.sparsity.patterns import NM
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.policy import MaskRequest, MaskUpdate
+from prunekit.techniques.pruning.unit_exchange import exchanged
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Exchange(Gradual):
 
     def _exchanged(self, request: MaskRequest, index: int, mask: np.ndarray, share: float) -> np.ndarray:
         weight = np.abs(array_of(backend.value_now(request.targets[index].variable)).astype("float32"))
-        return request.calculator.exchanged(index, mask, weight, self.growth(request, index), share)
+        return exchanged(request.calculator.array_maker(index), mask, weight, self.growth(request, index), share)
 
 
 @dataclass(frozen=True)

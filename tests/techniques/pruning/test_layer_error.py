@@ -110,3 +110,13 @@ def test_in_a_gradual_schedule_the_sparsity_is_exact_at_each_update(network):
     size = sum(target.size for target in network[2])
     for event in callback.report.events:
         assert round(event.reached * size) == round(event.asked * size)
+
+
+def test_weights_of_inputs_that_are_always_zero_do_not_count_as_pruned(network):
+    model, x, *_ = network
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    halved = x.copy()
+    halved[:, ::2] = 0
+    assert pk.prune(copy, 0.1, halved, criterion="sparsegpt", allocation="layer_error").target_sparsity == 0.1
+    assert pk.prune(copy, 0.5, halved, criterion="sparsegpt", allocation="layer_error").target_sparsity == 0.5

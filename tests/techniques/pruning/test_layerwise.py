@@ -234,8 +234,20 @@ def test_criteria_of_untrained_models_are_repaired_only_if_asked(x):
         pk.prune(model, 0.8, x, criterion="synflow", repair="weights")
 
 
+def test_float64_weights_that_stay_lose_no_bit(x):
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(6, name="dense", dtype="float64")])
+    start = ops.convert_to_numpy(model.layers[0].kernel)
+    pk.prune(model, 0.5, x.reshape(-1, 12), repair="none")
+    kernel = ops.convert_to_numpy(model.layers[0].kernel)
+    assert kernel.dtype == np.float64
+    np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
+
+
 def test_the_report_lists_the_errors(x):
     report = pk.prune(sequential(), 0.5, x)
+    # Corrected biases were zero before.
+    zeros = {row.name: row.zeros for row in report.weights}
+    assert zeros["head/bias"] == 0 and report.before.weights[-1].zeros == 10
     assert "output error" in str(report) and len(report.to_dict()["layer_errors"]) == 3
 
 
@@ -249,3 +261,14 @@ def test_in_training_the_kept_weights_are_set_to_the_best_fit(x):
     assert kept.sum() == 48 and not kernel[~kept].any()
     change = np.square(flat @ (kernel - start)).sum()
     assert change < np.square(flat @ (np.where(kept, start, 0) - start)).sum()
+
+
+@pytest.mark.parametrize("pattern", ["unstructured", "block:2x1"])
+def test_no_layer_has_a_larger_error_than_with_wanda(fresh, x, pattern):
+    errors = {}
+    for criterion, repair in (("wanda", "none"), ("sparsegpt", "weights")):
+        fresh.set_weights(fresh.start)
+        report = pk.prune(fresh, 0.5, x, criterion=criterion, repair=repair, pattern=pattern)
+        errors[criterion] = {row.name: row.error for row in report.layer_errors}
+    for name, error in errors["sparsegpt"].items():
+        assert error < errors["wanda"][name], name

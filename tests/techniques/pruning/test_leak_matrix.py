@@ -18,6 +18,7 @@ from leak_matrix import (
     cover,
     exists,
     kind_of,
+    moving_cover,
     pairs,
     product,
     run_cell,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.every_backend
 
 CELLS = cover()
 SHORT = short_cover()
+MOVING_CELLS = moving_cover()
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +155,18 @@ def test_the_matrix_notices_when(name, monkeypatch):
     [pytest.param(cell, id=str(cell), marks=[] if cell in SHORT else [pytest.mark.thorough]) for cell in CELLS],
 )
 def test_nothing_leaks(cell, outcomes):
+    outcome = outcomes[cell]
+    assert outcome.status in ("ok", "keras"), outcome.reason
+    if outcome.status == "ok":
+        assert outcome.positions > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend(cases=0)
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, id=str(cell), marks=[pytest.mark.thorough]) for cell in MOVING_CELLS]
+)
+def test_nothing_leaks_while_masks_move(cell, outcomes):
     outcome = outcomes[cell]
     assert outcome.status in ("ok", "keras"), outcome.reason
     if outcome.status == "ok":

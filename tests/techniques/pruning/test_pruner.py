@@ -392,9 +392,3 @@ def test_nan_weights_are_named_and_nothing_moves(perceptron):
     with pytest.raises(ValueError, match=r"NaN for: logits/kernel \(3\)"):
         prune(perceptron, 0.5)
     np.testing.assert_array_equal(perceptron.layers[0].kernel.numpy(), hidden)
-
-
-@pytest.mark.one_backend
-def test_data_for_a_criterion_that_uses_none_is_refused(perceptron, samples):
-    with pytest.raises(ValueError, match="reads weights only"):
-        prune(perceptron, 0.5, data=samples[0])

@@ -7,63 +7,26 @@ import numpy as np
 import pytest
 from keras import ops
 from leak_matrix import OPTIMIZERS, WRAPPERS
+from moving_masks import STEADY, make_data, network, trained, values, whole_and_resumed
 
 import prunekit as pk
 
-STEADY = pk.ConstantSparsity(0.75, begin_step=0, frequency=4)
 POLICIES = {"rigl": pk.RigL(), "set": pk.SET(seed=1)}
 
 
 @pytest.fixture(scope="module")
 def data():
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(120, 10)).astype("float32")
-    return inputs, inputs @ rng.normal(size=(10, 3)).astype("float32")
+    return make_data()
 
 
-def network():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((10,)),
-            keras.layers.Dense(16, activation="relu", name="hidden"),
-            keras.layers.Dense(3, name="head"),
-        ]
-    )
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
-def values(model):
-    return {name: ops.convert_to_numpy(model.get_layer(name).kernel) for name in ("hidden", "head")}
-
-
-class Watch(keras.callbacks.Callback):
-    """Records masks, zeros and optimizer slots after each batch."""
-
-    def __init__(self, pruning):
-        super().__init__()
-        self.pruning, self.masks, self.leaks = pruning, [], 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        pruner = self.pruning.pruner
-        self.masks.append(pruner.masks)
-        self.leaks += sum(pruner.audit().values())
-
-
-def trained(policy, data, epochs=2, schedule=STEADY, **options):
-    model = network()
-    reads = data if isinstance(policy, pk.RigL) else None
-    pruning = pk.PruningCallback(schedule, policy=policy, data=reads, **options)
-    watch = Watch(pruning)
-    model.fit(*data, batch_size=10, epochs=epochs, verbose=0, shuffle=False, callbacks=[pruning, watch])
-    return model, pruning, watch
+def calibrated(policy, data):
+    return {"data": data} if isinstance(policy, pk.RigL) else {}
 
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("policy", POLICIES)
 def test_masks_move_while_counts_are_exact_and_zeros_hold_after_every_batch(policy, data):
-    _, pruning, watch = trained(POLICIES[policy], data, allocation="erk")
+    _, pruning, watch = trained(POLICIES[policy], data, allocation="erk", **calibrated(POLICIES[policy], data))
     counts = [[mask.sum() for mask in masks.values()] for masks in watch.masks]
     assert all(count == counts[0] for count in counts) and sum(counts[0]) == round(0.25 * 208)
     assert watch.leaks == 0
@@ -142,33 +105,8 @@ def test_a_tape_loop_and_fit_take_the_same_policy(data):
     "policy", ["rigl", pytest.param({"type": "set", "exchanged": 0.4}, marks=pytest.mark.thorough)], ids=["rigl", "set"]
 )
 def test_an_interrupted_recipe_ends_with_the_bytes_of_a_whole_one(policy, data, tmp_path):
-    document = {
-        "version": 1,
-        "seed": 2,
-        "compile": {"optimizer": "adam", "loss": "mse", "batch_size": 10},
-        "steps": [
-            {
-                "prune": {
-                    "epochs": 3,
-                    "schedule": {"type": "constant", "target_sparsity": 0.75, "frequency": 5},
-                    "policy": policy,
-                }
-            }
-        ],
-    }
-    whole = pk.compress(document, network(), (data, data), tmp_path / "whole").model.get_weights()
-
-    class Stop(Exception):
-        pass
-
-    def stop(progress):
-        if progress.epoch == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        pk.compress(document, network(), (data, data), tmp_path / "parts", progress=stop)
-    resumed = pk.compress(document, network(), (data, data), tmp_path / "parts", resume=True).model.get_weights()
-    assert all(map(np.array_equal, whole, resumed))
+    schedule = {"type": "constant", "target_sparsity": 0.75, "frequency": 5}
+    assert all(map(np.array_equal, *whole_and_resumed(policy, schedule, data, tmp_path)))
 
 
 def test_what_cannot_be_exchanged_is_refused(data):

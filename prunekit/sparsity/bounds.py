@@ -1,0 +1,100 @@
+"""Bounds: least and greatest sparsities of single weights, within which an allocation shares the overall sparsity."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.selection import pruned_count
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the greatest final sparsity of a weight, each in [0, 1).
+
+    Attributes:
+        min: Least sparsity; during a schedule it rises in proportion to the schedule's sparsity.
+        max: Greatest sparsity, at every step; None = no limit.
+    """
+
+    min: float = 0.0
+    max: float | None = None
+
+    def at(self, progress: float, entries: int) -> tuple[int, int]:
+        """Returns the least and the greatest number of pruned entries of a weight of `entries` entries.
+
+        Args:
+            progress: Present overall sparsity / final overall sparsity, in [0, 1].
+            entries: Number of entries, or of units of the pattern.
+        """
+        most = entries if self.max is None else pruned_count(self.max, entries)
+        return min(pruned_count(self.min * progress, entries), most), most
+
+    def __str__(self) -> str:
+        return f"{self.min:g} to {'1' if self.max is None else format(self.max, 'g')}"
+
+
+def as_bounds(name: str, given: Any) -> Bounds:
+    """Returns the `Bounds` for a mapping such as {"min": 0.2, "max": 0.8}; returns `Bounds` unchanged.
+
+    Raises:
+        TypeError: `given` is no mapping with the keys min and max, or a value is no number.
+        ValueError: A value is outside [0, 1), or min exceeds max.
+    """
+    if isinstance(given, Bounds):
+        return given
+    if not isinstance(given, Mapping) or not given or set(given) - {"min", "max"}:
+        raise TypeError(f'{name} is a mapping such as {{"min": 0.2, "max": 0.8}}. Received: {given!r}.')
+    least = fraction(f"{name}: min", given.get("min", 0.0))
+    most = None if given.get("max") is None else fraction(f"{name}: max", given["max"])
+    if most is not None and least > most:
+        raise ValueError(f"{name} needs min <= max. Received: min={least:g}, max={most:g}.")
+    return Bounds(least, most)
+
+
+def shares_within(
+    find: Callable[[dict[int, float]], list[float]], entries: Sequence[int], limits: Sequence[tuple[int, int]]
+) -> list[float]:
+    """Returns an allocation's sparsity of each weight, changed as little as the limits require.
+
+    Weights beyond a limit are fixed there, and the others share the rest anew by the allocation's own rule. Of too many
+    and too few pruned entries, the side that is off by more is fixed first, so that the result does not depend on an
+    order, and a weight is fixed only where it stays at its limit: the water-filling of CSS flexible lengths.
+
+    Args:
+        find: Fixed sparsities by index -> the sparsity of every weight, with the same total.
+        entries: Number of entries of each weight.
+        limits: Least and greatest number of pruned entries of each weight; together they allow the total.
+    """
+    fixed = {i: least / entries[i] for i, (least, most) in enumerate(limits) if least == most}
+    while True:
+        shares = find(fixed)
+        counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+        off = {i: min(max(counts[i], least), most) - counts[i] for i, (least, most) in enumerate(limits)}
+        off = {i: difference for i, difference in off.items() if difference and i not in fixed}
+        if not off:
+            return shares
+        total = sum(off.values())
+        beyond = [i for i, difference in off.items() if not total or (difference > 0) == (total > 0)]
+        fixed |= {i: (counts[i] + off[i]) / entries[i] for i in beyond}
+
+
+def check_total(removed: int, limits: Sequence[tuple[int, int]], total: int, sparsity: float) -> None:
+    """Raises unless the limits allow the number of removed entries.
+
+    Args:
+        removed: Number of entries to remove.
+        limits: As for `shares_within`.
+        total: Number of entries.
+        sparsity: Overall sparsity, for the message.
+
+    Raises:
+        ValueError: The limits do not allow it; the message has the range that they allow.
+    """
+    least, most = (sum(column) for column in zip(*limits, strict=True))
+    # Each limit is rounded to whole entries.
+    if not least - len(limits) <= removed <= most + len(limits):
+        raise ValueError(
+            f"The bounds and overrides of single weights allow overall sparsities from {least / total:.4g} to "
+            f"{most / total:.4g}. Received: {sparsity:g}. Change them, or the overall sparsity."
+        )

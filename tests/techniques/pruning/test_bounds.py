@@ -1,0 +1,173 @@
+"""`bounds`: least and greatest sparsities of single weights, with the overall sparsity as asked."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipe_documents import recipe
+
+import prunekit as pk
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.plan import plan
+from prunekit.sparsity.allocation import Layout, Uniform
+from prunekit.sparsity.bounds import shares_within
+
+SIZES = {"one": 128, "two": 256, "three": 64}
+
+
+@pytest.fixture
+def model():
+    keras.utils.set_random_seed(4)
+    layers = [
+        keras.layers.Dense(16, use_bias=False, name="one"),
+        keras.layers.Dense(16, use_bias=False, name="two"),
+        keras.layers.Dense(4, use_bias=False, name="three"),
+    ]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+
+def zeros(model):
+    return {layer.name: int((keras.ops.convert_to_numpy(layer.kernel) == 0).sum()) for layer in model.layers}
+
+
+def level_within(sizes, removed, limits):
+    """Counts of the one sparsity s, clipped to each weight's limits, that removes `removed` entries; by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        total = sum(min(max(middle * n, a), b) for n, (a, b) in zip(sizes, limits, strict=True))
+        low, high = (middle, high) if total < removed else (low, middle)
+    return [min(max(low * n, a), b) for n, (a, b) in zip(sizes, limits, strict=True)]
+
+
+@st.composite
+def problems(draw):
+    """Sizes, limits, and a number of removed entries that they allow."""
+    sizes = draw(st.lists(st.integers(10, 500), min_size=1, max_size=6))
+    limits = []
+    for size in sizes:
+        least = draw(st.integers(0, size - 1))
+        limits.append((least, draw(st.integers(least, size - 1))))
+    least, most = (sum(column) for column in zip(*limits, strict=True))
+    return sizes, limits, draw(st.integers(least, most))
+
+
+@pytest.mark.one_backend
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.randoms())
+def test_a_uniform_share_within_limits_is_one_level(problem, random):
+    sizes, limits, removed = problem
+    targets = [Layout((size,), (), (0,)) for size in sizes]
+
+    def counts(order):
+        weights = [targets[i] for i in order]
+        found = shares_within(
+            lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed),
+            [sizes[i] for i in order],
+            [limits[i] for i in order],
+        )
+        shares = dict(zip(order, found, strict=True))
+        return [shares[i] * sizes[i] for i in range(len(sizes))]
+
+    order = list(range(len(sizes)))
+    expected = level_within(sizes, removed, limits)
+    np.testing.assert_allclose(counts(order), expected, atol=len(sizes) + 1)
+    np.testing.assert_allclose(sum(counts(order)), removed, atol=0.5 * len(sizes))
+    random.shuffle(order)
+    np.testing.assert_allclose(counts(order), counts(sorted(order)), atol=1e-6)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
+def test_bounds_hold_and_the_others_take_the_rest(model, allocation):
+    pk.prune(model, 0.5, allocation=allocation, bounds={"three": {"max": 0.125}, "one": {"min": 0.75}})
+    found = zeros(model)
+    assert found["three"] == (0 if allocation == "erk" else 8) and found["one"] == 96 and sum(found.values()) == 224
+
+
+def test_the_free_weights_of_a_global_allocation_have_one_threshold(model):
+    kernels = {layer.name: np.abs(keras.ops.convert_to_numpy(layer.kernel)) for layer in model.layers}
+    pk.prune(model, 0.6, allocation="global", bounds={"three": {"max": 0.25}})
+    found = zeros(model)
+    assert found["three"] == 16 and sum(found.values()) == 269
+    joined = np.sort(np.concatenate([kernels["one"].ravel(), kernels["two"].ravel()]))
+    for name in ("one", "two"):
+        assert found[name] == np.count_nonzero(kernels[name] < joined[253])
+
+
+def test_bounds_that_no_weight_meets_change_nothing(model):
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    pk.prune(model, 0.5, allocation="global")
+    pk.prune(other, 0.5, allocation="global", bounds={"*": {"min": 0.01, "max": 0.99}})
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "global"])
+def test_maxima_hold_at_every_step_and_minima_rise_with_the_schedule(model, samples, allocation):
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
+    bounds = {"three": {"max": 0.25}, "one": {"min": 0.9}}
+    callback = pk.PruningCallback(schedule, bounds=bounds, allocation=allocation)
+    seen = []
+
+    def note(batch, logs):
+        pruned = {name.split("/")[0]: int((~mask).sum()) for name, mask in callback.pruner.masks.items()}
+        seen.append((pruned["one"], pruned["three"], sum(pruned.values())))
+
+    watching = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    model.fit(*samples, batch_size=14, verbose=0, callbacks=[callback, watching])
+    assert [total for *_, total in seen] == [90, 179, 179, 358, 358]
+    assert all(three <= 16 for _, three, _ in seen) and seen[-1][1] <= 16
+    assert seen[0][0] >= 29 and seen[1][0] >= 58 and seen[-1][0] >= 115
+
+
+def test_blocks_meet_bounds_in_whole_blocks(model):
+    pk.prune(model, 0.5, pattern="block:4x1", bounds={"two": {"max": 0.3}}, allocation="global")
+    found = zeros(model)
+    assert found["two"] == 4 * round(0.3 * 64) and sum(found.values()) == 224
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"bounds": {"four": {"max": 0.5}}}, ValueError, "pattern 'four' in `bounds` matches no layer"),
+        ({"bounds": {"*": {"max": 0.4}}}, ValueError, "allow overall sparsities from 0 to 0.3996. Received: 0.5"),
+        ({"bounds": {"two": {"min": 0.9}}}, ValueError, "allow overall sparsities from 0.5134 to 0.99.*Received: 0.5"),
+        ({"bounds": {"one": {"max": 1.0}}}, ValueError, r"bounds\['one'\]: max must be a fraction removed"),
+        ({"bounds": {"one": {"min": 0.6, "max": 0.5}}}, ValueError, "needs min <= max. Received: min=0.6, max=0.5"),
+        ({"bounds": {"one": 0.5}}, TypeError, r'bounds\[\'one\'\] is a mapping such as {"min": 0.2'),
+        ({"bounds": {"one": {"most": 0.5}}}, TypeError, "Received: {'most': 0.5}"),
+        ({"bounds": 0.5}, TypeError, "`bounds` maps patterns of weights to bounds. Received: 0.5"),
+        ({"bounds": {"one": {"max": 0.5}}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
+        ({"bounds": {"one": {"max": 0.5}}, "compat": "tfmot"}, ValueError, "Received: bounds with compat"),
+        ({"bounds": {"one": {"max": 0.5}}, "overrides": {"one": 0.2}}, ValueError, "Received: both for one/kernel"),
+    ],
+    ids="no weight,too much,too little,no fraction,order,number,key,no mapping,N:M,tfmot,override".split(","),
+)
+def test_bounds_that_cannot_hold_are_refused_before_a_weight_changes(model, options, error, message):
+    before = model.get_weights()
+    with pytest.raises(error, match=message):
+        pk.prune(model, 0.5, **options)
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, tmp_path):
+    steps = recipe({"prune": {"sparsity": 0.5, "bounds": {"three": {"max": 0.25}}}}, model=None, data=None)
+    found = plan(steps, model, pairs)
+    assert [target.pruned for target in found.steps[0].targets] == [69, 139, 16]
+    assert "three at max. 0.25" in found.steps[0].text
+    loaded = load_recipe(steps, data_given=True)
+    (tmp_path / "again.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "again.yaml", data_given=True) == loaded
+
+
+@pytest.mark.one_backend
+def test_a_wrong_bound_of_a_recipe_is_located(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("version: 1\nsteps:\n  - prune:\n      sparsity: 0.5\n      bounds:\n        three: {max: 25}\n")
+    with pytest.raises(RecipeError, match=r"r\.yaml:6:22: .*bounds.three.max: expected a fraction"):
+        load_recipe(file, data_given=True)
+    file.write_text(file.read_text().replace("{max: 25}", "{min: 0.5, max: 0.25}"))
+    with pytest.raises(RecipeError, match=r"r\.yaml:6:32: .*expected min <= max. Received: 0.5 and 0.25"):
+        load_recipe(file, data_given=True)
