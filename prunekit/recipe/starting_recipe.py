@@ -210,7 +210,7 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
         return [f"  npz: {_text(start.path(name))}"], {"npz": path}
     if not os.path.isdir(path):
         raise RecipeError(
-            f"init reads built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
+            f"DATA is built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
             f"data sets. Received: {name}, which is no folder."
         )
     if _is_saved(path):
