@@ -10,6 +10,7 @@ from leak_matrix import OPTIMIZERS, WRAPPERS
 from moving_masks import STEADY, make_data, network, trained, values, whole_and_resumed
 
 import prunekit as pk
+from prunekit.techniques.pruning.pruner_state import PrunerState
 
 RISING = pk.PolynomialDecay(0.2, 0.75, 0, 16, frequency=4)
 
@@ -89,6 +90,32 @@ def test_patterns_of_n_of_m_take_the_policy(data):
     assert watch.leaks == 0
 
 
+def test_a_restored_pruner_goes_on_as_the_first_would(data):
+    schedule = pk.PolynomialDecay(0.2, 0.75, 0, 12, frequency=4)
+
+    def steps(pruner, model, first, last):
+        for step in range(first, last):
+            model.train_on_batch(*(array[10 * step : 10 * step + 10] for array in data))
+            pruner.step()
+
+    model = network()
+    with pk.Pruner(model, schedule, policy="straight_through") as pruner:
+        steps(pruner, model, 0, 6)
+        snapshot = pruner.state().to_snapshot()
+        weights = [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
+        steps(pruner, model, 6, 12)
+        whole = [variable.numpy() for variable in model.variables]
+    other = network()
+    other.optimizer.build(other.trainable_variables)
+    for variable, value in zip([*other.variables, *other.optimizer.variables], weights, strict=True):
+        variable.assign(value)
+    with pk.Pruner(other, schedule, policy="straight_through", origin=0) as pruner:
+        pruner.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
+        steps(pruner, other, 6, 12)
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(whole, other.variables, strict=True))
+
+
+@pytest.mark.thorough
 def test_an_interrupted_recipe_ends_with_the_bytes_of_a_whole_one(data, tmp_path):
     schedule = {
         "type": "polynomial_decay",
