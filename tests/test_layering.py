@@ -16,7 +16,7 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation reconstruction",
+        "detection allocation bounds reconstruction",
     ),
     (
         "anatomy",
@@ -40,10 +40,10 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
-        "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver layerwise "
-        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse",
+        "mask_store dense_store policy options movement count_limits mask_maker unit_exchange mask_calculator "
+        "sparsegpt layer_error gradual structure_decay regrow alternating straight_through step_counter "
+        "enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner "
+        "trace_reuse layer_solver layerwise one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse",
     ),
     (
         "loops",
@@ -72,9 +72,9 @@ ORDER = (
     (
         "recipe",
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
-        "directory read_report checkpoint workspace step_handler train_step prune_step rounds_step export_step "
-        "expectations expect_step preparation plan starting_recipe execution build_report runner grid sweep_process "
-        "workers sweep",
+        "directory read_report checkpoint workspace step_handler train_step planned_counts prune_step rounds_step "
+        "export_step expectations expect_step preparation plan starting_recipe execution build_report runner grid "
+        "sweep_process workers sweep",
     ),
     ("", "doctor options terminal"),
     ("commands", "output start runs results models"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
@@ -20,6 +20,8 @@ from prunekit.anatomy.model_weights import (
 )
 from prunekit.anatomy.name_patterns import NamePattern, near_misses, prefixes
 from prunekit.anatomy.reports import Skipped, by_reason
+
+V = TypeVar("V")
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 _OUT_BY_DEFAULT = {
@@ -176,32 +178,35 @@ def find_targets(
     return targets, skipped
 
 
-def overridden(model: Any, targets: Sequence[Target], overrides: Mapping[str, float]) -> dict[str, float]:
+def overridden(
+    model: Any, targets: Sequence[Target], overrides: Mapping[str, V], option: str = "overrides"
+) -> dict[str, V]:
     """Returns {target name: value} for patterns of layers and weights.
 
     Args:
         model: The model.
         targets: Its targets.
         overrides: Pattern, as in `include` -> value.
+        option: Name of the option, for messages.
 
     Raises:
         ValueError: A pattern matches no target, or two patterns give a target different values.
     """
     weights = weights_in(model) if overrides else []
     names = {target.name for target in targets}
-    found: dict[str, float] = {}
+    found: dict[str, V] = {}
     for pattern, value in overrides.items():
-        selection = _Selection(NamePattern(pattern, "overrides"), model, weights)
+        selection = _Selection(NamePattern(pattern, option), model, weights)
         matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
         if not matching:
             raise ValueError(
-                f"A pattern in `overrides` must match a pruned weight. Received: {pattern!r}, which matches only "
+                f"A pattern in `{option}` must match a pruned weight. Received: {pattern!r}, which matches only "
                 "weights that are not pruned. Add them to `include`, or remove the pattern."
             )
         for name in matching:
             if found.setdefault(name, value) != value:
                 raise ValueError(
-                    f"Each weight has one sparsity. Received: {found[name]:g} and {value:g} for {name} in `overrides`. "
+                    f"Each weight has one value in `{option}`. Received: {found[name]} and {value} for {name}. "
                     "Make the patterns more specific."
                 )
     return found

@@ -75,6 +75,21 @@ def checked_pattern(value: str) -> str:
     return value
 
 
+class SparsityBounds(Settings):
+    """Least and greatest sparsity of a weight, `min` and `max`; one of them may be left out."""
+
+    example: ClassVar[str] = "{min: 0.3, max: 0.9}"
+    min: Sparsity | None = None
+    max: Sparsity | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
+
+
 class Prune(Settings):
     """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
@@ -94,6 +109,7 @@ class Prune(Settings):
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
+    bounds: dict[WeightPattern, SparsityBounds] = {}
     compat: Literal["tfmot"] | None = None
     misfits: Literal["error", "skip"] = "error"
 
@@ -156,6 +172,13 @@ class Prune(Settings):
             )
         if parsed.kind != "nm":
             return
+        for option in ("overrides", "bounds"):
+            if getattr(self, option):
+                raise refusal(
+                    f"{self.pattern} gives every weight the same sparsity. Leave {option!r} out, or choose another "
+                    "pattern.",
+                    option,
+                )
         n, m = parsed.numbers
         if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
             raise refusal(
@@ -186,6 +209,9 @@ class Prune(Settings):
         ):
             if getattr(self, name) not in known:
                 raise refusal(f"compat: tfmot supports only {known[0]}. Received: {getattr(self, name)!r}.", name)
+        for option in ("overrides", "bounds"):
+            if getattr(self, option):
+                raise refusal(f"compat: tfmot prunes all weights to one sparsity. Leave {option!r} out.", option)
         if not self.keep_one:
             raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":

@@ -68,9 +68,10 @@ class TfmotPolicy(MaskPolicy):
                 f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
                 "them out."
             )
-        if options.overrides:
+        if options.overrides or options.bounds:
+            given = "overrides" if options.overrides else "bounds"
             raise ValueError(
-                f'{_NAME} prunes all weights to one sparsity. Received: overrides with compat="tfmot". Leave one of '
+                f'{_NAME} prunes all weights to one sparsity. Received: {given} with compat="tfmot". Leave one of '
                 "them out."
             )
         if options.keep_zeros:
@@ -189,7 +190,7 @@ class ThresholdCalculator(MaskCalculator):
         """Returns the number of units below the threshold; ties at the threshold reduce the number removed."""
         return [maker.units - kept_count(sparsity, maker.units) for maker in self._makers]
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
+    def _counts(self, sparsity: float, scores: Any, statistics: Sequence[Any], masks: Sequence[Any]) -> np.ndarray:
         """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
 

@@ -15,13 +15,14 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
-from prunekit.sparsity.allocation import Global, get_allocation
+from prunekit.sparsity.allocation import Global, Uniform, get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
 from prunekit.sparsity.channel_scores import REPEATED
 from prunekit.sparsity.gradient_scores import PRODUCTS
 from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
 from prunekit.sparsity.selection import pruned_count, removed_count
+from prunekit.techniques.pruning.count_limits import CountLimits
 from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker, MaskMaker
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskUpdate
@@ -70,6 +71,9 @@ class MaskCalculator:
             if target.name in options.overrides
         }
         self.pattern = pattern = get_pattern(options.pattern)
+        self._limits = self._count_limits(options)
+        # With limits, a joint selection only counts: each target's units are then selected on their own.
+        self._joint = self.allocation.joint and self._limits is None
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One MaskMaker per layout, so that its functions are traced once per shape.
@@ -80,10 +84,18 @@ class MaskCalculator:
         normalizes = isinstance(self.allocation, Global) and self.allocation.normalization != "none"
         self._exact_everywhere = self._maker is MaskMaker and type(pattern) in _EXACT_PATTERNS and not normalizes
 
+    def _count_limits(self, options: PruningOptions) -> CountLimits | None:
+        if not options.bounds and not (self._overrides and self.allocation.joint):
+            return None
+        units = [self.pattern.units(target.shape, target.in_axes, target.out_axes) for target in self.targets]
+        limits = CountLimits(self.targets, options, self._final_sparsity, units)
+        limits.check(joint=self.allocation.joint)
+        return limits
+
     @functools.cached_property
     def _groups(self) -> list[tuple[range, Callable[..., Any]]]:
         """The groups of targets that one compiled function processes, each with its function."""
-        if self.allocation.joint:
+        if self._joint:
             whole = range(len(self.targets))
             return [(whole, compilation.compiled(functools.partial(self._jointly, whole)))]
         chosen = functools.partial(functools.partial, self._one_by_one)
@@ -105,7 +117,11 @@ class MaskCalculator:
         return not (self.allocation.joint or self.allocation.needs_scores or self.allocation.needs)
 
     def fractions(
-        self, sparsity: float, scores: Sequence[Any] | None = None, statistics: Sequence[Any] | None = None
+        self,
+        sparsity: float,
+        scores: Sequence[Any] | None = None,
+        statistics: Sequence[Any] | None = None,
+        pruned: Sequence[int] | None = None,
     ) -> list[float]:
         """Returns the sparsity of each target for an overall `sparsity`.
 
@@ -113,13 +129,15 @@ class MaskCalculator:
             sparsity: Overall fraction removed, in [0, 1).
             scores: Importances of each target, for an allocation that reads them; None = an even share.
             statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
+            pruned: Number of entries of each target that stay pruned; read where the options have bounds.
         """
         lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
-        if self.allocation.joint or lacking:
-            return [sparsity] * len(self.targets)
+        allocation = Uniform() if self.allocation.joint or lacking else self.allocation
+        if self._limits is not None:
+            return self._limits.fractions(allocation, sparsity, (self.targets, scores, statistics), pruned)
         scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
         overrides = {index: share * scale for index, share in self._overrides.items()}
-        return self.allocation.shares(sparsity, self.targets, scores, overrides, statistics)
+        return allocation.shares(sparsity, self.targets, scores, overrides, statistics)
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
@@ -141,9 +159,9 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, scores, statistics), statistics
+        arguments = weights, list(masks), self._counts(sparsity, scores, statistics, masks), statistics
         choice = self._chosen(*arguments)
-        if self.allocation.joint and self.keep_one and not choice.kept.all():
+        if self._joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
             choice = self._chosen(*arguments, spare=True)
         return choice
@@ -159,7 +177,7 @@ class MaskCalculator:
             for small, *row in zip(self._small(weights), range(len(weights)), weights, statistics, masks, strict=True)
         )
         with np.errstate(all="ignore"):
-            if self.allocation.joint:
+            if self._joint:
                 chosen = self._joint_rows(list(rows), pruned, spare=spare)
             else:
                 chosen = [maker.choose(*row, pruned[i]) for i, (maker, *row) in enumerate(rows)]
@@ -185,7 +203,7 @@ class MaskCalculator:
             return [False] * len(weights)
         on_cpu = all(map(backend.is_on_cpu, weights))
         most = (_SMALL_ONCE if self.once else SMALL) if on_cpu else _SMALL_ELSEWHERE
-        if self.allocation.joint:
+        if self._joint:
             return [sum(target.size for target in self.targets) <= 4 * most] * len(weights)
         return [target.size <= most for target in self.targets]
 
@@ -208,14 +226,24 @@ class MaskCalculator:
         """Returns the object that pools, selects and expands the units of target `index` with NumPy."""
         return self._makers[index].on_arrays
 
-    def _counts(self, sparsity: float, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
-        """Returns the number of units to remove: one per target, or a scalar for a joint allocation."""
+    def _counts(self, sparsity: float, scores: Any, statistics: Sequence[Any], masks: Sequence[Any]) -> np.ndarray:
+        """Returns the number of units to remove: one per target, or a scalar for a joint allocation without limits."""
         units = [maker.units for maker in self._makers]
-        if self.allocation.joint:
+        if self._joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        counts = zip(self.fractions(sparsity, scores, statistics), units, strict=True)
+        if self._limits is not None and self.allocation.joint:
+            return np.array(self._limits.joint_counts(sparsity, self._pooled(statistics, masks)), "int32")
+        pruned = None if self._limits is None else [int(np.count_nonzero(~array_of(mask))) for mask in masks]
+        counts = zip(self.fractions(sparsity, scores, statistics, pruned), units, strict=True)
         return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+
+    def _pooled(self, statistics: Sequence[Any], masks: Sequence[Any]) -> list[np.ndarray]:
+        """Returns the importance of each unit of each target, as a joint allocation compares them."""
+        importances = map(self.allocation.normalized, self.importances(statistics))
+        rows = zip(self._makers, importances, masks, strict=True)
+        with np.errstate(all="ignore"):
+            return [maker.on_arrays.pool(array_of(importance), array_of(mask)) for maker, importance, mask in rows]
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns a boolean per target: only `keep_one` saves its last unit at this sparsity.
@@ -227,6 +255,8 @@ class MaskCalculator:
         units = np.array([maker.units for maker in self._makers])
         # A unit that is cut off at the edge is smaller than the mean, and kept units may be larger: by less than twice.
         one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
+        if self._limits is not None:
+            return one_left & self.keep_one & ~np.array(self._limits.limited_above)
         if self.keep_one and self.shares_known:
             asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
             return one_left & (np.array(asked) >= units)

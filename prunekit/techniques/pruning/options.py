@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.bounds import Bounds, as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.suggestions import did_you_mean
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     policy: str | MaskPolicy
     compat: str | None
     misfits: str
+    bounds: Mapping[str, Mapping[str, float] | Bounds]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class PruningOptions:
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
         misfits: Weights that the pattern does not fit, such as 2:4 on a convolution of three channels: "error" refuses
             them, "skip" leaves them out, with the reason in the report.
+        bounds: Least and greatest final sparsity of single weights: name, glob or `re:` pattern -> {"min": ...,
+            "max": ...}, one of which may be left out. The overall sparsity stays as asked: weights that the allocation
+            would move beyond a bound are fixed there, and it distributes the rest over the others. During a schedule
+            the greatest sparsity stays, and the least rises in proportion to the schedule's sparsity.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -76,6 +82,7 @@ class PruningOptions:
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
     misfits: str = "error"
+    bounds: Mapping[str, Mapping[str, float] | Bounds] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         pattern, allocation, policy = get_pattern(self.pattern), get_allocation(self.allocation), self._policy()
@@ -97,24 +104,29 @@ class PruningOptions:
             raise ValueError(f'`misfits` is "error" or "skip". Received: {self.misfits!r}.')
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` must be an int, a step of the optimizer, or None. Received: {self.origin!r}.")
-        self._check_overrides(pattern, allocation)
+        self._check_overrides(pattern)
         if isinstance(pattern, NM) and allocation.joint:
             raise ValueError(
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
             )
 
-    def _check_overrides(self, pattern: Pattern, allocation: Allocation) -> None:
+    def _check_overrides(self, pattern: Pattern) -> None:
         if not isinstance(self.overrides, Mapping):
             raise TypeError(f"`overrides` maps patterns of weights to sparsities. Received: {self.overrides!r}.")
+        if not isinstance(self.bounds, Mapping):
+            raise TypeError(f"`bounds` maps patterns of weights to bounds. Received: {self.bounds!r}.")
         checked = {name: fraction(f"overrides[{name!r}]", value) for name, value in self.overrides.items()}
+        bounds = {name: as_bounds(f"bounds[{name!r}]", value) for name, value in self.bounds.items()}
         _set(self, "overrides", MappingProxyType(checked))
-        if checked and (isinstance(pattern, NM) or allocation.joint):
-            reason = f"{pattern} gives every weight" if isinstance(pattern, NM) else f"{allocation} determines"
-            raise ValueError(
-                f"`overrides` sets the sparsity of single weights, but {reason} the sparsity. Received: overrides for "
-                f"{', '.join(checked)}. Leave `overrides` out, or choose another pattern and allocation."
-            )
+        _set(self, "bounds", MappingProxyType(bounds))
+        for option, given in (("overrides", checked), ("bounds", bounds)):
+            if given and isinstance(pattern, NM):
+                raise ValueError(
+                    f"`{option}` determines the sparsity of single weights, but {pattern} gives every weight the "
+                    f"sparsity. Received: {option} for {', '.join(given)}. Leave `{option}` out, or choose another "
+                    "pattern."
+                )
 
     def _policy(self) -> MaskPolicy:
         if self.compat not in (None, "tfmot"):
