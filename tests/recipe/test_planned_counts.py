@@ -56,6 +56,18 @@ def test_the_plan_has_the_counts_of_the_pruning_with_bounds_and_overrides(pairs,
     assert any("the weights that the model has now" in note for note in found.notes) != weight_free
 
 
+def test_the_plan_counts_the_zeros_that_the_model_has(pairs):
+    model = network()
+    # The largest weights of the model, which a global threshold would keep.
+    kernel = model.layers[0].kernel
+    kernel.assign(np.where(np.arange(64).reshape(4, 16) < 40, 0.0, 9.0))
+    model.layers[1].kernel.assign(np.zeros((16, 16)) + 1.0)
+    steps = recipe(one_shot(0.3, allocation="lamp", criterion={"type": "random", "seed": 1}), model=None, data=None)
+    found = plan(steps, model, pairs)
+    pk.compress(steps, model, pairs)
+    assert [target.pruned for target in found.steps[0].targets] == zeros(model)
+
+
 def test_the_plan_is_printed_with_the_limits(pairs):
     steps = recipe(
         one_shot(0.6, allocation="global", bounds={"one": {"max": 0.3}, "two": {"min": 0.1}}, overrides={"out": 0.5}),
