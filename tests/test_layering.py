@@ -40,10 +40,10 @@ ORDER = (
     ),
     (
         "techniques/pruning",
-        "mask_store dense_store policy options movement count_limits mask_maker unit_exchange mask_calculator "
-        "sparsegpt layer_error gradual structure_decay regrow alternating straight_through step_counter "
-        "enforcement_check mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner "
-        "trace_reuse layer_solver layerwise one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse",
+        "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
+        "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
+        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver layerwise "
+        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse",
     ),
     (
         "loops",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 
@@ -20,8 +20,6 @@ from prunekit.anatomy.model_weights import (
 )
 from prunekit.anatomy.name_patterns import NamePattern, near_misses, prefixes
 from prunekit.anatomy.reports import Skipped, by_reason
-
-V = TypeVar("V")
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 _OUT_BY_DEFAULT = {
@@ -178,24 +176,22 @@ def find_targets(
     return targets, skipped
 
 
-def overridden(
-    model: Any, targets: Sequence[Target], overrides: Mapping[str, V], option: str = "overrides"
-) -> dict[str, V]:
+def values_by_name(model: Any, targets: Sequence[Target], given: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Returns {target name: value} for patterns of layers and weights.
 
     Args:
         model: The model.
         targets: Its targets.
-        overrides: Pattern, as in `include` -> value.
+        given: Pattern, as in `include` -> value.
         option: Name of the option, for messages.
 
     Raises:
         ValueError: A pattern matches no target, or two patterns give a target different values.
     """
-    weights = weights_in(model) if overrides else []
+    weights = weights_in(model) if given else []
     names = {target.name for target in targets}
-    found: dict[str, V] = {}
-    for pattern, value in overrides.items():
+    found: dict[str, Any] = {}
+    for pattern, value in given.items():
         selection = _Selection(NamePattern(pattern, option), model, weights)
         matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
         if not matching:
@@ -206,7 +202,7 @@ def overridden(
         for name in matching:
             if found.setdefault(name, value) != value:
                 raise ValueError(
-                    f"Each weight has one value in `{option}`. Received: {found[name]} and {value} for {name}. "
+                    f"Each weight takes one value. Received: {found[name]} and {value} for {name} in `{option}`. "
                     "Make the patterns more specific."
                 )
     return found

@@ -167,9 +167,9 @@ def _options(prune: Prune, seed: int) -> Options:
         "criterion": make(CRITERIA, prune.criterion, seed),
         "allocation": make(ALLOCATIONS, prune.allocation, seed),
         "policy": make(POLICIES, prune.policy, seed),
+        "bounds": {pattern: bounds.model_dump(exclude_none=True) for pattern, bounds in prune.bounds.items()},
     }
-    bounds = {pattern: item.model_dump(exclude_none=True) for pattern, item in prune.bounds.items()}
-    return cast(Options, {name: getattr(prune, name) for name in named} | made | {"bounds": bounds})
+    return cast(Options, {name: getattr(prune, name) for name in named} | made)
 
 
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:

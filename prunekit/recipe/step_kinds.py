@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
 from prunekit.recipe.rounds_settings import Rounds
-from prunekit.recipe.step_settings import Expect, Export, Prune, SparsityBounds, Train
+from prunekit.recipe.step_settings import Expect, Export, Prune, Train
 from prunekit.registry import Registry, Row
 
 
@@ -102,15 +102,12 @@ def _prune_text(prune: Prune) -> str:
         if patterns:
             parts.append(f"{name} {' '.join(patterns)}")
     parts += [f"{pattern} to {share:g}" for pattern, share in prune.overrides.items()]
-    parts += [f"{pattern} {_bounds_text(bounds)}" for pattern, bounds in prune.bounds.items()]
+    for pattern, bounds in prune.bounds.items():
+        given = bounds.model_dump(exclude_none=True)
+        parts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
     if prune.compat is not None:
         parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)
-
-
-def _bounds_text(bounds: SparsityBounds) -> str:
-    parts = (("at least", bounds.min), ("at most", bounds.max))
-    return " and ".join(f"{words} {share:g}" for words, share in parts if share is not None)
 
 
 def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:

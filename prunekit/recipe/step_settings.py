@@ -75,10 +75,10 @@ def checked_pattern(value: str) -> str:
     return value
 
 
-class SparsityBounds(Settings):
-    """Least and greatest sparsity of a weight, `min` and `max`; one of them may be left out."""
+class WeightBounds(Settings):
+    """Least and greatest final sparsity of a weight, `min` and `max`; one of them may be left out."""
 
-    example: ClassVar[str] = "{min: 0.3, max: 0.9}"
+    example: ClassVar[str] = "{min: 0.2, max: 0.8}"
     min: Sparsity | None = None
     max: Sparsity | None = None
 
@@ -109,7 +109,7 @@ class Prune(Settings):
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     overrides: dict[WeightPattern, Sparsity] = {}
-    bounds: dict[WeightPattern, SparsityBounds] = {}
+    bounds: dict[WeightPattern, WeightBounds] = {}
     compat: Literal["tfmot"] | None = None
     misfits: Literal["error", "skip"] = "error"
 
@@ -172,13 +172,7 @@ class Prune(Settings):
             )
         if parsed.kind != "nm":
             return
-        for option in ("overrides", "bounds"):
-            if getattr(self, option):
-                raise refusal(
-                    f"{self.pattern} gives every weight the same sparsity. Leave {option!r} out, or choose another "
-                    "pattern.",
-                    option,
-                )
+        self._without_limits(f"{self.pattern} gives every weight the same sparsity")
         n, m = parsed.numbers
         if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
             raise refusal(
@@ -192,6 +186,11 @@ class Prune(Settings):
                 "allocation: uniform.",
                 "allocation" if "allocation" in self.model_fields_set else "pattern",
             )
+
+    def _without_limits(self, reason: str) -> None:
+        for option in ("overrides", "bounds"):
+            if getattr(self, option):
+                raise refusal(f"{reason}. Leave {option!r} out.", option)
 
     def _check_compat(self) -> None:
         if self.compat is None:
@@ -209,9 +208,7 @@ class Prune(Settings):
         ):
             if getattr(self, name) not in known:
                 raise refusal(f"compat: tfmot supports only {known[0]}. Received: {getattr(self, name)!r}.", name)
-        for option in ("overrides", "bounds"):
-            if getattr(self, option):
-                raise refusal(f"compat: tfmot prunes all weights to one sparsity. Leave {option!r} out.", option)
+        self._without_limits("compat: tfmot prunes all weights to one sparsity")
         if not self.keep_one:
             raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":

@@ -1,34 +1,42 @@
-"""Bounds on the sparsity of single weights, and counts within bounds for any rule that shares a total."""
+"""Bounds: least and greatest sparsities of single weights, within which an allocation shares the overall sparsity."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.selection import pruned_count
 
-# Relative tolerance of the products sparsity * units: 0.55 * 100 is 55.00000000000001 in floating-point numbers.
+# Relative tolerance of the products sparsity * entries: 0.55 * 100 is 55.00000000000001 in floating-point numbers.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Least and greatest sparsity of a weight.
+    """The least and the greatest final sparsity of a weight, each in [0, 1).
 
-    Args:
-        min: Least fraction removed, in [0, 1).
-        max: Greatest fraction removed, in [0, 1), at least `min`; None = no bound.
+    Attributes:
+        min: Least sparsity; during a schedule it rises in proportion to the schedule's sparsity.
+        max: Greatest sparsity, at every step; None = no limit.
     """
 
     min: float = 0.0
     max: float | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "min", fraction("min", self.min))
-        if self.max is not None:
-            object.__setattr__(self, "max", fraction("max", self.max))
-            if self.min > self.max:
-                raise ValueError(f"Bounds need min <= max. Received: min={self.min:g} and max={self.max:g}.")
+    def at(self, progress: float, entries: int) -> tuple[int, int]:
+        """Returns the least and the greatest number of pruned entries of a weight of `entries` entries.
+
+        A maximum is rounded down, and a minimum up; below the final sparsity a minimum is rounded down, so that minima
+        never sum to more than the overall sparsity removes.
+
+        Args:
+            progress: Present overall sparsity / final overall sparsity, in [0, 1].
+            entries: Number of entries, or of units of the pattern.
+        """
+        most = entries if self.max is None else math.floor(self.max * entries * (1 + _ROUNDING))
+        least = self.min * progress * entries
+        return min(math.ceil(least * (1 - _ROUNDING)) if progress >= 1 else math.floor(least), most), most
 
     def __str__(self) -> str:
         if self.max is None:
@@ -36,85 +44,88 @@ class Bounds:
         return f"{self.min:g} to {self.max:g}" if self.min else f"at most {self.max:g}"
 
 
-class Counts(NamedTuple):
-    """Least and greatest number of units to remove from a weight."""
-
-    least: int
-    most: int
-
-
-def as_bounds(name: str, value: Any) -> Bounds:
-    """Returns `Bounds` from {"min": ..., "max": ...}, one of which may be left out; returns `Bounds` unchanged.
+def as_bounds(name: str, given: Any) -> Bounds:
+    """Returns the `Bounds` for a mapping such as {"min": 0.2, "max": 0.8}; returns `Bounds` unchanged.
 
     Raises:
-        TypeError: `value` is no such mapping, or a bound is not a number.
-        ValueError: A bound is not a fraction, or min is greater than max.
+        TypeError: `given` is no mapping with the keys min and max, or a value is no number.
+        ValueError: A value is outside [0, 1), or min exceeds max.
     """
-    if isinstance(value, Bounds):
-        return value
-    if not isinstance(value, Mapping) or not value or not set(value) <= {"min", "max"}:
-        raise TypeError(f'{name} takes {{"min": FRACTION, "max": FRACTION}}, or one of them. Received: {value!r}.')
-    try:
-        return Bounds(**value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    if isinstance(given, Bounds):
+        return given
+    if not isinstance(given, Mapping) or not given or set(given) - {"min", "max"}:
+        raise TypeError(f'{name} is a mapping such as {{"min": 0.2, "max": 0.8}}. Received: {given!r}.')
+    least = fraction(f"{name}: min", given.get("min", 0.0))
+    most = None if given.get("max") is None else fraction(f"{name}: max", given["max"])
+    if most is not None and least > most:
+        raise ValueError(f"{name} needs min <= max. Received: min={least:g}, max={most:g}.")
+    return Bounds(least, most)
 
 
-def units_within(bounds: Bounds, units: int, *, scale: float = 1.0) -> Counts:
-    """Returns the whole numbers of units that lie within the bounds of a weight of `units` units.
+def shares_within(
+    find: Callable[[dict[int, float]], list[float]],
+    entries: Sequence[int],
+    limits: Sequence[tuple[int, int]],
+    removed: int | None = None,
+) -> list[float]:
+    """Returns an allocation's sparsity of each weight, changed as little as the limits require.
+
+    Weights beyond a limit are fixed there, and the others share the rest anew by the allocation's own rule. Of too many
+    and too few pruned entries, the side that is off by more is fixed first, so that the result does not depend on an
+    order, and a weight is fixed only where it stays at its limit: the water-filling of CSS flexible lengths.
 
     Args:
-        bounds: The bounds.
-        units: Number of entries, blocks or channels of the weight.
-        scale: Factor in [0, 1] of the minimum, which is rounded up at 1 and down below.
+        find: Fixed sparsities by index -> the sparsity of every weight, with the same total.
+        entries: Number of entries of each weight.
+        limits: Least and greatest number of pruned entries of each weight; together they allow the total.
+        removed: Number of entries that the shares then remove exactly, by largest remainders; None = as `find` rounds.
     """
-    asked = bounds.min * scale * units
-    least = math.ceil(asked * (1 - _ROUNDING)) if scale >= 1 else math.floor(asked)
-    most = units if bounds.max is None else math.floor(bounds.max * units * (1 + _ROUNDING))
-    return Counts(least, most)
+    fixed = {i: least / entries[i] for i, (least, most) in enumerate(limits) if least == most}
+    while True:
+        shares = find(fixed)
+        counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+        off = {i: min(max(counts[i], least), most) - counts[i] for i, (least, most) in enumerate(limits)}
+        off = {i: difference for i, difference in off.items() if difference and i not in fixed}
+        if not off:
+            return shares if removed is None else _exact(shares, entries, limits, removed)
+        total = sum(off.values())
+        beyond = [i for i, difference in off.items() if not total or (difference > 0) == (total > 0)]
+        fixed |= {i: (counts[i] + off[i]) / entries[i] for i in beyond}
 
 
-def shared_within(
-    total: int, counts: Sequence[Counts], share: Callable[[int, list[int]], Sequence[float]]
-) -> list[int]:
-    """Returns how many units to remove from each weight: `total` in all, each within its counts.
-
-    `share` distributes a number over weights by the rule of an allocation. Weights for which the rule gives more than
-    their greatest or less than their least number are fixed there, first the side with the larger sum of violations,
-    and `share` distributes the rest over the others, until nothing is violated. The result does not depend on the order
-    of the weights, except that the lower index wins where rounding leaves a choice. For a rule with a common level,
-    such as a threshold, the result is that of the level at which the numbers, cut to their counts, sum to `total`.
-
-    Args:
-        total: Number of units to remove; cut to the sums of the counts.
-        counts: Least and greatest number of each weight.
-        share: (number, indices of weights) -> number for each of these weights, which may be a fraction.
-    """
-    total = min(max(total, sum(least for least, _ in counts)), sum(most for _, most in counts))
-    found = [0.0] * len(counts)
-    free = list(range(len(counts)))
-    while free:
-        rest = total - sum(round(found[i]) for i in range(len(counts)) if i not in set(free))
-        for i, number in zip(free, share(rest, free), strict=True):
-            found[i] = float(number)
-        beyond = {i: min(max(found[i], counts[i].least), counts[i].most) - found[i] for i in free}
-        violation = sum(beyond.values())
-        fixed = [i for i in free if (beyond[i] and not violation) or beyond[i] * violation > 0]
-        for i in fixed:
-            found[i] += beyond[i]
-        if not fixed:
-            break
-        free = [i for i in free if i not in fixed]
-    return _rounded(found, total, counts)
-
-
-def _rounded(numbers: Sequence[float], total: int, counts: Sequence[Counts]) -> list[int]:
-    """Returns whole numbers of the sum `total`, within the counts, by largest remainders."""
-    found = [min(max(math.floor(number), least), most) for number, (least, most) in zip(numbers, counts, strict=True)]
-    while missing := total - sum(found):
+def _exact(
+    shares: Sequence[float], entries: Sequence[int], limits: Sequence[tuple[int, int]], removed: int
+) -> list[float]:
+    """Returns shares of whole entries that remove `removed` entries, or as near to it as the limits allow."""
+    wanted = [share * n for share, n in zip(shares, entries, strict=True)]
+    counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+    while missing := removed - sum(counts):
         step = 1 if missing > 0 else -1
-        room = [i for i, (least, most) in enumerate(counts) if least <= found[i] + step <= most]
-        room.sort(key=lambda i: step * (found[i] - numbers[i]))
+        room = [i for i, (least, most) in enumerate(limits) if least <= counts[i] + step <= most]
+        if not room:
+            break
+        room.sort(key=lambda i: step * round(counts[i] - wanted[i], 6))
         for i in room[: abs(missing)]:
-            found[i] += step
-    return found
+            counts[i] += step
+    return [count / n for count, n in zip(counts, entries, strict=True)]
+
+
+def check_total(removed: int, limits: Sequence[tuple[int, int]], total: int, sparsity: float) -> None:
+    """Raises unless the limits allow the number of removed entries.
+
+    Args:
+        removed: Number of entries to remove.
+        limits: As for `shares_within`.
+        total: Number of entries.
+        sparsity: Overall sparsity, for the message.
+
+    Raises:
+        ValueError: The limits do not allow it; the message has the range that they allow.
+    """
+    least, most = (sum(column) for column in zip(*limits, strict=True))
+    # Each limit is rounded to whole entries.
+    if not least - len(limits) <= removed <= most + len(limits):
+        raise ValueError(
+            f"The bounds and overrides of single weights allow overall sparsities from {least / total:.4g} to "
+            f"{most / total:.4g}. Received: {sparsity:g}. Change them, or the overall sparsity."
+        )

@@ -77,7 +77,7 @@ def test_the_plan_is_printed_with_the_limits(pairs):
     told = io.StringIO()
     show_plan(plan(steps, network(), pairs), Console(file=told, width=120))
     text = told.getvalue()
-    for words in ("limits", "at most 0.3", "at least 0.1", "set to 0.5", "one at most 0.3", "out to 0.5"):
+    for words in ("limits", "at most 0.3", "at least 0.1", "set to 0.5", "one at max. 0.3", "out to 0.5"):
         assert words in text
 
 
@@ -118,7 +118,7 @@ def test_mistakes_are_told_with_line_and_column(tmp_path):
     with pytest.raises(RecipeError, match=r"steps\[0\].prune: .*pattern 'five' in `bounds` matches no layer"):
         plan(path, network())
     path.write_text("version: 1\nsteps:\n  - prune: {sparsity: 0.5, bounds: {'*': {max: 0.25}}}\n")
-    with pytest.raises(RecipeError, match=r"steps\[0\].prune: .*from 0 to 0.25 on these weights. Received: 0.5"):
+    with pytest.raises(RecipeError, match=r"steps\[0\].prune: .*from 0 to 0.25. Received: 0.5"):
         plan(path, network())
 
 

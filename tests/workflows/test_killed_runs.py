@@ -47,3 +47,15 @@ def test_a_recipe_that_was_killed_ends_with_the_same_bytes(tmp_path, numbers, ki
 def test_a_recipe_that_was_killed_in_its_rounds_ends_with_the_same_bytes(tmp_path):
     killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"rounds": killed_jobs.IN_ROUNDS}])
     check(killed("recipe", tmp_path, range(8), 12, {"array", "replace", "read", "batch"}), tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", ["rigl", "set", "ac_dc", {"type": "straight_through", "decay": 0.01}], ids=str)
+def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
+    schedule = {"type": "constant", "target_sparsity": 0.7, "end": {"steps": 15}, "frequency": 3}
+    prune = {"epochs": 4, "schedule": schedule, "policy": policy, "calibration": 32}
+    if policy != "rigl":
+        del prune["calibration"]
+    killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": prune}, {"finetune": {"epochs": 1}}])
+    check(killed("recipe", tmp_path, range(4), 6, {"array"}), tmp_path / "whole")

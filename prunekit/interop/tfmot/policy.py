@@ -68,12 +68,12 @@ class TfmotPolicy(MaskPolicy):
                 f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
                 "them out."
             )
-        if options.overrides or options.bounds:
-            given = "overrides" if options.overrides else "bounds"
-            raise ValueError(
-                f'{_NAME} prunes all weights to one sparsity. Received: {given} with compat="tfmot". Leave one of '
-                "them out."
-            )
+        for name in ("overrides", "bounds"):
+            if getattr(options, name):
+                raise ValueError(
+                    f'{_NAME} prunes all weights to one sparsity. Received: {name} with compat="tfmot". Leave one of '
+                    "them out."
+                )
         if options.keep_zeros:
             raise ValueError(
                 f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
@@ -190,7 +190,7 @@ class ThresholdCalculator(MaskCalculator):
         """Returns the number of units below the threshold; ties at the threshold reduce the number removed."""
         return [maker.units - kept_count(sparsity, maker.units) for maker in self._makers]
 
-    def _counts(self, sparsity: float, scores: Any, statistics: Sequence[Any], masks: Sequence[Any]) -> np.ndarray:
+    def _counts(self, sparsity: float, masks, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
 

@@ -6,7 +6,7 @@ else runs (patterns of users, all of JAX in training) is compiled once per shape
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,12 +17,12 @@ from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state
 from prunekit.sparsity.allocation import Global, Uniform, get_allocation
 from prunekit.sparsity.array_ops import SMALL, array_of, ops_for
+from prunekit.sparsity.bounds import Bounds, check_total, shares_within
 from prunekit.sparsity.channel_scores import REPEATED
 from prunekit.sparsity.gradient_scores import PRODUCTS
 from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured, get_pattern
 from prunekit.sparsity.scores import L2, Criterion, Custom, Magnitude, Movement, Random, get_criterion
-from prunekit.sparsity.selection import pruned_count, removed_count
-from prunekit.techniques.pruning.count_limits import CountLimits
+from prunekit.sparsity.selection import keep_largest_of_array, pruned_count, removed_count
 from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker, MaskMaker
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import MaskUpdate
@@ -45,7 +45,7 @@ class MaskCalculator:
 
     Args:
         targets: The weights to prune.
-        options: Pruning options; the keys of `overrides` are exact names of targets.
+        options: Pruning options; the keys of `overrides` and `bounds` are exact names of targets.
         final_sparsity: Final sparsity of the schedule, which the pattern must be able to reach.
 
     Attributes:
@@ -54,7 +54,7 @@ class MaskCalculator:
         once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
 
     Raises:
-        ValueError: The pattern does not fit a target or cannot reach the sparsity.
+        ValueError: The pattern does not fit a target, or it, overrides or bounds do not allow the sparsity.
     """
 
     once = False
@@ -65,15 +65,17 @@ class MaskCalculator:
         self.allocation = get_allocation(options.allocation)
         self.keep_one = options.keep_one
         self._final_sparsity = final_sparsity
-        self._overrides = {
-            i: options.overrides[target.name]
-            for i, target in enumerate(self.targets)
-            if target.name in options.overrides
-        }
+        numbers = {target.name: i for i, target in enumerate(self.targets)}
+        self._overrides = {numbers[name]: share for name, share in options.overrides.items() if name in numbers}
+        self._bounds = {numbers[name]: bounds for name, bounds in options.bounds.items() if name in numbers}
+        self._is_bounded = bool(self._overrides or self._bounds)
+        # Bounds of single weights turn a joint selection into counts of each weight.
+        self._joint = self.allocation.joint and not self._is_bounded
+        if self._is_bounded:
+            sizes = [target.size for target in self.targets]
+            removed = pruned_count(final_sparsity, sum(sizes))
+            check_total(removed, self._limits(final_sparsity, sizes), sum(sizes), final_sparsity)
         self.pattern = pattern = get_pattern(options.pattern)
-        self._limits = self._count_limits(options)
-        # With limits, a joint selection only counts: each target's units are then selected on their own.
-        self._joint = self.allocation.joint and self._limits is None
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
         # One MaskMaker per layout, so that its functions are traced once per shape.
@@ -83,14 +85,6 @@ class MaskCalculator:
         # Norms of importances are sums, which NumPy and the backends round differently.
         normalizes = isinstance(self.allocation, Global) and self.allocation.normalization != "none"
         self._exact_everywhere = self._maker is MaskMaker and type(pattern) in _EXACT_PATTERNS and not normalizes
-
-    def _count_limits(self, options: PruningOptions) -> CountLimits | None:
-        if not options.bounds and not (self._overrides and self.allocation.joint):
-            return None
-        units = [self.pattern.units(target.shape, target.in_axes, target.out_axes) for target in self.targets]
-        limits = CountLimits(self.targets, options, self._final_sparsity, units)
-        limits.check(joint=self.allocation.joint)
-        return limits
 
     @functools.cached_property
     def _groups(self) -> list[tuple[range, Callable[..., Any]]]:
@@ -117,11 +111,7 @@ class MaskCalculator:
         return not (self.allocation.joint or self.allocation.needs_scores or self.allocation.needs)
 
     def fractions(
-        self,
-        sparsity: float,
-        scores: Sequence[Any] | None = None,
-        statistics: Sequence[Any] | None = None,
-        pruned: Sequence[int] | None = None,
+        self, sparsity: float, scores: Sequence[Any] | None = None, statistics: Sequence[Any] | None = None
     ) -> list[float]:
         """Returns the sparsity of each target for an overall `sparsity`.
 
@@ -129,21 +119,43 @@ class MaskCalculator:
             sparsity: Overall fraction removed, in [0, 1).
             scores: Importances of each target, for an allocation that reads them; None = an even share.
             statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
-            pruned: Number of entries of each target that stay pruned; read where the options have bounds.
         """
         lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
-        allocation = Uniform() if self.allocation.joint or lacking else self.allocation
-        if self._limits is not None:
-            return self._limits.fractions(allocation, sparsity, (self.targets, scores, statistics), pruned)
-        scale = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
-        overrides = {index: share * scale for index, share in self._overrides.items()}
-        return allocation.shares(sparsity, self.targets, scores, overrides, statistics)
+        even = self.allocation.joint or lacking
+        allocation = Uniform() if even else self.allocation
+
+        def find(fixed: Mapping[int, float]) -> list[float]:
+            return allocation.shares(sparsity, self.targets, scores, fixed, statistics)
+
+        if not self._is_bounded:
+            return [sparsity] * len(self.targets) if even else find({})
+        sizes = [target.size for target in self.targets]
+        return shares_within(find, sizes, self._limits(sparsity, sizes), pruned_count(sparsity, sum(sizes)))
+
+    def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the least and the greatest number of pruned entries (or units) of each target."""
+        progress = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
+        limits = []
+        for i, n in enumerate(entries):
+            if i in self._overrides:
+                limits.append((pruned_count(self._overrides[i] * progress, n),) * 2)
+                continue
+            least, most = self._bounds.get(i, Bounds()).at(progress, n)
+            limits.append((least, min(most, max(n - 1, least)) if self.keep_one else most))
+        return limits
 
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
         units = [maker.units for maker in self._makers]
-        pairs = zip(self.fractions(sparsity), units, strict=True)
-        return [removed_count(fraction, n, keep_one=self.keep_one) for fraction, n in pairs]
+        return self._whole(sparsity, self.fractions(sparsity), units)
+
+    def _whole(self, sparsity: float, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
+        """Returns the number of units to remove from each target, within its limits."""
+        counts = [removed_count(f, n, keep_one=self.keep_one) for f, n in zip(fractions, units, strict=True)]
+        if not self._is_bounded:
+            return counts
+        rows = zip(counts, self._limits(sparsity, units), strict=True)
+        return [min(max(count, least), most) for count, (least, most) in rows]
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
         """Returns the masks for an overall sparsity; positions pruned in `masks` stay pruned.
@@ -159,7 +171,7 @@ class MaskCalculator:
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
         scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, scores, statistics, masks), statistics
+        arguments = weights, list(masks), self._counts(sparsity, masks, scores, statistics), statistics
         choice = self._chosen(*arguments)
         if self._joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
@@ -226,24 +238,41 @@ class MaskCalculator:
         """Returns the object that pools, selects and expands the units of target `index` with NumPy."""
         return self._makers[index].on_arrays
 
-    def _counts(self, sparsity: float, scores: Any, statistics: Sequence[Any], masks: Sequence[Any]) -> np.ndarray:
-        """Returns the number of units to remove: one per target, or a scalar for a joint allocation without limits."""
+    def _counts(self, sparsity: float, masks, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
+        """Returns the number of units to remove: one per target, or a scalar for a joint selection."""
         units = [maker.units for maker in self._makers]
         if self._joint:
             count, total = pruned_count(sparsity, sum(units)), sum(units)
             return np.array(min(count, total - len(units)) if self.keep_one else count, "int32")
-        if self._limits is not None and self.allocation.joint:
-            return np.array(self._limits.joint_counts(sparsity, self._pooled(statistics, masks)), "int32")
-        pruned = None if self._limits is None else [int(np.count_nonzero(~array_of(mask))) for mask in masks]
-        counts = zip(self.fractions(sparsity, scores, statistics, pruned), units, strict=True)
-        return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+        if self.allocation.joint:
+            fractions = self._joint_fractions(sparsity, units, masks, statistics)
+        else:
+            fractions = self.fractions(sparsity, scores, statistics)
+        return np.array(self._whole(sparsity, fractions, units), "int32")
 
-    def _pooled(self, statistics: Sequence[Any], masks: Sequence[Any]) -> list[np.ndarray]:
-        """Returns the importance of each unit of each target, as a joint allocation compares them."""
-        importances = map(self.allocation.normalized, self.importances(statistics))
-        rows = zip(self._makers, importances, masks, strict=True)
+    def _joint_fractions(self, sparsity: float, units: Sequence[int], masks, statistics) -> list[float]:
+        """Returns the sparsity of each target under a joint allocation with bounds."""
+        scores = zip(self.importances(statistics), masks, strict=True)
         with np.errstate(all="ignore"):
-            return [maker.on_arrays.pool(array_of(importance), array_of(mask)) for maker, importance, mask in rows]
+            pooled = [
+                self.array_maker(i).pool(array_of(self.allocation.normalized(score)), array_of(mask))
+                for i, (score, mask) in enumerate(scores)
+            ]
+        flat = [np.asarray(part, "float32").reshape(-1) for part in pooled]
+
+        def find(fixed: Mapping[int, float]) -> list[float]:
+            free = [i for i in range(len(units)) if i not in fixed]
+            shares = dict(fixed)
+            if free:
+                joined = np.concatenate([flat[i] for i in free])
+                removed = pruned_count(sparsity, sum(units)) - sum(pruned_count(s, units[i]) for i, s in fixed.items())
+                kept = keep_largest_of_array(joined, len(joined) - max(removed, 0))
+                ends = np.cumsum([units[i] for i in free])[:-1]
+                parts = np.split(kept, ends)
+                shares |= {i: 1 - np.count_nonzero(part) / units[i] for i, part in zip(free, parts, strict=True)}
+            return [float(shares[i]) for i in range(len(units))]
+
+        return shares_within(find, units, self._limits(sparsity, units), pruned_count(sparsity, sum(units)))
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns a boolean per target: only `keep_one` saves its last unit at this sparsity.
@@ -255,8 +284,6 @@ class MaskCalculator:
         units = np.array([maker.units for maker in self._makers])
         # A unit that is cut off at the edge is smaller than the mean, and kept units may be larger: by less than twice.
         one_left = (kept > 0) & (kept * units < 2 * np.array([target.size for target in self.targets])) & (units > 1)
-        if self._limits is not None:
-            return one_left & self.keep_one & ~np.array(self._limits.limited_above)
         if self.keep_one and self.shares_known:
             asked = [pruned_count(f, n) for f, n in zip(self.fractions(sparsity), units.tolist(), strict=True)]
             return one_left & (np.array(asked) >= units)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.arguments import fraction
-from prunekit.sparsity.bounds import Bounds, as_bounds
+from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.suggestions import did_you_mean
@@ -27,10 +27,10 @@ class Options(TypedDict, total=False):
     keep_one: bool
     origin: int | None
     overrides: Mapping[str, float]
+    bounds: Mapping[str, Any]
     policy: str | MaskPolicy
     compat: str | None
     misfits: str
-    bounds: Mapping[str, Mapping[str, float] | Bounds]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class PruningOptions:
         overrides: Final sparsity of single weights: name, glob or `re:` pattern -> sparsity. It rises in proportion to
             the schedule's sparsity. The allocation distributes the rest over the other weights, so that the overall
             sparsity stays as asked.
+        bounds: Least and greatest final sparsity of single weights: name, glob or `re:` pattern -> {"min": 0.2, "max":
+            0.8}, or one of both. The allocation distributes what a bound leaves over the other weights. During a
+            schedule, minima rise in proportion to its sparsity, and maxima hold at every step.
         policy: Rules by which masks change: "gradual" (pruned units stay pruned), "structure_decay" (the same, for N:M,
             with the same number in every group), "rigl", "set", "ac_dc", "straight_through", or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
@@ -64,10 +67,6 @@ class PruningOptions:
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
         misfits: Weights that the pattern does not fit, such as 2:4 on a convolution of three channels: "error" refuses
             them, "skip" leaves them out, with the reason in the report.
-        bounds: Least and greatest final sparsity of single weights: name, glob or `re:` pattern -> {"min": ...,
-            "max": ...}, one of which may be left out. The overall sparsity stays as asked: weights that the allocation
-            would move beyond a bound are fixed there, and it distributes the rest over the others. During a schedule
-            the greatest sparsity stays, and the least rises in proportion to the schedule's sparsity.
     """
 
     criterion: Criterion | str | Callable[..., Any] = "magnitude"
@@ -79,10 +78,10 @@ class PruningOptions:
     keep_one: bool = True
     origin: int | None = None
     overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
+    bounds: Mapping[str, Any] = field(default_factory=dict, hash=False)
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
     misfits: str = "error"
-    bounds: Mapping[str, Mapping[str, float] | Bounds] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         pattern, allocation, policy = get_pattern(self.pattern), get_allocation(self.allocation), self._policy()
@@ -112,19 +111,16 @@ class PruningOptions:
             )
 
     def _check_overrides(self, pattern: Pattern) -> None:
-        if not isinstance(self.overrides, Mapping):
-            raise TypeError(f"`overrides` maps patterns of weights to sparsities. Received: {self.overrides!r}.")
-        if not isinstance(self.bounds, Mapping):
-            raise TypeError(f"`bounds` maps patterns of weights to bounds. Received: {self.bounds!r}.")
-        checked = {name: fraction(f"overrides[{name!r}]", value) for name, value in self.overrides.items()}
-        bounds = {name: as_bounds(f"bounds[{name!r}]", value) for name, value in self.bounds.items()}
-        _set(self, "overrides", MappingProxyType(checked))
-        _set(self, "bounds", MappingProxyType(bounds))
-        for option, given in (("overrides", checked), ("bounds", bounds)):
-            if given and isinstance(pattern, NM):
+        for option, kind, check in (("overrides", "sparsities", fraction), ("bounds", "bounds", as_bounds)):
+            given = getattr(self, option)
+            if not isinstance(given, Mapping):
+                raise TypeError(f"`{option}` maps patterns of weights to {kind}. Received: {given!r}.")
+            checked = {name: check(f"{option}[{name!r}]", value) for name, value in given.items()}
+            _set(self, option, MappingProxyType(checked))
+            if checked and isinstance(pattern, NM):
                 raise ValueError(
-                    f"`{option}` determines the sparsity of single weights, but {pattern} gives every weight the "
-                    f"sparsity. Received: {option} for {', '.join(given)}. Leave `{option}` out, or choose another "
+                    f"`{option}` is about the sparsity of single weights, but {pattern} gives every weight the "
+                    f"sparsity. Received: {option} for {', '.join(checked)}. Leave `{option}` out, or choose another "
                     "pattern."
                 )
 

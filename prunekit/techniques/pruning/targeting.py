@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.targets import Target, find_targets, overridden
+from prunekit.anatomy.targets import Target, find_targets, values_by_name
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
@@ -64,9 +64,15 @@ def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, trai
         skipped = [*skipped, *misfits]
     named = replace(
         options,
-        overrides=overridden(model, targets, options.overrides),
-        bounds=overridden(model, targets, options.bounds, "bounds"),
+        overrides=values_by_name(model, targets, options.overrides, "overrides"),
+        bounds=values_by_name(model, targets, options.bounds, "bounds"),
     )
+    both = sorted(set(named.overrides) & set(named.bounds))
+    if both:
+        raise ValueError(
+            "An override fixes the sparsity that bounds leave open. Received: both for "
+            f"{', '.join(both)}. Leave one out."
+        )
     calculator = policy.calculator(model, targets, named, followed.final_sparsity)
     return ResolvedTargets(model, named, policy, followed, tuple(targets), tuple(skipped), calculator)
 

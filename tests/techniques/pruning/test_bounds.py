@@ -1,129 +1,197 @@
-"""`bounds`: least and greatest sparsity of single weights, with the overall sparsity as asked."""
+"""`bounds`: least and greatest sparsities of single weights, with the overall sparsity as asked."""
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipe_documents import recipe
 
 import prunekit as pk
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.plan import plan
+from prunekit.sparsity.allocation import Layout, Uniform
+from prunekit.sparsity.bounds import Bounds, shares_within
 
-SIZES = np.array([128, 256, 64])
+SIZES = {"one": 128, "two": 256, "three": 64}
 
 
 @pytest.fixture
 def model():
-    """Kernels of 128, 256 and 64 entries; the last one has the smallest weights."""
-    layers = [keras.layers.Dense(units, name=name) for name, units in (("one", 16), ("two", 16), ("three", 4))]
-    found = keras.Sequential([keras.Input((8,)), *layers])
-    generator = np.random.default_rng(0)
-    for layer, scale in zip(layers, (1.0, 0.5, 0.1), strict=True):
-        layer.kernel.assign(scale * generator.normal(size=layer.kernel.shape))
-    return found
+    keras.utils.set_random_seed(4)
+    layers = [
+        keras.layers.Dense(16, use_bias=False, name="one"),
+        keras.layers.Dense(16, use_bias=False, name="two"),
+        keras.layers.Dense(4, use_bias=False, name="three"),
+    ]
+    return keras.Sequential([keras.Input((8,)), *layers])
 
 
 def zeros(model):
-    return [int((np.array(layer.kernel.numpy()) == 0).sum()) for layer in model.layers]
+    return {layer.name: int((keras.ops.convert_to_numpy(layer.kernel) == 0).sum()) for layer in model.layers}
 
 
-@pytest.mark.every_backend
-@pytest.mark.parametrize("allocation", ["uniform", "global", pk.Global("l2"), "erk", "lamp"], ids=str)
-def test_bounds_hold_and_the_overall_sparsity_is_exact(model, allocation):
-    pk.prune(model, 0.7, allocation=allocation, bounds={"one": {"max": 0.6}, "three": {"min": 0.1, "max": 0.25}})
+def level_within(sizes, removed, limits):
+    """Counts of the one sparsity s, clipped to each weight's limits, that removes `removed` entries; by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        total = sum(min(max(middle * n, a), b) for n, (a, b) in zip(sizes, limits, strict=True))
+        low, high = (middle, high) if total < removed else (low, middle)
+    return [min(max(low * n, a), b) for n, (a, b) in zip(sizes, limits, strict=True)]
+
+
+@st.composite
+def problems(draw):
+    """Sizes, limits, and a number of removed entries that they allow."""
+    sizes = draw(st.lists(st.integers(10, 500), min_size=1, max_size=6))
+    limits = []
+    for size in sizes:
+        least = draw(st.integers(0, size - 1))
+        limits.append((least, draw(st.integers(least, size - 1))))
+    least, most = (sum(column) for column in zip(*limits, strict=True))
+    return sizes, limits, draw(st.integers(least, most))
+
+
+@pytest.mark.one_backend
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.randoms())
+def test_a_uniform_share_within_limits_is_one_level(problem, random):
+    sizes, limits, removed = problem
+    targets = [Layout((size,), (), (0,)) for size in sizes]
+
+    def counts(order):
+        weights = [targets[i] for i in order]
+        found = shares_within(
+            lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed),
+            [sizes[i] for i in order],
+            [limits[i] for i in order],
+        )
+        shares = dict(zip(order, found, strict=True))
+        return [shares[i] * sizes[i] for i in range(len(sizes))]
+
+    order = list(range(len(sizes)))
+    expected = level_within(sizes, removed, limits)
+    np.testing.assert_allclose(counts(order), expected, atol=len(sizes) + 1)
+    np.testing.assert_allclose(sum(counts(order)), removed, atol=0.5 * len(sizes))
+    random.shuffle(order)
+    np.testing.assert_allclose(counts(order), counts(sorted(order)), atol=1e-6)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
+def test_bounds_hold_and_the_others_take_the_rest(model, allocation):
+    pk.prune(model, 0.5, allocation=allocation, bounds={"three": {"max": 0.125}, "one": {"min": 0.75}})
     found = zeros(model)
-    assert found[0] <= 76 and 7 <= found[2] <= 16 and sum(found) == round(0.7 * 448)
+    assert found["three"] == (0 if allocation == "erk" else 8) and found["one"] == 96 and sum(found.values()) == 224
 
 
-def test_a_global_threshold_is_taken_among_the_weights_that_are_not_at_a_bound(model):
-    kernels = [np.abs(layer.kernel.numpy()).reshape(-1) for layer in model.layers]
-    pk.prune(model, 0.5, allocation="global", bounds={"three": {"max": 0.25}})
-    threshold = np.sort(np.concatenate(kernels[:2]))[224 - 16]
-    assert zeros(model) == [int((kernel < threshold).sum()) for kernel in kernels[:2]] + [16]
+def test_the_free_weights_of_a_global_allocation_have_one_threshold(model):
+    kernels = {layer.name: np.abs(keras.ops.convert_to_numpy(layer.kernel)) for layer in model.layers}
+    pk.prune(model, 0.6, allocation="global", bounds={"three": {"max": 0.25}})
+    found = zeros(model)
+    assert found["three"] == 16 and sum(found.values()) == 269
+    joined = np.sort(np.concatenate([kernels["one"].ravel(), kernels["two"].ravel()]))
+    for name in ("one", "two"):
+        assert found[name] == np.count_nonzero(kernels[name] < joined[253])
 
 
-def test_a_uniform_rest_is_in_proportion_to_the_sizes(model):
-    pk.prune(model, 0.5, bounds={"three": {"max": 0.25}})
-    assert zeros(model) == [69, 139, 16]
+def test_bounds_that_no_weight_meets_change_nothing(model):
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    pk.prune(model, 0.5, allocation="global")
+    pk.prune(other, 0.5, allocation="global", bounds={"*": {"min": 0.01, "max": 0.99}})
+    assert all(map(np.array_equal, model.get_weights(), other.get_weights()))
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
-def test_a_schedule_is_exact_at_each_step_and_the_minimum_rises_with_it(model, samples, allocation):
+def test_maxima_hold_at_every_step_and_minima_rise_with_the_schedule(model, samples, allocation):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
-    bounds = {"one": {"min": 0.9}, "three": {"max": 0.5}}
-    callback = pk.PruningCallback(schedule, allocation=allocation, bounds=bounds)
+    bounds = {"three": {"max": 0.25}, "one": {"min": 0.9}}
+    callback = pk.PruningCallback(schedule, bounds=bounds, allocation=allocation)
     seen = []
-    watching = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(
-            [int((~mask).sum()) for mask in callback.pruner.masks.values()]
-        )
-    )
+
+    def note(batch, logs):
+        pruned = {name.split("/")[0]: int((~mask).sum()) for name, mask in callback.pruner.masks.items()}
+        seen.append((pruned["one"], pruned["three"], sum(pruned.values())))
+
+    watching = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     model.fit(*samples, batch_size=14, verbose=0, callbacks=[callback, watching])
-    assert [sum(row) for row in seen] == [90, 179, 179, 358, 358]
-    assert all(row[2] <= 32 for row in seen), "a maximum holds at each step"
-    least = [int(0.9 * share * 128) for share in (0.25, 0.5, 0.5)] + [116, 116]
-    assert all(row[0] >= bound for row, bound in zip(seen, least, strict=True))
+    assert [total for *_, total in seen] == [90, 179, 179, 358, 358]
+    assert all(three <= 16 for _, three, _ in seen) and seen[-1][1] <= 16
+    assert seen[0][0] >= 28 and seen[1][0] >= 57 and seen[-1][0] >= 116
 
 
-def test_zeros_that_are_there_stay_and_the_total_is_exact(model):
-    kernel = model.layers[2].kernel
-    kernel.assign(np.where(np.arange(64).reshape(16, 4) < 40, 0, kernel))
-    pk.prune(model, 0.5, bounds={"three": {"max": 0.25}})
-    assert zeros(model)[2] == 40 and sum(zeros(model)) == 224
+def test_blocks_meet_bounds_in_whole_blocks(model):
+    pk.prune(model, 0.5, pattern="block:4x1", bounds={"two": {"max": 0.3}}, allocation="global")
+    found = zeros(model)
+    assert found["two"] == 4 * round(0.3 * 64) and sum(found.values()) == 224
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
-@pytest.mark.parametrize("pattern", ["channel", "block:3x1"])
-def test_blocks_are_counted_in_whole_units_within_the_bounds(model, pattern, allocation):
-    bounds = {"one": {"max": 0.3}, "three": {"min": 0.6, "max": 0.75}}
-    pk.prune(model, 0.5, pattern=pattern, allocation=allocation, bounds=bounds)
-    gone = [layer.kernel.numpy() == 0 for layer in model.layers]
-    rows = 3 if pattern == "block:3x1" else 16
-    removed = [int(np.logical_and.reduceat(zero, np.arange(0, zero.shape[0], rows), axis=0).sum()) for zero in gone]
-    units = [48, 96, 24] if pattern == "block:3x1" else [16, 16, 4]
-    most = int(0.3 * units[0])
-    assert removed[0] <= most and (allocation == "global" or removed[0] == most)
-    assert -(-units[2] * 6 // 10) <= removed[2] <= units[2] * 3 // 4
-    if allocation == "global":
-        assert sum(removed) == round(0.5 * sum(units))
-
-
-def test_overrides_and_bounds_work_together_and_with_global(model):
-    pk.prune(model, 0.5, allocation="global", overrides={"two": 0.5}, bounds={"*": {"max": 0.75}})
+def test_channels_stay_within_bounds_in_whole_units(model, allocation):
+    pk.prune(model, 0.5, pattern="channel", allocation=allocation, bounds={"one": {"max": 0.3}, "two": {"min": 0.55}})
     found = zeros(model)
-    assert found == [48, 128, 48], "the smallest weights go first, up to their maximum"
+    assert found["one"] / 8 <= 4 and found["two"] / 16 >= 9, "at most 30 % and at least 55 % of 16 channels"
+
+
+@given(problems())
+def test_a_share_of_whole_entries_is_exact(problem):
+    sizes, limits, removed = problem
+    weights = [Layout((size,), (), (0,)) for size in sizes]
+    found = shares_within(
+        lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed), sizes, limits, removed
+    )
+    counts = [round(share * size) for share, size in zip(found, sizes, strict=True)]
+    assert sum(counts) == removed
+    assert all(least <= count <= most for count, (least, most) in zip(counts, limits, strict=True))
+
+
+def test_a_minimum_rounds_up_and_a_maximum_down_except_below_the_final_sparsity():
+    assert Bounds(0.55, 0.95).at(1.0, 100) == (55, 95), "0.55 * 100 is 55.00000000000001"
+    assert Bounds(0.5, 0.7).at(1.0, 7) == (4, 4) and Bounds(0.5, 0.7).at(0.99, 7) == (3, 4)
 
 
 @pytest.mark.parametrize(
     "options, error, message",
     [
         ({"bounds": {"four": {"max": 0.5}}}, ValueError, "pattern 'four' in `bounds` matches no layer"),
-        ({"bounds": {"one/bias": {"max": 0.5}}}, ValueError, "in `bounds` must match a pruned weight"),
-        (
-            {"bounds": {"one": {"max": 0.5}, "one/kernel": {"max": 0.6}}},
-            ValueError,
-            "one value in `bounds`. Received: at most 0.5 and at most 0.6 for one/kernel",
-        ),
-        ({"bounds": {"*": {"max": 0.25}}}, ValueError, "from 0 to 0.25 on these weights. Received: 0.5"),
-        ({"bounds": {"*": {"min": 0.75}}}, ValueError, r"from 0.75 to 0.99\d* on these weights. Received: 0.5"),
-        (
-            {"bounds": {"one": {"max": 0.5}}, "overrides": {"one": 0.6}},
-            ValueError,
-            "0.6 and at most 0.5 for one/kernel",
-        ),
-        ({"bounds": {"three": {"min": 0.6, "max": 0.7}}, "pattern": "channel"}, ValueError, "has 4 units. Widen"),
-        ({"bounds": [0.5]}, TypeError, r"`bounds` maps patterns of weights to bounds. Received: \[0.5\]"),
+        ({"bounds": {"*": {"max": 0.4}}}, ValueError, "allow overall sparsities from 0 to 0.3973. Received: 0.5"),
+        ({"bounds": {"two": {"min": 0.9}}}, ValueError, "allow overall sparsities from 0.5156 to 0.99.*Received: 0.5"),
+        ({"bounds": {"one": {"max": 1.0}}}, ValueError, r"bounds\['one'\]: max must be a fraction removed"),
+        ({"bounds": {"one": {"min": 0.6, "max": 0.5}}}, ValueError, "needs min <= max. Received: min=0.6, max=0.5"),
+        ({"bounds": {"one": 0.5}}, TypeError, r'bounds\[\'one\'\] is a mapping such as {"min": 0.2'),
+        ({"bounds": {"one": {"most": 0.5}}}, TypeError, "Received: {'most': 0.5}"),
+        ({"bounds": 0.5}, TypeError, "`bounds` maps patterns of weights to bounds. Received: 0.5"),
         ({"bounds": {"one": {"max": 0.5}}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
-        ({"bounds": {"one": {"max": 0.5}}, "compat": "tfmot"}, ValueError, 'Received: bounds with compat="tfmot"'),
+        ({"bounds": {"one": {"max": 0.5}}, "compat": "tfmot"}, ValueError, "Received: bounds with compat"),
+        ({"bounds": {"one": {"max": 0.5}}, "overrides": {"one": 0.2}}, ValueError, "Received: both for one/kernel"),
     ],
+    ids="no weight,too much,too little,no fraction,order,number,key,no mapping,N:M,tfmot,override".split(","),
 )
 def test_bounds_that_cannot_hold_are_refused_before_a_weight_changes(model, options, error, message):
-    before = zeros(model)
-    for allocation in ("uniform", "global", "lamp") if len(options) == 1 else ("uniform",):
-        with pytest.raises(error, match=message):
-            pk.prune(model, 0.5, allocation=allocation, **options)
-    assert zeros(model) == before == [0, 0, 0]
+    before = model.get_weights()
+    with pytest.raises(error, match=message):
+        pk.prune(model, 0.5, **options)
+    assert all(map(np.array_equal, before, model.get_weights()))
 
 
-def test_options_with_bounds_stay_hashable_and_can_be_replaced():
-    one, other = (PruningOptions(bounds={"a": {"max": 0.5}}) for _ in range(2))
-    assert hash(one) == hash(other) and one == other == PruningOptions(bounds=one.bounds)
+def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, tmp_path):
+    steps = recipe({"prune": {"sparsity": 0.5, "bounds": {"three": {"max": 0.25}}}}, model=None, data=None)
+    found = plan(steps, model, pairs)
+    assert [target.pruned for target in found.steps[0].targets] == [69, 139, 16]
+    assert "three at max. 0.25" in found.steps[0].text
+    loaded = load_recipe(steps, data_given=True)
+    (tmp_path / "again.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "again.yaml", data_given=True) == loaded
+
+
+@pytest.mark.one_backend
+def test_a_wrong_bound_of_a_recipe_is_located(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("version: 1\nsteps:\n  - prune:\n      sparsity: 0.5\n      bounds:\n        three: {max: 25}\n")
+    with pytest.raises(RecipeError, match=r"r\.yaml:6:22: .*bounds.three.max: expected a fraction"):
+        load_recipe(file, data_given=True)
+    file.write_text(file.read_text().replace("{max: 25}", "{min: 0.5, max: 0.25}"))
+    with pytest.raises(RecipeError, match=r"r\.yaml:6:32: .*expected min <= max. Received: 0.5 and 0.25"):
+        load_recipe(file, data_given=True)

@@ -24,7 +24,7 @@ def zeros(model):
     return [int((np.array(layer.kernel.numpy()) == 0).sum()) for layer in model.layers]
 
 
-@pytest.mark.parametrize("allocation", ["uniform", "erk"])
+@pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
 def test_a_weight_gets_its_own_sparsity_and_the_others_the_rest(model, allocation):
     pk.prune(model, 0.5, overrides={"three": 0.25}, allocation=allocation)
     found = zeros(model)
@@ -56,12 +56,11 @@ def test_the_override_rises_with_the_schedule(model, samples):
         ({"overrides": {"four": 0.5}}, ValueError, "pattern 'four' in `overrides` matches no layer"),
         ({"overrides": {"one/bias": 0.5}}, ValueError, "must match a pruned weight. Received: 'one/bias'"),
         ({"overrides": {"one": 0.5, "one/kernel": 0.6}}, ValueError, "Received: 0.5 and 0.6 for one/kernel"),
-        ({"overrides": {"two": 0.99}}, ValueError, "192 entries. Received: overall sparsity 0.5 and .* remove 253"),
-        ({"overrides": {"one": 0.0, "two": 0.0}}, ValueError, "64 entries. Received: .* so 224 of the others"),
+        ({"overrides": {"two": 0.99}}, ValueError, "allow overall sparsities from 0.5647 to 0.9.*. Received: 0.5"),
+        ({"overrides": {"one": 0.0, "two": 0.0}}, ValueError, "allow overall sparsities from 0 to 0.1406"),
         ({"overrides": {"one": 1.0}}, ValueError, r"overrides\['one'\] must be a fraction removed, in \[0, 1\)"),
         ({"overrides": 0.5}, TypeError, "`overrides` maps patterns of weights to sparsities. Received: 0.5"),
         ({"overrides": {"one": 0.5}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
-        ({"overrides": {"two": 0.99}, "allocation": "global"}, ValueError, "from 0.5648 to 0.9888 on .* Received: 0.5"),
         ({"overrides": {"one": 0.5}, "compat": "tfmot"}, ValueError, "prunes all weights to one sparsity"),
     ],
     ids=[
@@ -73,7 +72,6 @@ def test_the_override_rises_with_the_schedule(model, samples):
         "no fraction",
         "no mapping",
         "N:M",
-        "too much with global",
         "tfmot",
     ],
 )
