@@ -14,6 +14,7 @@ from prunekit.recipe.preparation import prepare, settled_recipe
 from prunekit.recipe.schema import Step
 from prunekit.recipe.step_handler import PlannedStep, PlannedTarget, handler_of
 from prunekit.recipe.summary import described
+from prunekit.sparsity.bounds import Bounds
 
 __all__ = ["Plan", "PlannedStep", "PlannedTarget", "plan", "show_plan"]
 
@@ -88,6 +89,15 @@ def _lines_above_the_steps(plan: Plan) -> list[str]:
     return lines
 
 
+def _limits(target: PlannedTarget) -> str:
+    """Returns the text of a target's bounds and override; "" without any."""
+    if target.override is not None:
+        return f"set to {target.override:g}"
+    if target.minimum is None and target.maximum is None:
+        return ""
+    return str(Bounds(target.minimum or 0.0, target.maximum))
+
+
 def _data_lines(data: DataSummary) -> list[str]:
     """Returns the lines of a plan about the data."""
     parts = ", ".join(f"{count(examples)} {name}" for name, examples in data.examples.items())
@@ -114,13 +124,14 @@ def show_plan(plan: Plan, console: "Console") -> None:
     for i, step in enumerate(plan.steps, start=1):
         console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
         if step.targets:
+            limits = [_limits(target) for target in step.targets]
             table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for heading in ("target", "shape", "weights", "sparsity", "pruned"):
-                table.add_column(heading, justify="left" if heading in ("target", "shape") else "right")
-            for target in step.targets:
+            for heading in ("target", "shape", "weights", "sparsity", "pruned", *(["limits"] if any(limits) else [])):
+                table.add_column(heading, justify="left" if heading in ("target", "shape", "limits") else "right")
+            for target, limit in zip(step.targets, limits, strict=True):
                 shape = " x ".join(str(length) for length in target.shape)
                 cells = (shape, count(target.size), sparsity(target.sparsity), count(target.pruned))
-                table.add_row(line(target.name), *cells)
+                table.add_row(line(target.name), *cells, *([limit] if any(limits) else []))
             console.print(table)
         if step.pruning:
             updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)

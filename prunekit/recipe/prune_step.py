@@ -10,6 +10,8 @@ import numpy as np
 from prunekit.anatomy.reports import layer_error_section
 from prunekit.core.statistics import check_statistics
 from prunekit.recipe.fields import make, name_of
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.planned_counts import counts_note, planned_targets
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import (
     PlannedStep,
@@ -21,9 +23,8 @@ from prunekit.recipe.step_handler import (
 )
 from prunekit.recipe.step_settings import Prune, parse_pattern
 from prunekit.recipe.workspace import Workspace
-from prunekit.sparsity.patterns import Block, get_pattern
+from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
-from prunekit.sparsity.selection import removed_count
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.one_shot import prune_once
@@ -44,11 +45,13 @@ class PreparedPruning(PreparedStep):
         schedule: Sparsity schedule in optimizer updates since the start of the step.
         options: Pruning options for `PruningCallback` and `Pruner`.
         found: What the step prunes.
+        run: Model and data of the run.
     """
 
     schedule: Schedule
     options: Options
     found: ResolvedTargets
+    run: RunInputs
 
 
 class PruneStep(StepHandler[PreparedPruning]):
@@ -74,7 +77,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         training = not settings.one_shot
         found = resolved_targets(run.model, schedule, PruningOptions(**options), training=training)
         check_statistics(settings.needs, run.model, found.targets)
-        return PreparedPruning(settings, schedule=schedule, options=options, found=found)
+        return PreparedPruning(settings, schedule=schedule, options=options, found=found, run=run)
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan with all mask updates and targets."""
@@ -88,15 +91,10 @@ class PruneStep(StepHandler[PreparedPruning]):
 
     def plan_notes(self, prepared: PreparedPruning) -> Sequence[str]:
         """Returns notes on a schedule that is not gradual, and on counts that follow from the weights' values."""
-        notes = abrupt(prepared.schedule)
-        if prepared.found.calculator.shares_known:
-            return notes
-        return (
-            *notes,
-            f"allocation {name_of(prepared.settings.allocation)} prunes the least important weights of the whole "
-            "model: how many fall on each weight follows from their values, and the counts above stand for an even "
-            "share.",
+        note = counts_note(
+            prepared.found, prepared.found.options, prepared.settings.allocation, has_data=prepared.run.data is not None
         )
+        return (*abrupt(prepared.schedule), *([note] if note else []))
 
     def run(self, prepared: PreparedPruning, workspace: Workspace) -> StepResult:
         """Prunes the workspace's model, and hands the masks over to the workspace."""
@@ -123,7 +121,7 @@ class PruneStep(StepHandler[PreparedPruning]):
 def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, StepResult]:
     """Prunes, and returns the pruner and the result of the step."""
     settings, schedule = prepared.settings, prepared.schedule
-    data = _calibration_data(prepared, workspace) if settings.reads_data else None
+    data = _calibration_data(prepared, workspace.run) if settings.reads_data else None
     if settings.one_shot:
         options = PruningOptions(**prepared.options)
         pruner, errors = prune_once(workspace.model, schedule, options, data, repair=settings.repair)
@@ -133,13 +131,13 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     return callback.pruner, StepResult(history=history)
 
 
-def _calibration_data(prepared: PreparedPruning, workspace: Workspace) -> Any:
+def _calibration_data(prepared: PreparedPruning, run: RunInputs) -> Any:
     """Returns training examples drawn by the recipe's seed; None if the recipe has no data."""
-    given = workspace.run.data
+    given = run.data
     if given is None:
         return None
     wanted = min(prepared.settings.calibration or CALIBRATION_EXAMPLES, given.train.examples)
-    draw = np.random.default_rng(workspace.run.recipe.seed)
+    draw = np.random.default_rng(run.recipe.seed)
     return given.train.subset(np.sort(draw.choice(given.train.examples, wanted, replace=False))).calibration_data()
 
 
@@ -175,21 +173,10 @@ def _options(prune: Prune, seed: int) -> Options:
 
 
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:
-    found, options = prepared.found, PruningOptions(**prepared.options)
-    pattern, calculator, final = get_pattern(options.pattern), found.calculator, found.schedule.final_sparsity
-    even = not calculator.shares_known
-    rows = []
-    for target, fraction, removed in zip(found.targets, found.fractions, calculator.units_pruned(final), strict=True):
-        units = pattern.units(target.shape, target.in_axes, target.out_axes)
-        # Units may be blocks or channels; blocks cut off at an edge are smaller than the others.
-        pruned = removed_count(fraction, target.size, keep_one=options.keep_one) if even else removed
-        rows.append(
-            PlannedTarget(
-                name=target.name,
-                shape=target.shape,
-                size=target.size,
-                sparsity=fraction,
-                pruned=pruned if even else round(pruned * target.size / units),
-            )
-        )
-    return tuple(rows)
+    found = prepared.found
+    reads_data = "data" in sources_of(found.options.needs) and not found.calculator.shares_known
+    data = _calibration_data(prepared, prepared.run) if reads_data else None
+    try:
+        return planned_targets(found, found.options, data)
+    except ValueError as error:
+        raise RecipeError(f"prune: {error}") from error

@@ -35,13 +35,19 @@ class PreparedStep:
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """One target of a prune step, with its final sparsity and its final number of pruned entries."""
+    """One target of a prune step, with its final sparsity and its final number of pruned entries.
+
+    `minimum` and `maximum` are its bounds, `override` is its own sparsity; None where the recipe has none.
+    """
 
     name: str
     shape: tuple[int, ...]
     size: int
     sparsity: float
     pruned: int
+    minimum: float | None = None
+    maximum: float | None = None
+    override: float | None = None
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,7 @@ class Prune(Settings):
             )
         if parsed.kind != "nm":
             return
+        self._without_limits(f"{self.pattern} gives every weight the same sparsity")
         n, m = parsed.numbers
         if abs(self.final_sparsity - (1 - n / m)) > 1e-6:
             raise refusal(
@@ -185,6 +186,11 @@ class Prune(Settings):
                 "allocation: uniform.",
                 "allocation" if "allocation" in self.model_fields_set else "pattern",
             )
+
+    def _without_limits(self, reason: str) -> None:
+        for option in ("overrides", "bounds"):
+            if getattr(self, option):
+                raise refusal(f"{reason}. Leave {option!r} out.", option)
 
     def _check_compat(self) -> None:
         if self.compat is None:
@@ -202,6 +208,7 @@ class Prune(Settings):
         ):
             if getattr(self, name) not in known:
                 raise refusal(f"compat: tfmot supports only {known[0]}. Received: {getattr(self, name)!r}.", name)
+        self._without_limits("compat: tfmot prunes all weights to one sparsity")
         if not self.keep_one:
             raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
         if self.pattern == "channel":

@@ -1,11 +1,15 @@
 """Bounds: least and greatest sparsities of single weights, within which an allocation shares the overall sparsity."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.selection import pruned_count
+
+# Relative tolerance of the products sparsity * entries: 0.55 * 100 is 55.00000000000001 in floating-point numbers.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,21 @@ class Bounds:
     def at(self, progress: float, entries: int) -> tuple[int, int]:
         """Returns the least and the greatest number of pruned entries of a weight of `entries` entries.
 
+        A maximum is rounded down, and a minimum up; below the final sparsity a minimum is rounded down, so that minima
+        never sum to more than the overall sparsity removes.
+
         Args:
             progress: Present overall sparsity / final overall sparsity, in [0, 1].
             entries: Number of entries, or of units of the pattern.
         """
-        most = entries if self.max is None else pruned_count(self.max, entries)
-        return min(pruned_count(self.min * progress, entries), most), most
+        most = entries if self.max is None else math.floor(self.max * entries * (1 + _ROUNDING))
+        least = self.min * progress * entries
+        return min(math.ceil(least * (1 - _ROUNDING)) if progress >= 1 else math.floor(least), most), most
 
     def __str__(self) -> str:
-        return f"{self.min:g} to {'1' if self.max is None else format(self.max, 'g')}"
+        if self.max is None:
+            return f"at least {self.min:g}"
+        return f"{self.min:g} to {self.max:g}" if self.min else f"at most {self.max:g}"
 
 
 def as_bounds(name: str, given: Any) -> Bounds:
@@ -53,7 +63,10 @@ def as_bounds(name: str, given: Any) -> Bounds:
 
 
 def shares_within(
-    find: Callable[[dict[int, float]], list[float]], entries: Sequence[int], limits: Sequence[tuple[int, int]]
+    find: Callable[[dict[int, float]], list[float]],
+    entries: Sequence[int],
+    limits: Sequence[tuple[int, int]],
+    removed: int,
 ) -> list[float]:
     """Returns an allocation's sparsity of each weight, changed as little as the limits require.
 
@@ -65,18 +78,43 @@ def shares_within(
         find: Fixed sparsities by index -> the sparsity of every weight, with the same total.
         entries: Number of entries of each weight.
         limits: Least and greatest number of pruned entries of each weight; together they allow the total.
+        removed: Number of entries that the shares then remove exactly, by largest remainders.
     """
     fixed = {i: least / entries[i] for i, (least, most) in enumerate(limits) if least == most}
     while True:
+        free = [i for i in range(len(entries)) if i not in fixed]
+        rest = removed - sum(pruned_count(share, entries[i]) for i, share in fixed.items())
+        # Rounded shares of fixed weights may leave the others one entry less or more than their limits allow.
+        for side, beyond_limits in ((0, int.__le__), (1, int.__ge__)):
+            if beyond_limits(rest, sum(limits[i][side] for i in free)):
+                fixed |= {i: limits[i][side] / entries[i] for i in free}
+                return _exact([fixed[i] for i in range(len(entries))], entries, limits, removed)
         shares = find(fixed)
         counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
         off = {i: min(max(counts[i], least), most) - counts[i] for i, (least, most) in enumerate(limits)}
         off = {i: difference for i, difference in off.items() if difference and i not in fixed}
         if not off:
-            return shares
+            return _exact(shares, entries, limits, removed)
         total = sum(off.values())
         beyond = [i for i, difference in off.items() if not total or (difference > 0) == (total > 0)]
         fixed |= {i: (counts[i] + off[i]) / entries[i] for i in beyond}
+
+
+def _exact(
+    shares: Sequence[float], entries: Sequence[int], limits: Sequence[tuple[int, int]], removed: int
+) -> list[float]:
+    """Returns shares of whole entries that remove `removed` entries, or as near to it as the limits allow."""
+    wanted = [share * n for share, n in zip(shares, entries, strict=True)]
+    counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+    while missing := removed - sum(counts):
+        step = 1 if missing > 0 else -1
+        room = [i for i, (least, most) in enumerate(limits) if least <= counts[i] + step <= most]
+        if not room:
+            break
+        room.sort(key=lambda i: step * round(counts[i] - wanted[i], 6))
+        for i in room[: abs(missing)]:
+            counts[i] += step
+    return [count / n for count, n in zip(counts, entries, strict=True)]
 
 
 def check_total(removed: int, limits: Sequence[tuple[int, int]], total: int, sparsity: float) -> None:

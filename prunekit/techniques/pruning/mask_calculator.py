@@ -130,7 +130,7 @@ class MaskCalculator:
         if not self._is_bounded:
             return [sparsity] * len(self.targets) if even else find({})
         sizes = [target.size for target in self.targets]
-        return shares_within(find, sizes, self._limits(sparsity, sizes))
+        return shares_within(find, sizes, self._limits(sparsity, sizes), pruned_count(sparsity, sum(sizes)))
 
     def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the least and the greatest number of pruned entries (or units) of each target."""
@@ -147,8 +147,15 @@ class MaskCalculator:
     def units_pruned(self, sparsity: float) -> list[int]:
         """Returns the number of units of each target that masks of this sparsity remove; an even share of `joint`."""
         units = [maker.units for maker in self._makers]
-        pairs = zip(self.fractions(sparsity), units, strict=True)
-        return [removed_count(fraction, n, keep_one=self.keep_one) for fraction, n in pairs]
+        return self._whole(sparsity, self.fractions(sparsity), units)
+
+    def _whole(self, sparsity: float, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
+        """Returns the number of units to remove from each target, within its limits."""
+        counts = [removed_count(f, n, keep_one=self.keep_one) for f, n in zip(fractions, units, strict=True)]
+        if not self._is_bounded:
+            return counts
+        rows = zip(counts, self._limits(sparsity, units), strict=True)
+        return [min(max(count, least), most) for count, (least, most) in rows]
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
         """Returns the masks for an overall sparsity; positions pruned in `masks` stay pruned.
@@ -241,8 +248,7 @@ class MaskCalculator:
             fractions = self._joint_fractions(sparsity, units, masks, statistics)
         else:
             fractions = self.fractions(sparsity, scores, statistics)
-        counts = zip(fractions, units, strict=True)
-        return np.array([removed_count(f, n, keep_one=self.keep_one) for f, n in counts], "int32")
+        return np.array(self._whole(sparsity, fractions, units), "int32")
 
     def _joint_fractions(self, sparsity: float, units: Sequence[int], masks, statistics) -> list[float]:
         """Returns the sparsity of each target under a joint allocation with bounds."""
@@ -266,7 +272,7 @@ class MaskCalculator:
                 shares |= {i: 1 - np.count_nonzero(part) / units[i] for i, part in zip(free, parts, strict=True)}
             return [float(shares[i]) for i in range(len(units))]
 
-        return shares_within(find, units, self._limits(sparsity, units))
+        return shares_within(find, units, self._limits(sparsity, units), pruned_count(sparsity, sum(units)))
 
     def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns a boolean per target: only `keep_one` saves its last unit at this sparsity.

@@ -18,6 +18,8 @@ class ResolvedTargets:
     """What a pruning will prune.
 
     Attributes:
+        model: The model.
+        options: The pruning options; the keys of `overrides` and `bounds` are exact names of targets.
         policy: The rules by which the masks change.
         schedule: The schedule that the policy follows.
         targets: The pruned weights.
@@ -25,6 +27,8 @@ class ResolvedTargets:
         calculator: Calculates the masks of the targets.
     """
 
+    model: Any
+    options: PruningOptions
     policy: MaskPolicy
     schedule: Schedule
     targets: tuple[Target, ...]
@@ -70,7 +74,7 @@ def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, trai
             f"{', '.join(both)}. Leave one out."
         )
     calculator = policy.calculator(model, targets, named, followed.final_sparsity)
-    return ResolvedTargets(policy, followed, tuple(targets), tuple(skipped), calculator)
+    return ResolvedTargets(model, named, policy, followed, tuple(targets), tuple(skipped), calculator)
 
 
 def _fitting(targets: Sequence[Target], pattern: Pattern, sparsity: float) -> tuple[list[Target], list[Skipped]]:

@@ -11,7 +11,7 @@ import prunekit as pk
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.plan import plan
 from prunekit.sparsity.allocation import Layout, Uniform
-from prunekit.sparsity.bounds import shares_within
+from prunekit.sparsity.bounds import Bounds, shares_within
 
 SIZES = {"one": 128, "two": 256, "three": 64}
 
@@ -54,7 +54,7 @@ def problems(draw):
 
 
 @pytest.mark.one_backend
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems(), st.randoms())
 def test_a_uniform_share_within_limits_is_one_level(problem, random):
     sizes, limits, removed = problem
@@ -66,16 +66,20 @@ def test_a_uniform_share_within_limits_is_one_level(problem, random):
             lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed),
             [sizes[i] for i in order],
             [limits[i] for i in order],
+            removed,
         )
         shares = dict(zip(order, found, strict=True))
         return [shares[i] * sizes[i] for i in range(len(sizes))]
 
     order = list(range(len(sizes)))
     expected = level_within(sizes, removed, limits)
-    np.testing.assert_allclose(counts(order), expected, atol=len(sizes) + 1)
-    np.testing.assert_allclose(sum(counts(order)), removed, atol=0.5 * len(sizes))
+    found = counts(order)
+    np.testing.assert_allclose(found, expected, atol=2)
+    assert round(sum(found), 6) == removed
+    assert all(least <= round(n, 6) <= most for n, (least, most) in zip(found, limits, strict=True))
     random.shuffle(order)
-    np.testing.assert_allclose(counts(order), counts(sorted(order)), atol=1e-6)
+    # Only entries left by rounding go to the first of equal weights.
+    np.testing.assert_allclose(counts(order), found, atol=1.001)
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
@@ -119,7 +123,7 @@ def test_maxima_hold_at_every_step_and_minima_rise_with_the_schedule(model, samp
     model.fit(*samples, batch_size=14, verbose=0, callbacks=[callback, watching])
     assert [total for *_, total in seen] == [90, 179, 179, 358, 358]
     assert all(three <= 16 for _, three, _ in seen) and seen[-1][1] <= 16
-    assert seen[0][0] >= 29 and seen[1][0] >= 58 and seen[-1][0] >= 115
+    assert seen[0][0] >= 28 and seen[1][0] >= 57 and seen[-1][0] >= 116
 
 
 def test_blocks_meet_bounds_in_whole_blocks(model):
@@ -128,12 +132,36 @@ def test_blocks_meet_bounds_in_whole_blocks(model):
     assert found["two"] == 4 * round(0.3 * 64) and sum(found.values()) == 224
 
 
+@pytest.mark.parametrize("allocation", ["uniform", "global"])
+def test_channels_stay_within_bounds_in_whole_units(model, allocation):
+    pk.prune(model, 0.5, pattern="channel", allocation=allocation, bounds={"one": {"max": 0.3}, "two": {"min": 0.55}})
+    found = zeros(model)
+    assert found["one"] / 8 <= 4 and found["two"] / 16 >= 9, "at most 30 % and at least 55 % of 16 channels"
+
+
+@given(problems())
+def test_a_share_of_whole_entries_is_exact(problem):
+    sizes, limits, removed = problem
+    weights = [Layout((size,), (), (0,)) for size in sizes]
+    found = shares_within(
+        lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed), sizes, limits, removed
+    )
+    counts = [round(share * size) for share, size in zip(found, sizes, strict=True)]
+    assert sum(counts) == removed
+    assert all(least <= count <= most for count, (least, most) in zip(counts, limits, strict=True))
+
+
+def test_a_minimum_rounds_up_and_a_maximum_down_except_below_the_final_sparsity():
+    assert Bounds(0.55, 0.95).at(1.0, 100) == (55, 95), "0.55 * 100 is 55.00000000000001"
+    assert Bounds(0.5, 0.7).at(1.0, 7) == (4, 4) and Bounds(0.5, 0.7).at(0.99, 7) == (3, 4)
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [
         ({"bounds": {"four": {"max": 0.5}}}, ValueError, "pattern 'four' in `bounds` matches no layer"),
-        ({"bounds": {"*": {"max": 0.4}}}, ValueError, "allow overall sparsities from 0 to 0.3996. Received: 0.5"),
-        ({"bounds": {"two": {"min": 0.9}}}, ValueError, "allow overall sparsities from 0.5134 to 0.99.*Received: 0.5"),
+        ({"bounds": {"*": {"max": 0.4}}}, ValueError, "allow overall sparsities from 0 to 0.3973. Received: 0.5"),
+        ({"bounds": {"two": {"min": 0.9}}}, ValueError, "allow overall sparsities from 0.5156 to 0.99.*Received: 0.5"),
         ({"bounds": {"one": {"max": 1.0}}}, ValueError, r"bounds\['one'\]: max must be a fraction removed"),
         ({"bounds": {"one": {"min": 0.6, "max": 0.5}}}, ValueError, "needs min <= max. Received: min=0.6, max=0.5"),
         ({"bounds": {"one": 0.5}}, TypeError, r'bounds\[\'one\'\] is a mapping such as {"min": 0.2'),
