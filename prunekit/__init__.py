@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from prunekit.anatomy.weight_spec import WeightSpec
     from prunekit.core import distribution
     from prunekit.delivery.export import export
+    from prunekit.delivery.sensitivity import SensitivityReport
     from prunekit.delivery.signal_plot import signal_picture
     from prunekit.delivery.sweeps import SweepReport
     from prunekit.initialization import initializers
     from prunekit.recipe.loader import RecipeError, load_recipe
     from prunekit.recipe.runner import ExpectationFailed, Result, compress
     from prunekit.recipe.schema import Recipe
+    from prunekit.recipe.sensitivity import sensitivity
     from prunekit.recipe.sweep import sweep
     from prunekit.recipe.workers import Jobs
     from prunekit.sparsity.allocation import ERK, LAMP, Global, Uniform
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         PolynomialDecay,
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random, Wanda
+    from prunekit.sparsity.sensitivity_allocation import SensitivityAllocation
     from prunekit.techniques.pruning.callbacks import PruningCallback
     from prunekit.techniques.pruning.keep_zeros import KeepZeros
     from prunekit.techniques.pruning.layer_error import LayerErrorAllocation
@@ -94,6 +97,8 @@ __all__ = [
     "RigL",
     "RoundsReport",
     "SET",
+    "SensitivityAllocation",
+    "SensitivityReport",
     "Snip",
     "SparseGPT",
     "StraightThrough",
@@ -118,6 +123,7 @@ __all__ = [
     "prune",
     "prune_in_rounds",
     "register_layer",
+    "sensitivity",
     "signal_picture",
     "sweep",
 ]
@@ -130,17 +136,20 @@ _MODULES = {
     "prunekit.anatomy.weight_spec": ("WeightSpec",),
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
+    "prunekit.delivery.sensitivity": ("SensitivityReport",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
     "prunekit.delivery.sweeps": ("SweepReport",),
     "prunekit.initialization": ("initializers",),
     "prunekit.recipe.loader": ("RecipeError", "load_recipe"),
     "prunekit.recipe.runner": ("ExpectationFailed", "Result", "compress"),
     "prunekit.recipe.schema": ("Recipe",),
+    "prunekit.recipe.sensitivity": ("sensitivity",),
     "prunekit.recipe.sweep": ("sweep",),
     "prunekit.recipe.workers": ("Jobs",),
     "prunekit.sparsity.allocation": ("ERK", "Global", "LAMP", "Uniform"),
     "prunekit.sparsity.channel_scores": ("Apoz", "BatchNormalizationScale", "GeometricMedian", "MeanActivation"),
     "prunekit.sparsity.gradient_scores": ("Fisher", "GraSP", "OptimalBrainDamage", "Snip", "SynFlow", "Taylor"),
+    "prunekit.sparsity.sensitivity_allocation": ("SensitivityAllocation",),
     "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),
     "prunekit.sparsity.schedules": (
         "ConstantSparsity",

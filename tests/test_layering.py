@@ -16,7 +16,7 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation bounds reconstruction",
+        "detection allocation bounds convex_shares sensitivity_allocation reconstruction",
     ),
     (
         "anatomy",
@@ -29,6 +29,7 @@ ORDER = (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
+        "output_metrics graph_steps suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
@@ -43,7 +44,8 @@ ORDER = (
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
         "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
         "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver layerwise "
-        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse",
+        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
+        "sensitivity_scan",
     ),
     (
         "loops",
@@ -53,7 +55,7 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
         "plot_data plots signal_plot model_sections report_sections markup html_report terminal_report sweeps "
-        "sweep_plot comparison notebook",
+        "sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (
         "interop/tfmot",
@@ -74,10 +76,10 @@ ORDER = (
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint workspace step_handler train_step planned_counts prune_step rounds_step "
         "export_step expectations expect_step preparation plan starting_recipe execution build_report runner grid "
-        "sweep_process workers sweep",
+        "sweep_process workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output start runs results models"),
+    ("commands", "output start runs results scan models"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

@@ -16,6 +16,8 @@ _EXPECTED = (
 def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]:
     """Yields (inputs, labels) for each batch of the data; labels are None if the data have none.
 
+    Sample weights, the third part of a Keras batch, are left out.
+
     Args:
         data: An array or dictionary of arrays (inputs), a tuple (inputs, labels), or an iterable of such batches that
             can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`.
@@ -24,6 +26,15 @@ def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]
     Raises:
         TypeError: `data` is of another kind, or an iterator, which would be empty at the second mask update.
         ValueError: Arrays differ in their number of examples, or there are no examples.
+    """
+    for inputs, labels, _ in weighted_batches_of(data, batch_size):
+        yield inputs, labels
+
+
+def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields (inputs, labels, sample weights) for each batch of the data; None for parts that the data lack.
+
+    Arguments and errors are those of `batches_of`.
     """
     if _is_arrays(data):
         yield from _slices(data, batch_size)
@@ -36,7 +47,7 @@ def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]
     empty = True
     for batch in found:
         empty = False
-        yield _pair(batch)
+        yield _parts(batch)
     if empty:
         raise ValueError(f"{_EXPECTED}. Received: no batches.")
 
@@ -45,23 +56,25 @@ def _is_arrays(data: Any) -> bool:
     return isinstance(data, tuple | dict) or hasattr(data, "shape")
 
 
-def _slices(data: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
-    inputs, labels = _pair(data)
-    sizes = {len(leaf) for leaf in keras.tree.flatten((inputs, labels)) if leaf is not None}
+def _slices(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
+    parts = _parts(data)
+    sizes = {len(leaf) for leaf in keras.tree.flatten(parts) if leaf is not None}
     if len(sizes) != 1 or sizes == {0}:
         raise ValueError(f"{_EXPECTED}, all with one entry per example. Received: arrays of lengths {sorted(sizes)}.")
     for start in range(0, sizes.pop(), batch_size):
-        yield _sliced(inputs, slice(start, start + batch_size)), _sliced(labels, slice(start, start + batch_size))
+        inputs, labels, weights = (_sliced(part, slice(start, start + batch_size)) for part in parts)
+        yield inputs, labels, weights
 
 
 def _sliced(structure: Any, part: slice) -> Any:
     return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf)[part], structure)
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """Returns (inputs, labels); sample weights, the third part of a Keras batch, are left out."""
-    if isinstance(batch, tuple):
-        if not 1 <= len(batch) <= 3:
-            raise TypeError(f"{_EXPECTED}. Received: a tuple of {len(batch)} parts.")
-        return batch[0], batch[1] if len(batch) > 1 else None
-    return batch, None
+def _parts(batch: Any) -> tuple[Any, Any, Any]:
+    """Returns (inputs, labels, sample weights)."""
+    if not isinstance(batch, tuple):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise TypeError(f"{_EXPECTED}. Received: a tuple of {len(batch)} parts.")
+    inputs, labels, weights = (*batch, None, None)[:3]
+    return inputs, labels, weights

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.cost import Cost
 from prunekit.anatomy.reports import Report
@@ -24,12 +26,17 @@ from prunekit.delivery.model_sections import (
 from prunekit.delivery.plots import to_svg
 from prunekit.delivery.report_sections import sections_of, summary
 from prunekit.delivery.run_report import RunReport
+from prunekit.delivery.sensitivity import SensitivityReport
+from prunekit.delivery.sensitivity_plot import sensitivity_figure
 from prunekit.delivery.sweep_plot import sweep_figure
 from prunekit.delivery.sweeps import SweepReport, sweep_table
 from prunekit.gradients.diagnosis import Diagnosis
 from prunekit.initialization.signal_report import SignalReport
 from prunekit.loops.weight_changes import ChangeReport
 from prunekit.techniques.pruning.rounds import RoundsReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @functools.singledispatch
@@ -99,12 +106,25 @@ def _(result: RunComparison) -> str:
     return _block(_drawn(result.figures), result.sections())
 
 
+@html_of.register
+def _(result: SensitivityReport) -> str:
+    if not result.rows:
+        return _block([], result.sections())
+    label = f"Damage of {len(result.targets)} weights at {len(result.levels)} levels; the tables have the figures."
+    return _block([_figure(sensitivity_figure(result), label, result.to_dict())], result.sections())
+
+
 def _drawn(report: SweepReport) -> list[Markup]:
     if not report.pareto:
         return []
     label = f"{report.main.title} against size of {len(report.points)} points; the table has the figures."
-    prefix = "f" + hashlib.sha256(repr(report.to_dict()).encode()).hexdigest()[:8]
-    return [Markup(f"<section>{to_svg(sweep_figure(report), label, prefix=prefix)}</section>")]
+    return [_figure(sweep_figure(report), label, report.to_dict())]
+
+
+def _figure(figure: Figure, label: str, values: Mapping[str, Any]) -> Markup:
+    """Returns a figure as a section; `values` tell it apart from other figures of the notebook."""
+    prefix = "f" + hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+    return Markup(f"<section>{to_svg(figure, label, prefix=prefix)}</section>")
 
 
 def _block(head: list[Markup], sections: list[Section]) -> str:

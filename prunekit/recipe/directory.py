@@ -30,6 +30,13 @@ _UNFINISHED = ".unfinished"
 _OWN = re.compile(rf"({_RUN}|{_LOCK}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file under another name and renames it, so that the file is never incomplete."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
 def output_path(output: str | os.PathLike[str]) -> Path:
     """Returns the absolute path of an output option; follows symbolic links.
 

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from prunekit.registry import Registry
+from prunekit.sparsity.shorthands import PathOption
 from prunekit.suggestions import did_you_mean
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -302,7 +303,7 @@ def make(registry: Registry[Any], extension: "str | Configured", seed: int) -> A
 def registered(registry: Registry[Any]) -> BeforeValidator:
     """Returns a validator that accepts the name of a row of `registry`, or a mapping with its name and its options."""
 
-    def check(value: Any) -> Any:
+    def check(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, Configured):
             return value
         name = value.get("type") if isinstance(value, Mapping) else value
@@ -314,23 +315,26 @@ def registered(registry: Registry[Any]) -> BeforeValidator:
             raise unknown("value", name, registry, *([] if isinstance(value, str) else ["type"]))
         if isinstance(value, str):
             return value
-        return Configured(type=name, **_options(registry[name].options, value))
+        return Configured(type=name, **_options(registry[name].options, value, info))
 
     return BeforeValidator(check)
 
 
-def _options(known: Mapping[str, tuple[Any, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(known: Mapping[str, tuple[Any, Any]], given: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
     found = {}
     for key, value in given.items():
         if key == "type":
             continue
         if key not in known:
             raise unknown("key", key, ["type", *known], key)
+        kind = known[key][0]
         try:
-            found[key] = TypeAdapter(known[key][0]).validate_python(value, strict=True)
+            found[key] = TypeAdapter(str if kind is PathOption else kind).validate_python(value, strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise refusal(f"{reason[:1].lower()}{reason[1:]}. Received: {shown(value)}.", key) from None
+        if kind is PathOption:
+            found[key] = resolved_path(found[key], info)
     return found
 
 

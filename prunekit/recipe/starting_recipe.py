@@ -100,11 +100,11 @@ def starting_recipe(start: Start) -> str:
         )
     model_lines, source = _model(start)
     model = build_model(source, _SEED)
-    described = _data(start, model)
+    described = named_data(start, model)
     if described is None:
         return _joined(start, [*model_lines, *_steps_without_data(model)], ["sparsity: 0.5"])
     data_lines, data = described
-    compiled, metric = _compile(model, data)
+    compiled, metric = compile_lines(model, data)
     # A model from a file is trained already; a built-in model is not.
     trained = source.file is not None
     body = [*model_lines, "data:", *data_lines, *compiled, *_steps(model, data, metric, trained)]
@@ -184,7 +184,7 @@ def _application(name: str, folder: Path) -> tuple[list[str], ModelSource]:
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def _data(start: Start, model: keras.Model) -> tuple[list[str], Data] | None:
+def named_data(start: Start, model: keras.Model) -> tuple[list[str], Data] | None:
     """Returns the lines of the data, and the data; None for a recipe without data."""
     name = start.data
     if name is None and start.model is None:
@@ -210,7 +210,7 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
         return [f"  npz: {_text(start.path(name))}"], {"npz": path}
     if not os.path.isdir(path):
         raise RecipeError(
-            f"init reads built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
+            f"DATA is built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
             f"data sets. Received: {name}, which is no folder."
         )
     if _is_saved(path):
@@ -263,7 +263,7 @@ def _scales(model: keras.Model) -> bool:
 # ---- compile settings ------------------------------------------------------------------------------------------------
 
 
-def _compile(model: keras.Model, data: Data) -> tuple[list[str], str]:
+def compile_lines(model: keras.Model, data: Data) -> tuple[list[str], str]:
     """Returns the lines of the compile settings, and the name of the main metric."""
     inputs, first = data.train.first(8)
     try:

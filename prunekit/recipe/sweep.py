@@ -14,7 +14,7 @@ from prunekit.delivery.sweep_plot import sweep_figure
 from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, Swept, SweptPoint, sweep_csv, swept_point
 from prunekit.recipe import data as data_module
 from prunekit.recipe import workers
-from prunekit.recipe.directory import LOCK, REPORT, check_output, check_run, output_path
+from prunekit.recipe.directory import LOCK, REPORT, check_output, check_run, output_path, replace_file
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.grid import Point, grid
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe, require_trust
@@ -252,7 +252,7 @@ def _task(point: Point, folder: Path, trust: bool, force: bool) -> Task:
     log = folder / _LOGS / f"{point.name}.log"
     for path in (recipe, log):
         path.parent.mkdir(exist_ok=True)
-    _replace_file(recipe, dump_recipe(point.recipe).encode())
+    replace_file(recipe, dump_recipe(point.recipe).encode())
     return Task(str(recipe), str(folder / point.name), str(log), trust=trust, force=force)
 
 
@@ -281,19 +281,13 @@ def _read(point: Point, folder: Path, size: str) -> SweptPoint:
 
 
 def _write_tables(report: SweepReport) -> None:
-    _replace_file(report.directory / TABLE, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
-    _replace_file(report.directory / SHEET, sweep_csv(report).encode("utf-8", "backslashreplace"))
+    replace_file(report.directory / TABLE, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+    replace_file(report.directory / SHEET, sweep_csv(report).encode("utf-8", "backslashreplace"))
 
 
 def _draw(report: SweepReport) -> None:
     if report.pareto:
-        _replace_file(report.directory / PICTURE, to_png(sweep_figure(report)))
+        replace_file(report.directory / PICTURE, to_png(sweep_figure(report)))
     else:
         # A picture of an earlier sweep would be mistaken for this sweep's picture.
         (report.directory / PICTURE).unlink(missing_ok=True)
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

@@ -12,6 +12,10 @@ from typing import Any, Literal, NamedTuple
 from prunekit.registry import Registry, Row
 
 
+class PathOption(str):
+    """Type of an option that is the path of a file; recipes resolve it against their own folder."""
+
+
 @dataclass(frozen=True)
 class ConfiguredRow(Row):
     """A row whose factory takes keyword options.
@@ -137,6 +141,11 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
             "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",
             options={"objective": (Literal["total", "equal"], "total")},
             needs=("hessian",),
+        ),
+        AllocationRow(
+            "sensitivity",
+            "prunekit.sparsity.sensitivity_allocation:SensitivityAllocation",
+            options={"file": (PathOption, ""), "damage": (str, "output_error")},
         ),
     ],
 )

@@ -80,6 +80,15 @@ def write(inputs, steps=RECIPE["steps"]):
     (inputs / "recipe.yaml").write_text(json.dumps(RECIPE | files | {"steps": steps}))
 
 
+def scan(folder):
+    """A sensitivity scan by the command line, of the model and the data that `write` wrote beside the folder."""
+    inputs = folder.parent / "inputs"
+    arguments = ["sensitivity", inputs / "in.keras", "--data", inputs / "d.npz", "-o", folder / "scan", "--memory", 1]
+    code = cli.run([*map(str, arguments), "--include", "*"])
+    if code:
+        raise RuntimeError(f"exit code {code}")
+
+
 def script(folder):
     keras.utils.set_random_seed(1)
     network = model()

@@ -59,3 +59,16 @@ def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
         del prune["calibration"]
     killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": prune}, {"finetune": {"epochs": 1}}])
     check(killed("recipe", tmp_path, range(4), 6, {"array"}), tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_sensitivity_scan_that_was_killed_ends_with_the_same_bytes(tmp_path):
+    killed_jobs.write(tmp_path / "inputs")
+    for folder in killed("scan", tmp_path, range(6), 6, {"replace"}):
+        assert files(folder) == files(tmp_path / "whole")
+        for name in files(folder):
+            if (folder / name).is_file():
+                assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (
+                    f"{folder.name}: {name}"
+                )

@@ -9,6 +9,7 @@ import numpy as np
 from prunekit.core.layer_products import product_of
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.convex_shares import least_total
 from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
 from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
 
@@ -53,8 +54,10 @@ class LayerErrorAllocation(Allocation):
         gone = [min(int(np.count_nonzero(array_of(target.variable) == 0)), target.size - 1) for target in targets]
         if sum(gone) > removed:
             gone = [0] * len(sizes)
-        share = _equal if self.objective == "equal" else _least_total
-        counts = share(removed, sizes, curves, gone) if targets else []
+        if self.objective == "equal" and targets:
+            counts = _equal(removed, sizes, curves, gone)
+        else:
+            counts = least_total(removed, sizes, [(GRID, curve) for curve in curves], gone)
         return [count / size for count, size in zip(counts, sizes, strict=True)]
 
 
@@ -111,34 +114,3 @@ def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gon
     for _ in range(removed - sum(found)):
         found[min(range(len(found)), key=next_error)] += 1
     return found
-
-
-def _least_total(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gone: Sequence[int]) -> list[int]:
-    """The counts for which the sum of the convex hulls of the errors is least: the flattest segments come first."""
-    segments = []
-    for i, (curve, size, least) in enumerate(zip(curves, sizes, gone, strict=True)):
-        corners = _lower_hull(curve)
-        ends = [max(min(round(GRID[at] * size), size - 1), least) for at in corners]
-        for first, last, start, end in zip(corners, corners[1:], ends, ends[1:], strict=False):
-            slope = (curve[last] - curve[first]) / (GRID[last] - GRID[first]) / size
-            segments.append((slope, i, end - start))
-    found = list(gone)
-    for _, i, length in sorted(segments):
-        taken = min(length, removed - sum(found))
-        found[i] += taken
-    return found
-
-
-def _lower_hull(curve: np.ndarray) -> list[int]:
-    """Returns the indices of the corners of the lower convex hull of a curve over `GRID`."""
-    corners: list[int] = []
-    for at in range(len(GRID)):
-        while len(corners) > 1 and _is_above(curve, corners[-2], corners[-1], at):
-            corners.pop()
-        corners.append(at)
-    return corners
-
-
-def _is_above(curve: np.ndarray, first: int, middle: int, last: int) -> bool:
-    slope = (curve[last] - curve[first]) / (GRID[last] - GRID[first])
-    return bool(curve[middle] >= curve[first] + slope * (GRID[middle] - GRID[first]))

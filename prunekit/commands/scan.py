@@ -1,0 +1,88 @@
+"""The command that measures which weights a model can do without: sensitivity.
+
+Keras and its backend are imported inside the command: --help starts fast.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prunekit.commands.output import print_json
+from prunekit.options import AtLeast, json_option
+from prunekit.terminal import console, load_keras_quietly
+
+
+class Sparsities(click.ParamType):
+    """One sparsity, or several with commas between them."""
+
+    name = "number,number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """Returns the numbers."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(text) for text in value.split(","))
+        except ValueError:
+            self.fail(f"expected numbers such as 0.5 or 0.5,0.8. Received: {value!r}.", param, ctx)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--data", metavar="DATA", required=True, help="As for init: digits; a .csv or .npz file; a folder.")
+@click.option("--label", metavar="COLUMN", help="The column or part that holds the labels.")
+@click.option(
+    "--sparsity",
+    type=Sparsities(),
+    multiple=True,
+    metavar="FRACTIONS",
+    help="Sparsities, such as 0.5,0.9. May be repeated.  [default: 0.5,0.7,0.8,0.9,0.95]",
+)
+@click.option("--criterion", default="magnitude", help="As for prune.  [default: magnitude]")
+@click.option(
+    "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
+)
+@click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to scan. May be repeated.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
+@click.option("--skip-misfits", is_flag=True, help="Leave out weights that the pattern does not fit.")
+@click.option("--examples", type=AtLeast(1), default=1024, help="Training examples to measure on.  [default: 1024]")
+@click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.  [default: 128]")
+@click.option("--memory", type=AtLeast(1), default=1000, help="Megabytes of activations to keep.  [default: 1000]")
+@click.option("-o", "--output", metavar="DIR", help="Folder of the scan.  [default: runs/NAME-OF-MODEL-sensitivity]")
+@click.option("--force", is_flag=True, help="Replace a scan of another model, other data or other settings.")
+@json_option
+def sensitivity(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
+    """Measure what the pruning of each weight costs.
+
+    MODEL is a .keras file. One weight at a time is pruned, at each sparsity, and the metrics, the loss and the
+    error of the model's outputs are measured on training examples; the model is not changed. An interrupted scan
+    continues when the command is run again."""
+    path = Path(model)
+    if not path.is_file():
+        raise click.UsageError(f"{model}: no such file.")
+    load_keras_quietly()
+    from prunekit.delivery.terminal_report import print_section
+    from prunekit.recipe.named_scan import scan_named
+    from prunekit.recipe.sensitivity import PICTURE
+
+    folder = options.pop("output")
+    folder = str(Path("runs", f"{path.stem}-sensitivity")) if folder is None else folder
+    levels = [level for given in options.pop("sparsity") for level in given]
+    misfits = "skip" if options.pop("skip_misfits") else "error"
+    memory = options.pop("memory") * 1e6
+    report = scan_named(
+        model, data, label, progress=_say, output=folder, sparsity=levels or None, misfits=misfits, memory=memory,
+        **options,
+    )  # fmt: skip
+    if as_json:
+        print_json(report.to_dict())
+        return 0
+    for section in report.sections():
+        print_section(section, console())
+    click.echo(f"\nWritten to {folder}; the picture is {folder}/{PICTURE}.")
+    return 0
+
+
+def _say(done: int, total: int, name: str) -> None:
+    click.echo(f"[{done}/{total}] {name}", err=True)

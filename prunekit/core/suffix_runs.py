@@ -1,0 +1,147 @@
+"""Runs the end of a model many times from activations that were computed once."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import keras
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+
+from prunekit.core.compilation import OpenFunction
+from prunekit.core.graph_steps import Key, Step, Steps, steps_of
+
+# (tensors, their Keras masks or None), in the order of the live keys before a step.
+State = tuple[list[Any], list[Any]]
+
+
+class SuffixRuns:
+    """Computes a model's outputs for values of one weight after another, from the first call that reads the weight.
+
+    The tensors before that call are computed once for all batches, and kept while the weight varies. Weights are taken
+    in the order of their first calls, so that the tensors before a call follow from those before an earlier one. The
+    model is compiled in segments, from each such call to the next: each segment is traced once, however many values
+    are tried.
+
+    Args:
+        model: A built Keras model.
+        batches: Batches of inputs.
+        variables: The weights that will vary.
+        memory: Largest number of bytes that the kept tensors may have; where they have more, the tensors of an earlier
+            call are kept, and the calls between are computed again for each value.
+
+    Attributes:
+        whole: True for a model without a graph of layers: every run computes the whole model.
+        kept_bytes: Largest number of bytes that were kept at a time, inputs not counted.
+        overflowed: True if tensors were not kept because of `memory`.
+    """
+
+    def __init__(self, model: Any, batches: Sequence[Any], variables: Sequence[Any], memory: float):
+        self._batches, self._memory = list(batches), memory
+        self._steps: Steps = steps_of(model, self._batches[0])
+        self.whole, self.kept_bytes, self.overflowed = self._steps.whole, 0, False
+        readers = self._steps.first_readers()
+        self._start = {id(variable): readers[id(variable)] for variable in variables if id(variable) in readers}
+        self._cuts = sorted({0, *self._start.values()})
+        ends = [*self._cuts, len(self._steps.steps)]
+        self._segments = {first: _Segment(self._steps, first, end) for first, end in pairwise(ends)}
+        self._kept_at, self._kept = 0, [self._entered(batch) for batch in self._batches]
+
+    def position(self, variable: Any) -> int | None:
+        """Returns the position of the first call that reads one of `variables`; None if no call reads it."""
+        return self._start.get(id(variable))
+
+    def advance(self, position: int) -> None:
+        """Computes and keeps the tensors before the call at `position`; all weights have their first values then."""
+        if position < self._kept_at:
+            raise ValueError(f"Positions rise. Received: {position} after {self._kept_at}.")
+        states: list[State] = []
+        size = 0
+        for state in self._kept if position > self._kept_at else ():
+            states.append(self._through(state, self._kept_at, position))
+            size += _bytes_of(states[-1])
+            if size * len(self._kept) / len(states) > self._memory:
+                self.overflowed = True
+                return
+        if states:
+            self._kept_at, self._kept, self.kept_bytes = position, states, max(self.kept_bytes, size)
+
+    def outputs(self) -> Iterator[Any]:
+        """Yields the model's outputs for each batch, computed from the tensors of the last `advance`."""
+        last = self._segments[self._cuts[-1]].writes
+        for state in self._kept:
+            tensors, _ = self._through(state, self._kept_at, len(self._steps.steps))
+            values = dict(zip(last, tensors, strict=True))
+            yield self._steps.packed([values[key] for key in self._steps.outputs])
+
+    def _entered(self, batch: Any) -> State:
+        tensors = self._steps.flat_inputs(batch)
+        live = dict(zip(self._steps.inputs, tensors, strict=True))
+        return _state([live[key] for key in self._segments[0].reads])
+
+    def _through(self, state: State, first: int, end: int) -> State:
+        for cut in self._cuts:
+            if first <= cut < end:
+                state = self._segments[cut](state)
+        return state
+
+
+class _Segment:
+    """The steps from one cut to the next, as a compiled function from state to state."""
+
+    def __init__(self, steps: Steps, first: int, end: int):
+        self.reads, self.writes = steps.live_before(first), steps.live_before(end)
+        self._steps = steps.steps[first:end]
+        self._variables = list({id(v): v for step in self._steps for v in step.variables}.values())
+        self._function = self._compiled()
+
+    def __call__(self, state: State) -> State:
+        tensors, masks = self._function(*state)
+        return list(tensors), list(masks)
+
+    def _compiled(self) -> Callable[..., State]:
+        backend = keras.backend.backend()
+        if backend == "tensorflow":
+            return OpenFunction(self._run)
+        if backend == "torch":
+            import torch
+
+            return torch.no_grad()(self._run)
+        import jax
+
+        def pure(values: list[Any], tensors: list[Any], masks: list[Any]) -> State:
+            with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
+                return self._run(tensors, masks)
+
+        traced = jax.jit(pure)
+        # JAX treats values that a compiled function reads outside its arguments as constants.
+        return lambda *state: traced([variable.value for variable in self._variables], *state)
+
+    def _run(self, tensors: list[Any], masks: list[Any]) -> State:
+        values: dict[Key, Any] = {}
+        for key, tensor, mask in zip(self.reads, tensors, masks, strict=True):
+            if mask is not None:
+                # A compiled function's arguments have lost the masks that Keras attached to the tensors.
+                set_keras_mask(tensor, mask)
+            values[key] = tensor
+        for step in self._steps:
+            _run_step(step, values)
+        return _state([values[key] for key in self.writes])
+
+
+def _run_step(step: Step, values: dict[Key, Any]) -> None:
+    values.update(zip(step.writes, step.run([values[key] for key in step.reads]), strict=True))
+
+
+def _state(tensors: list[Any]) -> State:
+    return tensors, [get_keras_mask(tensor) for tensor in tensors]
+
+
+def _bytes_of(state: State) -> int:
+    tensors = [tensor for tensor in keras.tree.flatten(state) if tensor is not None]
+    return sum(math.prod(map(int, tensor.shape)) * _width(tensor.dtype) for tensor in tensors)
+
+
+def _width(dtype: Any) -> int:
+    # TensorFlow's name is `size`, that of NumPy and PyTorch is `itemsize`.
+    return getattr(dtype, "size", None) or dtype.itemsize
