@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.sparsity.arguments import fraction
-from prunekit.sparsity.selection import pruned_count
 
 # Relative tolerance of the products sparsity * entries: 0.55 * 100 is 55.00000000000001 in floating-point numbers.
 _ROUNDING = 1e-12
@@ -90,7 +89,7 @@ def shares_within(
                 fixed |= {i: limits[i][side] / entries[i] for i in free}
                 return _exact([fixed[i] for i in range(len(entries))], entries, limits, removed)
         shares = find(fixed)
-        counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+        counts = [round(share * n) for share, n in zip(shares, entries, strict=True)]
         off = {i: min(max(counts[i], least), most) - counts[i] for i, (least, most) in enumerate(limits)}
         off = {i: difference for i, difference in off.items() if difference and i not in fixed}
         if not off:
@@ -105,7 +104,7 @@ def _exact(
 ) -> list[float]:
     """Returns shares of whole entries that remove `removed` entries, or as near to it as the limits allow."""
     wanted = [share * n for share, n in zip(shares, entries, strict=True)]
-    counts = [pruned_count(share, n) for share, n in zip(shares, entries, strict=True)]
+    counts = [round(share * n) for share, n in zip(shares, entries, strict=True)]
     while missing := removed - sum(counts):
         step = 1 if missing > 0 else -1
         room = [i for i, (least, most) in enumerate(limits) if least <= counts[i] + step <= most]

@@ -151,11 +151,11 @@ class MaskCalculator:
 
     def _whole(self, sparsity: float, fractions: Sequence[float], units: Sequence[int]) -> list[int]:
         """Returns the number of units to remove from each target, within its limits."""
-        counts = [removed_count(f, n, keep_one=self.keep_one) for f, n in zip(fractions, units, strict=True)]
         if not self._is_bounded:
-            return counts
-        rows = zip(counts, self._limits(sparsity, units), strict=True)
-        return [min(max(count, least), most) for count, (least, most) in rows]
+            return [removed_count(f, n, keep_one=self.keep_one) for f, n in zip(fractions, units, strict=True)]
+        rows = zip(fractions, units, self._limits(sparsity, units), strict=True)
+        # A threshold may remove a whole weight, which is a fraction of 1.
+        return [min(max(round(f * n), least), most) for f, n, (least, most) in rows]
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
         """Returns the masks for an overall sparsity; positions pruned in `masks` stay pruned.
@@ -265,7 +265,7 @@ class MaskCalculator:
             shares = dict(fixed)
             if free:
                 joined = np.concatenate([flat[i] for i in free])
-                removed = pruned_count(sparsity, sum(units)) - sum(pruned_count(s, units[i]) for i, s in fixed.items())
+                removed = pruned_count(sparsity, sum(units)) - sum(round(s * units[i]) for i, s in fixed.items())
                 kept = keep_largest_of_array(joined, len(joined) - max(removed, 0))
                 ends = np.cumsum([units[i] for i in free])[:-1]
                 parts = np.split(kept, ends)

@@ -1,5 +1,7 @@
 """`bounds`: least and greatest sparsities of single weights, with the overall sparsity as asked."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -137,6 +139,15 @@ def test_channels_stay_within_bounds_in_whole_units(model, allocation):
     pk.prune(model, 0.5, pattern="channel", allocation=allocation, bounds={"one": {"max": 0.3}, "two": {"min": 0.55}})
     found = zeros(model)
     assert found["one"] / 8 <= 4 and found["two"] / 16 >= 9, "at most 30 % and at least 55 % of 16 channels"
+
+
+@pytest.mark.parametrize("keep_one", [True, False])
+def test_a_threshold_may_lie_above_all_entries_of_a_weight(model, keep_one):
+    model.layers[2].kernel.assign(model.layers[2].kernel * 1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        pk.prune(model, 0.5, allocation="global", keep_one=keep_one, bounds={"one": {"max": 0.3}})
+    assert zeros(model)["three"] == 64 - keep_one and sum(zeros(model).values()) == 224
 
 
 @given(problems())
