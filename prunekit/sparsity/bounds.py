@@ -82,7 +82,7 @@ def shares_within(
     fixed = {i: least / entries[i] for i, (least, most) in enumerate(limits) if least == most}
     while True:
         free = [i for i in range(len(entries)) if i not in fixed]
-        rest = removed - sum(pruned_count(share, entries[i]) for i, share in fixed.items())
+        rest = removed - sum(round(share * entries[i]) for i, share in fixed.items())
         # Rounded shares of fixed weights may leave the others one entry less or more than their limits allow.
         for side, beyond_limits in ((0, int.__le__), (1, int.__ge__)):
             if beyond_limits(rest, sum(limits[i][side] for i in free)):
