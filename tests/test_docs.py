@@ -85,9 +85,11 @@ def test_links_inside_the_repository_lead_somewhere(page):
         ("benchmarks", r"adds to its step:.*?\| prunekit \| (\d+).*?\| tensorflow-model-optimization \| (\d+)"),
         ("benchmarks", r"\| prunekit, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
         ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
+        ("measured/after-training", r"\| output_error \| layer_error \|(?:[^|]*\|){3} \**(0\.\d{4})"),
+        ("measured/after-training", r"Masks alone.*?\| magnitude \| global \|(?:[^|]*\|){3} \**(0\.\d{4})"),
         ("benchmarks", r"in a tf\.function \|.*?a loop over batches of one \| (\d+).*?\| per_example \| (\d+)"),
     ],
-    ids=["leaks", "mask update", "step", "step of tfmot", "per example"],
+    ids=["leaks", "mask update", "step", "step of tfmot", "after training", "magnitude", "per example"],
 )
 def test_the_figures_of_the_readme_are_the_measured_ones(page, pattern):
     measured = re.search(pattern, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL).groups()
