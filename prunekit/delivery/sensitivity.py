@@ -14,8 +14,8 @@ from prunekit.delivery.formatting import is_number
 from prunekit.delivery.metrics import Metric
 from prunekit.delivery.model_sections import skipped_weights
 from prunekit.delivery.run_report import json_ready
+from prunekit.sparsity.sensitivity_allocation import SENSITIVITY_VERSION
 
-SENSITIVITY_VERSION = 1
 OUTPUT_ERROR = "output_error"
 
 
@@ -41,7 +41,7 @@ class SensitivityRow:
     Attributes:
         target: Name of the weight.
         technique: "prune".
-        level: What the technique varies: "sparsity".
+        level: What the technique varies: "sparsity", a fraction in [0, 1).
         value: Its value.
         entries: Number of entries of the weight that the technique removed.
         metrics: Metrics and loss by name.
@@ -94,7 +94,7 @@ class SensitivityReport(Displayed):
         return len({row.target for row in self.rows}) == len(self.targets)
 
     def values(self, measure: str) -> dict[str, tuple[float | None, ...]]:
-        """Returns {weight: value at each level} of a metric, or of "output_error"; None for what is not measured.
+        """Returns {weight: value at each sparsity} of a metric, or of "output_error"; None for what is not measured.
 
         Raises:
             ValueError: There is no such measure.
@@ -105,6 +105,7 @@ class SensitivityReport(Displayed):
         found: dict[tuple[str, float], float | None] = {
             (row.target, row.value): row.output_error if measure == OUTPUT_ERROR else row.metrics.get(measure)
             for row in self.rows
+            if (row.technique, row.level) == ("prune", "sparsity")
         }
         return {target.name: tuple(found.get((target.name, level)) for level in self.levels) for target in self.targets}
 

@@ -85,6 +85,7 @@ def sensitivity(  # noqa: PLR0913
     levels = _levels(sparsity, options)
     batches = list(weighted_batches_of(data, whole("batch_size", batch_size, 1)))
     report = _empty(model, batches, options, levels)
+    report = replace(report, settings={**report.settings, "batch_size": batch_size})
     folder = None if output is None else _folder(output)
     earlier = None if folder is None else _earlier(folder / TABLE, report, force)
     if earlier is not None and earlier.complete:

@@ -13,6 +13,8 @@ from prunekit.sparsity.convex_shares import least_total
 from prunekit.sparsity.selection import pruned_count
 from prunekit.suggestions import did_you_mean
 
+# Version of the files that a scan writes.
+SENSITIVITY_VERSION = 1
 # Halvings of the density beyond the last level of a scan, to which the damage is extrapolated.
 _HALVINGS = 12
 # Damage of an output that is no number.
@@ -102,6 +104,8 @@ def _read(file: Any) -> Mapping[str, Any]:
 def _curves(scan: Mapping[str, Any], damage: str) -> tuple[Any, ...]:
     """Returns (name, size, ((fraction removed, damage), ...)) of each weight."""
     try:
+        if scan["sensitivity_version"] != SENSITIVITY_VERSION:
+            raise ValueError(f"its sensitivity_version is not {SENSITIVITY_VERSION}; scan again with this prunekit")
         if not scan["complete"]:
             raise ValueError("it is not complete: run the same command again")
         sign = _sign(scan, damage)

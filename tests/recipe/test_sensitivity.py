@@ -219,3 +219,29 @@ def test_criteria_read_the_data_and_a_model_without_labels_has_output_errors(sca
     report = pk.sensitivity(scan.model, labelled()[0], sparsity=0.5, criterion="wanda")
     assert not report.dense and not report.measures and all(row.output_error > 0 for row in report.rows)
     assert report.notes[0].startswith("Only output errors")
+
+
+def test_the_command_writes_a_scan_that_a_recipe_reads(run, tmp_path):
+    model = classifier()
+    model.save("net.keras")
+    inputs, labels = labelled()
+    np.savez("data.npz", x_train=inputs, y_train=labels, x_test=inputs, y_test=labels)
+    arguments = ("sensitivity", "net.keras", "--data", "data.npz", "--sparsity", "0.5,0.9", "-o", "scan")
+    code, out, err = run(*arguments)
+    assert code == 0 and "Output error by sparsity" in out and "[1/" in err
+    assert (tmp_path / "scan" / "sensitivity.png").stat().st_size > 1000
+    assert json.loads(run(*arguments, "--json")[1])["complete"] is True
+    code, _, err = run(*arguments[:4], "--sparsity", "0.5,half")
+    assert code == 2 and "expected numbers such as 0.5 or 0.5,0.8" in err
+    steps = [{"prune": {"sparsity": 0.6, "allocation": {"type": "sensitivity", "file": "scan/sensitivity.json"}}}]
+    result = pk.compress({"version": 1, "steps": steps}, model, (labelled(), labelled()), tmp_path / "run")
+    assert sum(int((kernel == 0).sum()) for kernel in result.model.get_weights() if kernel.ndim > 1) == round(
+        0.6 * sum(kernel.size for kernel in result.model.get_weights() if kernel.ndim > 1)
+    )
+
+
+def test_rows_of_other_techniques_are_not_mixed_with_those_of_pruning(scan):
+    report = scan.report
+    row = dataclasses.replace(report.rows[0], technique="quantize", level="bits", output_error=7.0)
+    both = dataclasses.replace(report, rows=(*report.rows, row))
+    assert both.values("output_error") == report.values("output_error")

@@ -94,12 +94,13 @@ def test_a_file_is_read_and_named(tmp_path):
     [
         ("", "output_error", "needs the file of a scan"),
         ("missing.json", "output_error", "does not exist"),
-        ({}, "output_error", "'complete' is missing"),
+        ({}, "output_error", "'sensitivity_version' is missing"),
+        (scan(sensitivity_version=2), "output_error", "its sensitivity_version is not 1"),
         (scan(complete=False), "output_error", "not complete"),
         (scan(), "acuracy", "one of output_error, accuracy. Received: 'acuracy'. Did you mean"),
         (scan(), "odd", "one of output_error, accuracy"),
     ],
-    ids=["none", "missing", "empty", "incomplete", "typing", "no direction"],
+    ids=["none", "missing", "empty", "version", "incomplete", "typing", "no direction"],
 )
 def test_scans_that_cannot_be_used_are_refused(file, damage, message):
     with pytest.raises(ValueError, match=message):
