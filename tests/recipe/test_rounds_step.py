@@ -136,7 +136,7 @@ def test_the_plan_lists_the_sparsity_of_each_round(pairs):
     assert [(target.name, target.pruned) for target in rounds.targets] == [("hidden/kernel", 96)]
     assert rounds.text.startswith("2 rounds to 0.75, 2 epochs each, rewinding weights, magnitude")
     (note,) = plan(of(allocation="global"), network(), pairs).notes
-    assert note.startswith("allocation global prunes the least important weights of the whole model")
+    assert note.startswith("allocation global: how many weights of each target are pruned follows from their values")
 
 
 REFUSED = {

@@ -236,6 +236,10 @@ class TestAgreementWithTheRestOfPrunekit:
         allocation = importlib.import_module("prunekit.sparsity.allocation")
         for name in shorthands.ALLOCATIONS:
             assert step_settings.Prune(sparsity=0.5, allocation=name).allocation == name
+            if name == "sensitivity":
+                with pytest.raises(ValueError, match="needs the file of a scan"):
+                    allocation.get_allocation(name)
+                continue
             assert isinstance(allocation.get_allocation(name), allocation.Allocation)
 
     def test_export_formats(self):
