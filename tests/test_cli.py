@@ -69,6 +69,7 @@ def runner(monkeypatch, tmp_path):
 
     def plan(recipe, model, data, *, trust):
         target = types.SimpleNamespace(name="conv[1]/kernel", shape=(3, 3, 1, 16), size=144, sparsity=0.9, pruned=130)
+        vars(target).update(minimum=None, maximum=None, override=None)
         skipped = types.SimpleNamespace(name="fc/bias", reason="a bias")
         step = types.SimpleNamespace(
             kind="prune", text="12 epochs", targets=(target,), skipped=(skipped,), pruning=((0, 0.0), (10, 0.9))

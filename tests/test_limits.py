@@ -62,6 +62,7 @@ NO_LIMITS_OF_FILES = {
     "recipe.fields:MOST_NEAREST",
     "recipe.data_source:_MOST_LAYERS",
     "recipe.grid:_LONGEST_NAME",
+    "recipe.planned_counts:MOST_WEIGHTS_WITH_DATA",
     "delivery.plot_data:MOST_BARS",
     "delivery.plot_data:MOST_HISTOGRAMS",
     "delivery.terminal_report:_MOST_NAMES",

@@ -80,8 +80,10 @@ def test_every_weight_gets_a_sparsity_and_the_overall_one_is_met(allocation, spa
 @pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
 def test_no_weight_gets_anything_back_when_the_sparsity_rises(allocation, model):
     before = [0] * len(model)
-    for step in range(500):
-        result = allot(allocation, 0.9 * step / 500, model)
+    # Each step of an allocation that reads importances sorts them.
+    steps = 50 if allocation.needs_scores else 500
+    for step in range(steps):
+        result = allot(allocation, 0.9 * step / steps, model)
         pruned = [pruned_count(value, n) for value, n in zip(result, sizes(model), strict=True)]
         assert all(later >= earlier for later, earlier in zip(pruned, before, strict=True))
         before = pruned
