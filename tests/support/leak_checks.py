@@ -137,6 +137,9 @@ class Spy(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch % self.every:
             return
+        if self.every > 1 and self.checker.moves:
+            # Masks moved in batches that were not looked at: zeros of then may have come back.
+            self.checker.zeros.clear()
         where = f"after batch {batch}, seen {'after' if self.last else 'before'} the PruningCallback"
         if self.last:
             self.checker.both(self.pruning.pruner, where)

@@ -286,7 +286,9 @@ def run_cell(cell: Cell) -> Outcome:
             before = Snapshot.of(model)
             RUN[cell.loop](model, make_data(cell), cell, checker)
             before.compare(model)
-            if checker.moves and checker.starts_at_zero and not checker.returned:
+            # A look at every third update may miss what came back, or find that it is what the same update pruned.
+            each = cell.variant != "3 steps per execution" and (BACKEND != "jax" or cell.loop != "fit after fit")
+            if checker.moves and checker.starts_at_zero and each and not checker.returned:
                 raise Leak("no pruned position came back")
             if cell.loop != "fit after fit":
                 _expect_the_zeros_in_a_file(model, checker)
