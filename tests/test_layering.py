@@ -29,7 +29,7 @@ ORDER = (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
-        "output_metrics graph_steps suffix_runs "
+        "output_metrics graph_steps model_function suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),

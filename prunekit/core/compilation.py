@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -38,6 +38,30 @@ def compiled(function: Callable[..., Any], *, open_shapes: bool = False) -> Call
 
         return jax.jit(function)
     return function
+
+
+def compiled_reader(function: Callable[..., Any], variables: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles `function`, which reads variables besides its arguments, for the backend.
+
+    It is traced once for all numbers of examples on TensorFlow, once per shape on JAX, and never on PyTorch.
+
+    Args:
+        function: Takes and returns structures of tensors; on JAX, what it assigns to variables is lost.
+        variables: The Keras variables that it may read.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return OpenFunction(function)
+    if keras.backend.backend() != "jax":
+        return function
+    import jax
+
+    def pure(values: list[Any], *arguments: Any) -> Any:
+        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+            return function(*arguments)
+
+    traced = jax.jit(pure)
+    # JAX treats values that a compiled function reads outside its arguments as constants.
+    return lambda *arguments: traced([variable.value for variable in variables], *arguments)
 
 
 def compiled_effect(function: Callable[[], Any]) -> Callable[[], Any]:

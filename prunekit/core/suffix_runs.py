@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from prunekit.core.compilation import OpenFunction
+from prunekit.core.compilation import compiled_reader
 from prunekit.core.graph_steps import Key, Step, Steps, steps_of
 
 # (tensors, their Keras masks or None), in the order of the live keys before a step.
@@ -100,22 +100,11 @@ class _Segment:
         return list(tensors), list(masks)
 
     def _compiled(self) -> Callable[..., State]:
-        backend = keras.backend.backend()
-        if backend == "tensorflow":
-            return OpenFunction(self._run)
-        if backend == "torch":
+        if keras.backend.backend() == "torch":
             import torch
 
             return torch.no_grad()(self._run)
-        import jax
-
-        def pure(values: list[Any], tensors: list[Any], masks: list[Any]) -> State:
-            with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
-                return self._run(tensors, masks)
-
-        traced = jax.jit(pure)
-        # JAX treats values that a compiled function reads outside its arguments as constants.
-        return lambda *state: traced([variable.value for variable in self._variables], *state)
+        return compiled_reader(self._run, self._variables)
 
     def _run(self, tensors: list[Any], masks: list[Any]) -> State:
         values: dict[Key, Any] = {}

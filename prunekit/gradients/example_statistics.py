@@ -1,13 +1,15 @@
 """Statistics of criteria from the gradients of single examples: the diagonals of Fisher and Gauss-Newton matrices."""
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from prunekit.core.losses import loss_of
+from prunekit.core.model_function import ModelFunction
 from prunekit.core.statistics import DataCollector
 from prunekit.gradients.layer_capture import run, tensors
 from prunekit.gradients.per_example_gradients import sum_of_squares
@@ -40,8 +42,7 @@ class _ExampleSum(DataCollector):
         """
         check_labelled(self.model, labels, self.name)
         self._check_loss()
-        with in_full_precision(self.model):
-            found = self.of(inputs, labels)
+        found = self.of(tensors(self.model, inputs), tensors(self.model, labels))
         by_variable = dict(zip(map(id, self.model.trainable_variables), found, strict=True))
         self._sums = [
             total + by_variable[id(target.variable)] for total, target in zip(self._sums, self.targets, strict=True)
@@ -70,9 +71,20 @@ class _ExampleSum(DataCollector):
         """Returns the statistic summed over the examples: one tensor per trainable variable."""
         raise NotImplementedError
 
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def precise(*arguments: Any) -> Any:
+            with in_full_precision(self.model):
+                return function(*arguments)
+
+        return ModelFunction(self.model, precise, static_batch=True)
+
     def values(self) -> list[Any]:
         """Returns the mean over all examples: one tensor of the weight's shape per target."""
         return [total / self._examples for total in self._sums]
+
+
+def _added(left: list[Any], right: list[Any]) -> list[Any]:
+    return [one + more for one, more in zip(left, right, strict=True)]
 
 
 def _plain(losses: Any) -> Any:
@@ -91,7 +103,14 @@ class SquareGradient(_ExampleSum):
 
     def of(self, inputs: Any, labels: Any) -> list[Any]:
         """Returns the squared gradients of the examples' losses, summed."""
-        return sum_of_squares(self.model, _plain(self.model.loss), inputs, labels)
+        return self._squares(inputs, labels)
+
+    @functools.cached_property
+    def _squares(self) -> Callable[..., list[Any]]:
+        def squares(inputs: Any, labels: Any) -> list[Any]:
+            return sum_of_squares(self.model, _plain(self.model.loss), inputs, labels)
+
+        return self._compiled(squares)
 
 
 class GaussNewton(_ExampleSum):
@@ -108,21 +127,39 @@ class GaussNewton(_ExampleSum):
 
     def of(self, inputs: Any, labels: Any) -> list[Any]:
         """Returns the sum over examples and over the columns s of S, where H = S S^T, of (J^T s)**2."""
-        inputs, labels = tensors(self.model, inputs), tensors(self.model, labels)
-        on_logits = self._reads_logits(inputs, labels)
+        roots = self._roots(inputs, labels)
+        columns = (tf.reshape(column, roots.shape[:-1]) for column in tf.unstack(roots, axis=-1))
+        found = (self._squares(inputs, labels, column) for column in columns)
+        return functools.reduce(_added, found)
 
-        def outputs(x: Any) -> Any:
-            found = run(self.model, x)
-            return found._keras_logits if on_logits else found
+    @functools.cached_property
+    def _roots(self) -> Callable[..., Any]:
+        """Function of a batch; returns S."""
 
-        passed = ExamplePass(outputs, self.model, inputs, training=False, persistent=True)
-        roots = _curvature_roots(lambda z: self._losses(z, labels, on_logits=on_logits), passed.target)
-        total: list[Any] = []
-        for column in tf.unstack(roots, axis=-1):
+        def roots(inputs: Any, labels: Any) -> Any:
+            on_logits = self._reads_logits(inputs, labels)
+            z = self._outputs(inputs, on_logits=on_logits)
+            return _curvature_roots(lambda outputs: self._losses(outputs, labels, on_logits=on_logits), z)
+
+        return self._compiled(roots)
+
+    # One column at a time, and the outputs computed again for each: a graph with a backward pass per output would grow
+    # with their number.
+    @functools.cached_property
+    def _squares(self) -> Callable[..., list[Any]]:
+        """Function of a batch and a column s; returns the sums of (J^T s)**2."""
+
+        def squares(inputs: Any, labels: Any, column: Any) -> list[Any]:
+            on_logits = self._reads_logits(inputs, labels)
+            passed = ExamplePass(lambda x: self._outputs(x, on_logits=on_logits), self.model, inputs, training=False)
             pulled = passed.pull(tf.reshape(column, tf.shape(passed.target)))
-            squares = [each.squares(v.shape) for v, each in zip(passed.variables, pulled, strict=True)]
-            total = [one + more for one, more in zip(total, squares, strict=True)] if total else squares
-        return total
+            return [each.squares(variable.shape) for variable, each in zip(passed.variables, pulled, strict=True)]
+
+        return self._compiled(squares)
+
+    def _outputs(self, inputs: Any, *, on_logits: bool) -> Any:
+        found = run(self.model, inputs)
+        return found._keras_logits if on_logits else found
 
     def _reads_logits(self, inputs: Any, labels: Any) -> bool:
         prediction = run(self.model, inputs)

@@ -1,7 +1,8 @@
 """Statistics of criteria: gradients of the compiled loss, products of its Hessian, and the flow of SynFlow."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from prunekit.core import backend, patching
 from prunekit.core.differentiation import gradient, hessian_product
 from prunekit.core.layer_calls import input_of_ones
 from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, observe
+from prunekit.core.model_function import ModelFunction
 from prunekit.core.statistics import Collector, DataCollector
 
 
@@ -67,12 +69,23 @@ class _LossDerivative(DataCollector):
         check_labelled(self.model, labels, self.name)
         inputs, labels = as_tensors(inputs), as_tensors(labels)
         count = keras.tree.flatten(inputs)[0].shape[0]
-        with in_full_precision(self.model):
-            found = self.of(inputs, labels)
+        found = self._compiled(inputs, labels, self.known())
         self._sums = [total + count * one for total, one in zip(self._sums, found, strict=True)]
         self._examples += count
 
-    def of(self, inputs: Any, labels: Any) -> list[Any]:
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., list[Any]]:
+        def of(inputs: Any, labels: Any, known: list[Any]) -> list[Any]:
+            with in_full_precision(self.model):
+                return self.of(inputs, labels, known)
+
+        return ModelFunction(self.model, of)
+
+    def known(self) -> list[Any]:
+        """Returns tensors from an earlier pass that `of` reads."""
+        return []
+
+    def of(self, inputs: Any, labels: Any, known: list[Any]) -> list[Any]:
         """Returns the derivative for one batch: one tensor per target."""
         raise NotImplementedError
 
@@ -81,13 +94,16 @@ class _LossDerivative(DataCollector):
         return [total / self._examples for total in self._sums]
 
     def _now(self) -> list[Any]:
+        """Returns the values of the targets."""
         return [backend.value_now(target.variable) for target in self.targets]
 
     def _loss(self, inputs: Any, labels: Any) -> Any:
         """Returns the function: values of the targets -> loss of the batch, which leaves the model unchanged."""
 
         def loss(values: list[Any]) -> Any:
-            pairs = [(target.variable, value) for target, value in zip(self.targets, values, strict=True)]
+            # On JAX, the scope around this one has the variables' values, and Keras reads the innermost scope only.
+            pairs = [(variable, backend.value_now(variable)) for variable in self.model.variables]
+            pairs += [(target.variable, value) for target, value in zip(self.targets, values, strict=True)]
             with keras.StatelessScope(pairs, collect_losses=True):
                 outputs = self.model(inputs, training=self.training)
                 return self.model.compute_loss(x=inputs, y=labels, y_pred=outputs, training=self.training)
@@ -101,7 +117,7 @@ class Gradient(_LossDerivative):
     name = "gradient"
     training = True
 
-    def of(self, inputs: Any, labels: Any) -> list[Any]:
+    def of(self, inputs: Any, labels: Any, known: list[Any]) -> list[Any]:
         """Returns the gradient of the batch's loss."""
         return gradient(self._loss(inputs, labels), self._now())
 
@@ -111,7 +127,7 @@ class SquareBatchGradient(_LossDerivative):
 
     name = "square_batch_gradient"
 
-    def of(self, inputs: Any, labels: Any) -> list[Any]:
+    def of(self, inputs: Any, labels: Any, known: list[Any]) -> list[Any]:
         """Returns the squared gradient of the batch's loss."""
         return [ops.square(one) for one in gradient(self._loss(inputs, labels), self._now())]
 
@@ -128,16 +144,20 @@ class GradientFlow(_LossDerivative):
 
     def begin_pass(self, number: int) -> None:
         """Keeps the gradient when the second pass begins."""
-        self._gradient = self.values() if number else None
+        self._gradient = self.values() if number else []
         self.reset()
 
-    def of(self, inputs: Any, labels: Any) -> list[Any]:
+    def known(self) -> list[Any]:
+        """Returns the gradient in the second pass, nothing in the first."""
+        return self._gradient
+
+    def of(self, inputs: Any, labels: Any, known: list[Any]) -> list[Any]:
         """Returns the gradient of the batch's loss in the first pass, in the second the product of its Hessian."""
         loss = self._loss(inputs, labels)
-        if self._gradient is None:
+        if not known:
             return gradient(loss, self._now())
         with _exact_second_derivatives():
-            return hessian_product(loss, self._now(), self._gradient)
+            return hessian_product(loss, self._now(), known)
 
 
 def _exact_second_derivatives() -> contextlib.AbstractContextManager:
