@@ -30,10 +30,8 @@ class ModelFunction:
         if getattr(self._model, "run_eagerly", False):
             return self._function(*arguments)
         # Objects, not their ids: an id is used again once its object is gone.
-        key = (
-            getattr(self._model, "_compile_loss", None),
-            [layer.trainable for layer in self._model._flatten_layers()],
-        )
+        trainable = [layer.trainable for layer in self._model._flatten_layers()]
+        key = getattr(self._model, "_compile_loss", None), trainable
         if self._key != key:
             self._key = key
             self._compiled = self._traced()
