@@ -1,6 +1,7 @@
 """The leak matrix in the test suite: on each backend, a subset in which every pair of values occurs, or nearly."""
 
 import contextlib
+import gc
 import re
 
 import keras
@@ -43,6 +44,9 @@ def outcomes(request) -> dict[Cell, Outcome]:
     """Of the cells that are tested here."""
     items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     cells = [item.callspec.params["cell"] for item in items if "cell" in item.callspec.params]
+    # This process now waits for a minute, in which the system takes memory back: see tests/conftest.py.
+    gc.collect()
+    gc.freeze()
     return {outcome.cell: outcome for outcome in run_cells(cells, jobs=2)}
 
 
