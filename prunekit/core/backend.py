@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from prunekit.sparsity.array_ops import SMALL
+from prunekit.sparsity.array_ops import SMALL, array_of
 
 
 def on_tensorflow() -> bool:
@@ -91,6 +91,13 @@ def is_on_cpu(tensor) -> bool:
     if keras.backend.backend() == "tensorflow":
         return "CPU" in tensor.device
     return all(device.platform == "cpu" for device in tensor.devices())
+
+
+def on_host(tensor) -> Any:
+    """Returns a tensor as a NumPy array if NumPy reads it without a copy, else the tensor; arrays stay as they are."""
+    if isinstance(tensor, np.ndarray) or keras.backend.backend() == "torch" or not is_on_cpu(tensor):
+        return tensor
+    return array_of(tensor)
 
 
 def is_small_on_host(tensor) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.targets import Target
-from prunekit.core.layer_inputs import InputProducts, observing_inputs, rows_in_parts
+from prunekit.core.layer_inputs import InputProducts, observing_inputs, row_sums, rows_in_parts
 from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.statistics import DataCollector
 from prunekit.sparsity.array_ops import array_of
@@ -84,7 +84,7 @@ class InputNorms(_OfInputs):
             if product.diagonal:
                 self.squares[index][0] += np.bincount(array_of(rows), minlength=product.inputs)
             else:
-                self.squares[index] += array_of(ops.sum(ops.square(rows), axis=1))
+                self.squares[index] += row_sums(rows * rows)
 
     def values(self) -> list[Any]:
         """Returns the norms, one tensor of the shape of each target."""
@@ -98,7 +98,7 @@ class Hessians(_OfInputs):
     A value is {"hessian": array of shape (groups, inputs, inputs), float64, divided by the number of examples;
     "curvature": 1 / [H^-1]_jj of the input j that each weight multiplies, a tensor of the shape of the weight}, where
     H is the Hessian with 1 % of its mean diagonal added to the diagonal. The Hessian of an embedding is diagonal, and
-    of shape (inputs,). Memory: 8 * groups * inputs ** 2 bytes for each target.
+    of shape (inputs,). Memory: 12 * groups * inputs ** 2 bytes for each target.
     """
 
     def forget(self) -> None:

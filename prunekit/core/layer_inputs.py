@@ -12,7 +12,7 @@ from keras import ops
 from prunekit.anatomy.watching import watching
 from prunekit.core import backend, patching
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.array_ops import array_of, ops_for
 
 # Most entries of the rows that are formed at once: 64 MiB in float32.
 _AT_ONCE = 1 << 24
@@ -57,7 +57,9 @@ def observing_inputs(
 
 
 def rows_in_parts(product: LayerProduct, args: tuple) -> Iterator[Any]:
-    """Yields the rows of one call in parts of at most 64 MiB, float32; entries of padded positions are zero.
+    """Yields the rows of one call in parts of at most 64 MiB, float32, as tensors or NumPy arrays.
+
+    Entries of padded positions are zero.
 
     Args:
         product: The product whose rows are formed.
@@ -77,26 +79,33 @@ def rows_in_parts(product: LayerProduct, args: tuple) -> Iterator[Any]:
     for start in range(0, inputs.shape[0], step):
         part = slice(start, start + step)
         others = keras.tree.map_structure(lambda one, part=part: one[part], args[1:])
-        yield ops.cast(product.rows((inputs[part], *others)), "float32")
+        rows = product.rows((inputs[part], *others))
+        yield ops_for(rows).cast(rows, "float32")
 
 
 class InputProducts:
     """Sums over rows of inputs: X^T X, the sums of the inputs, and the number of rows.
 
     Attributes:
-        gram: Sum of X^T X, shape (groups, inputs, inputs), float64; for an embedding its diagonal, shape (inputs,).
         sums: Sum of the rows, shape (groups, inputs), float64.
         rows: Number of rows in each group.
 
-    Memory: 8 * groups * inputs ** 2 bytes.
+    Memory: 12 * groups * inputs ** 2 bytes.
     """
 
     def __init__(self, product: LayerProduct):
         self.product = product
         groups, inputs = product.groups, product.inputs
-        self.gram = np.zeros(inputs if product.diagonal else (groups, inputs, inputs))
+        self._gram = np.zeros(inputs if product.diagonal else (groups, inputs, inputs))
+        self._waiting: list[Any] = []
         self.sums = np.zeros((groups, inputs))
         self.rows = 0
+
+    @property
+    def gram(self) -> np.ndarray:
+        """Sum of X^T X, shape (groups, inputs, inputs), float64; for an embedding its diagonal, shape (inputs,)."""
+        self._multiply()
+        return self._gram
 
     def observe(self, args: tuple) -> None:
         """Adds the rows of one call of the layer."""
@@ -107,25 +116,43 @@ class InputProducts:
         """Adds rows of shape (groups, rows, inputs), or the indices of an embedding."""
         if self.product.diagonal:
             counts = np.bincount(array_of(rows), minlength=self.product.inputs)
-            self.gram += counts
+            self._gram += counts
             self.sums[0] += counts
             self.rows += int(counts.sum())
             return
-        self.gram += transposed_product(rows, rows)
-        self.sums += array_of(ops.sum(rows, axis=1))
+        self.sums += row_sums(rows)
         self.rows += rows.shape[1]
+        # A product of few rows takes less time than its addition to the sum: wait for as many rows as inputs.
+        self._waiting.append(backend.on_host(rows))
+        if sum(each.shape[1] for each in self._waiting) >= self.product.inputs:
+            self._multiply()
+
+    def _multiply(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            rows = waiting[0] if len(waiting) == 1 else ops_for(waiting[0]).concatenate(waiting, axis=1)
+            self._gram += transposed_product(rows, rows)
 
 
 def transposed_product(left: Any, right: Any) -> np.ndarray:
     """Returns left^T right for each group, from tensors of shape (groups, rows, n) and (groups, rows, m)."""
-    if keras.backend.backend() != "torch" and backend.is_on_cpu(left):
+    first = backend.on_host(left)
+    if isinstance(first, np.ndarray):
         # BLAS forms X^T X as a symmetric product, which takes half the time of a general one.
-        first = array_of(left)
         second = first if right is left else array_of(right)
         if len(first) == 1:
             return (first[0].T @ second[0])[None]
         return np.matmul(first.transpose(0, 2, 1), second)
     return array_of(ops.matmul(ops.transpose(left, (0, 2, 1)), right))
+
+
+def row_sums(rows: Any) -> np.ndarray:
+    """Returns the sums of rows of shape (groups, rows, n): shape (groups, n)."""
+    found = backend.on_host(rows)
+    if isinstance(found, np.ndarray):
+        # A product with ones: BLAS takes half the time of a sum along this axis.
+        return np.ones(found.shape[1], found.dtype) @ found
+    return array_of(ops.sum(rows, axis=1))
 
 
 class LayerMoments:
@@ -159,12 +186,13 @@ class LayerMoments:
             self.inputs.add(now)
             if self.inputs.product.diagonal:
                 continue
-            outputs = ops.matmul(former, self._matrix)
+            rows = backend.on_host(former)
+            outputs = ops_for(rows).matmul(rows, self._matrix)
             if now is not former:
                 self.same = False
                 self.cross += transposed_product(now, outputs)
-            self.output_sums += array_of(ops.sum(outputs, axis=1))
-            self.output_squares += array_of(ops.sum(ops.square(outputs), axis=1))
+            self.output_sums += row_sums(outputs)
+            self.output_squares += row_sums(outputs * outputs)
 
     def finish(self) -> None:
         """Completes the sums that follow from the others: where the rows are the same, X^T Y = X^T X W."""

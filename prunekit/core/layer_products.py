@@ -7,7 +7,7 @@ that method: a subclass with its own `call` has none.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from keras import ops
 from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.layers import refusal
 from prunekit.anatomy.targets import Target
+from prunekit.core import backend
 from prunekit.sparsity.array_ops import ops_for
 
 Rows = Callable[[Any, tuple], Any]
@@ -75,8 +76,8 @@ class LayerProduct:
             args: Positional arguments of the call, eager tensors.
 
         Returns:
-            Tensor of shape (groups, rows, inputs) in the layer's compute dtype; for an embedding the indices, shape
-            (lookups,).
+            Tensor or NumPy array of shape (groups, rows, inputs) in the layer's compute dtype; for an embedding the
+            indices, shape (lookups,).
         """
         return self._rows(self.target.layer, args)
 
@@ -215,10 +216,10 @@ def patches(layer: Any, inputs: Any) -> Any:
 
     Args:
         layer: A convolution or a depthwise convolution.
-        inputs: Shape (batch, lengths ..., channels).
+        inputs: Tensor or NumPy array of shape (batch, lengths ..., channels).
 
     Returns:
-        Tensor of shape (batch, output lengths ..., window positions, channels).
+        Tensor or array of shape (batch, output lengths ..., window positions, channels).
     """
     extents = [(size - 1) * dilation for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
     lengths, padding = [], []
@@ -229,7 +230,9 @@ def patches(layer: Any, inputs: Any) -> Any:
         padding.append((extent, 0) if layer.padding == "causal" else (lacking // 2, lacking - lacking // 2))
         lengths.append(out)
     if any(map(any, padding)):
-        inputs = ops.pad(inputs, ((0, 0), *padding, (0, 0)))
+        inputs = ops_for(inputs).pad(inputs, ((0, 0), *padding, (0, 0)))
+    if isinstance(inputs, np.ndarray):
+        return _windows(layer, inputs, lengths, extents)
     seen = []
     for offsets in itertools.product(*(range(size) for size in layer.kernel_size)):
         window = [slice(None)]
@@ -239,19 +242,30 @@ def patches(layer: Any, inputs: Any) -> Any:
     return ops.stack(seen, axis=-2)
 
 
+def _windows(layer: Any, padded: np.ndarray, lengths: Sequence[int], extents: Sequence[int]) -> np.ndarray:
+    """Returns `patches` of an array in one copy; a tensor of slices takes several."""
+    axes = tuple(range(1, len(lengths) + 1))
+    seen = np.lib.stride_tricks.sliding_window_view(padded, [extent + 1 for extent in extents], axes)
+    positions = [slice(None, (n - 1) * stride + 1, stride) for n, stride in zip(lengths, layer.strides, strict=True)]
+    offsets = [slice(None, None, dilation) for dilation in layer.dilation_rate]
+    seen = np.moveaxis(seen[(slice(None), *positions, slice(None), *offsets)], len(lengths) + 1, -1)
+    return seen.reshape(len(padded), *lengths, math.prod(layer.kernel_size), padded.shape[-1])
+
+
 def _convolution(layer: Any, args: tuple) -> Any:
-    seen = patches(layer, channels_last(layer, args[0]))
-    window, channels = seen.shape[-2:]
+    seen = patches(layer, backend.on_host(channels_last(layer, args[0])))
+    operations, (window, channels) = ops_for(seen), seen.shape[-2:]
     if layer.groups == 1:
-        return ops.reshape(seen, (1, -1, window * channels))
-    split = ops.reshape(seen, (-1, window, layer.groups, channels // layer.groups))
-    return ops.reshape(ops.transpose(split, (2, 0, 1, 3)), (layer.groups, -1, window * (channels // layer.groups)))
+        return operations.reshape(seen, (1, -1, window * channels))
+    width = channels // layer.groups
+    split = operations.reshape(seen, (-1, window, layer.groups, width))
+    return operations.reshape(operations.transpose(split, (2, 0, 1, 3)), (layer.groups, -1, window * width))
 
 
 def _depthwise(layer: Any, args: tuple) -> Any:
-    seen = patches(layer, channels_last(layer, args[0]))
-    window, channels = seen.shape[-2:]
-    return ops.transpose(ops.reshape(seen, (-1, window, channels)), (2, 0, 1))
+    seen = patches(layer, backend.on_host(channels_last(layer, args[0])))
+    operations, (window, channels) = ops_for(seen), seen.shape[-2:]
+    return operations.transpose(operations.reshape(seen, (-1, window, channels)), (2, 0, 1))
 
 
 def _pointwise(layer: Any, args: tuple) -> Any:

@@ -41,7 +41,7 @@ class _NumpyOps:
         np.where,
         np.zeros_like,
     )
-    equal, isnan = np.equal, np.isnan
+    equal, isnan, matmul = np.equal, np.isnan, np.matmul
     logical_and, logical_not, logical_or = np.logical_and, np.logical_not, np.logical_or
 
     @staticmethod

@@ -48,8 +48,7 @@ def _hessians(smoke: bool, repeats: int) -> dict[str, list[float]]:
 
     from prunekit.anatomy.targets import find_targets
     from prunekit.core.input_statistics import Hessians
-    from prunekit.core.layer_inputs import rows_in_parts, transposed_product
-    from prunekit.core.layer_products import product_of
+    from prunekit.core.layer_inputs import transposed_product
     from prunekit.recipe.models import fashion_cnn
 
     model = fashion_cnn()
@@ -57,26 +56,39 @@ def _hessians(smoke: bool, repeats: int) -> dict[str, list[float]]:
     targets, _ = find_targets(model)
     collector = Hessians(model, targets)
     batches = [keras.ops.convert_to_tensor(images[start : start + 64]) for start in range(0, len(images), 64)]
-    inputs: list[tuple[Any, Any]] = []
-    for batch in batches:
-        value = batch
-        for layer in model.layers:
-            inputs += [(product_of(target), value) for target in targets if target.layer is layer]
-            value = layer(value, training=False)
-    parts = [rows for product, value in inputs for rows in rows_in_parts(product, (value,))]
+    whole = _rows(model, targets, batches)
 
     def alone() -> None:
         for batch in batches:
             model(batch, training=False)
-        for rows in parts:
-            transposed_product(rows, rows)
+        for each in whole:
+            transposed_product(each, each)
 
     def collect_hessians() -> None:
         collector.reset()
         for batch in batches:
             collector.observe(batch, None)
+        for sums in collector.sums:
+            assert sums.gram.size
 
     return in_turns({"forward pass and products alone": alone, "statistic": collect_hessians}, repeats)
+
+
+def _rows(model: Any, targets: Any, batches: Any) -> list[Any]:
+    """The rows that each target multiplies, of all batches."""
+    import numpy as np
+
+    from prunekit.core.layer_inputs import rows_in_parts
+    from prunekit.core.layer_products import product_of
+
+    found: list[list[Any]] = [[] for _ in targets]
+    for value in batches:
+        for layer in model.layers:
+            for rows, target in zip(found, targets, strict=True):
+                if target.layer is layer:
+                    rows += rows_in_parts(product_of(target), (value,))
+            value = layer(value, training=False)
+    return [np.concatenate(rows, axis=1) for rows in found]
 
 
 def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
