@@ -197,6 +197,22 @@ class SynapticFlow(Collector):
         Raises:
             ValueError: R or a score is not finite.
         """
+        magnitudes, found = self._derivatives()
+        largest = max(float(ops.max(size * ops.abs(one))) for size, one in zip(magnitudes, found, strict=True))
+        if not np.isfinite(largest):
+            raise ValueError(
+                f"SynFlow's scores must be finite. Received: {largest} in the model {self.model.name!r}. Its weights "
+                "or its depth exceed the range of the type: on JAX, enable 64-bit types with JAX_ENABLE_X64=1, or "
+                "choose another criterion."
+            )
+        return [ops.cast(one / (largest or 1.0), "float32") for one in found]
+
+    @functools.cached_property
+    def _derivatives(self) -> Callable[[], tuple[list[Any], list[Any]]]:
+        """Function that returns the magnitudes of the targets, and the gradient of R in them."""
+        return ModelFunction(self.model, self._magnitudes_and_gradient)
+
+    def _magnitudes_and_gradient(self) -> tuple[list[Any], list[Any]]:
         args, kwargs = input_of_ones(self.model)
         known = [
             one for one in weights_in(self.model) if "float" in keras.backend.standardize_dtype(one.variable.dtype)
@@ -211,7 +227,9 @@ class SynapticFlow(Collector):
             found = gradient(
                 lambda values: self._flow(args, kwargs, [*zip(weights, values, strict=True), *state]), magnitudes
             )
-        return self._scaled(weights, magnitudes, found)
+        of = {id(variable): at for at, variable in enumerate(weights)}
+        places = [of[id(target.variable)] for target in self.targets]
+        return [magnitudes[at] for at in places], [found[at] for at in places]
 
     def _flow(self, args: tuple, kwargs: dict, values: Sequence[tuple[Any, Any]]) -> Any:
         """Returns R, the sum of the outputs, for pairs (weight, value that is read in its place)."""
@@ -227,18 +245,6 @@ class SynapticFlow(Collector):
         outputs = observe(run, None, see, training=False, values=values)
         leaves = [leaf for leaf in keras.tree.flatten(outputs) if is_float(leaf)]
         return sum(ops.sum(before_links.get(id(leaf), (leaf, leaf))[1]) for leaf in leaves)
-
-    def _scaled(self, weights: Sequence[Any], magnitudes: Sequence[Any], found: Sequence[Any]) -> list[Any]:
-        of = {id(variable): at for at, variable in enumerate(weights)}
-        places = [of[id(target.variable)] for target in self.targets]
-        largest = max(float(ops.max(magnitudes[at] * ops.abs(found[at]))) for at in places)
-        if not np.isfinite(largest):
-            raise ValueError(
-                f"SynFlow's scores must be finite. Received: {largest} in the model {self.model.name!r}. Its weights "
-                "or its depth exceed the range of the type: on JAX, enable 64-bit types with JAX_ENABLE_X64=1, or "
-                "choose another criterion."
-            )
-        return [ops.cast(found[at] / (largest or 1.0), "float32") for at in places]
 
 
 def _widest_type() -> str:

@@ -9,9 +9,10 @@ from benchmarks.tables import table
 from benchmarks.workers import Workers
 
 EXAMPLES = 256
-# Criteria, and what they are combined with. Those left out of the large network take memory or time of another order:
-# SynFlow's hundred rounds, per-example gradients and Hessians of 5,000 x 5,000.
-CNN = {
+# Seconds after which an update is not measured again.
+LONG = 15
+# Criteria, and what they are combined with.
+ROWS = {
     "magnitude": "uniform",
     "magnitude, global": "global",
     "l2": "uniform",
@@ -28,7 +29,6 @@ CNN = {
     "magnitude, lamp": "lamp",
     "magnitude, layer_error": "layer_error",
 }
-LARGE = ("magnitude", "magnitude, global", "l2", "random", "snip", "taylor", "wanda", "magnitude, lamp")
 UNITS = ("geometric_median", "apoz", "mean_activation")
 
 
@@ -62,12 +62,10 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
     model = _network(large, smoke)
     before = model.get_weights()
     seconds: dict[str, list[float]] = {}
-    rows = [(title, "unstructured") for title in (LARGE if large else CNN)]
-    rows += [(title, "channel") for title in UNITS] if not large else []
-    for title, pattern in rows:
-        criterion, allocation = title.split(",")[0], CNN.get(title, "uniform")
+    for title, pattern in [(title, "unstructured") for title in ROWS] + [(title, "channel") for title in UNITS]:
+        criterion, allocation = title.split(",")[0], ROWS.get(title, "uniform")
         seconds[title] = []
-        for _ in range(repeats):
+        while len(seconds[title]) < repeats and sum(seconds[title]) < LONG:
             model.set_weights(before)
             options = {"criterion": criterion, "allocation": allocation, "pattern": pattern}
             reads = criterion not in ("magnitude", "l2", "random", "synflow", "geometric_median")
@@ -100,8 +98,7 @@ def section(found: dict[str, Any]) -> str:
     small, large = found["cnn"], found["large"]
     rows = []
     for title, seconds in small["seconds"].items():
-        of_large = large["seconds"].get(title)
-        rows.append([title, spread(seconds, 1e3), spread(of_large, 1e3) if of_large else "–"])
+        rows.append([title, spread(seconds, 1e3), spread(large["seconds"][title], 1e3)])
     heads = ["criterion, allocation", f"fashion-cnn ({small['weights']:,}), ms", f"{large['weights']:,} weights, ms"]
     return "\n\n".join(
         [
