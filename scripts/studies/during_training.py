@@ -43,6 +43,7 @@ class Row:
             (`pk.prune` of the trained dense network), "tfmot", or "none".
         options: Options of the pruning; criterion, allocation and policy as in recipes.
         late: Whether the learning rate falls to a fifth for the last epoch.
+        frequency: Steps between mask updates.
     """
 
     group: str
@@ -50,36 +51,38 @@ class Row:
     options: dict[str, Any] = field(default_factory=dict)
     networks: tuple[str, ...] = ("mlp",)
     late: bool = False
+    frequency: int = fashion.SCHEDULE[2]
 
 
 EVERY, TWO = ("mlp", "cnn", "resnet8"), ("mlp", "cnn")
+SR_STE = {"type": "straight_through", "decay": 2e-4}
 
 
 def _baselines() -> Iterator[tuple[str, Row]]:
     for late in (False, True):
         suffix = LATE if late else ""
-        yield f"dense{suffix}", Row("baselines", "none", networks=EVERY if not late else TWO, late=late)
-        networks = EVERY if not late else TWO
+        networks = EVERY if not late else ("mlp",)
+        yield f"dense{suffix}", Row("baselines", "none", networks=networks, late=late)
         yield f"tensorflow-model-optimization{suffix}", Row("baselines", "tfmot", networks=networks, late=late)
 
 
 def _gradual() -> Iterator[tuple[str, Row]]:
     combinations: list[tuple[Any, Any, tuple[str, ...]]] = [
-        ("magnitude", "uniform", EVERY),
-        ("magnitude", "erk", EVERY),
+        ("magnitude", "uniform", TWO),
+        ("magnitude", "erk", TWO),
         ("magnitude", "global", EVERY),
-        ("magnitude", "lamp", TWO),
+        ("magnitude", "lamp", ("mlp",)),
         ("magnitude", {"type": "global", "normalization": "l2"}, ("mlp",)),
         ("magnitude", {"type": "global", "normalization": "mean"}, ("mlp",)),
         ("magnitude", "layer_error", ("mlp",)),
-        ("output_error", "layer_error", TWO),
+        ("output_error", "layer_error", ("mlp",)),
         ("wanda", "layer_error", ("mlp",)),
         ("sparsegpt", "erk", ("mlp",)),
         ("random", "erk", ("mlp",)),
     ]
     for criterion in ("output_error", "wanda", "movement", "taylor", "fisher", "snip", "optimal_brain_damage"):
         for allocation in ("uniform", "erk", "global"):
-            networks = EVERY if (criterion, allocation) == ("output_error", "global") else ("mlp",)
+            networks = TWO if (criterion, allocation) == ("output_error", "global") else ("mlp",)
             combinations.append((criterion, allocation, networks))
     for criterion, allocation, networks in combinations:
         group = "allocations" if criterion == "magnitude" else "criteria"
@@ -90,7 +93,7 @@ def _gradual() -> Iterator[tuple[str, Row]]:
         yield f"{criterion}, whole units", Row("channels", options=options)
     for criterion in ("magnitude", "output_error"):
         options = {"criterion": criterion, "allocation": "global"}
-        yield f"{criterion}, global{LATE}", Row("late", options=options, networks=TWO, late=True)
+        yield f"{criterion}, global{LATE}", Row("late", options=options, late=True)
 
 
 def _before() -> Iterator[tuple[str, Row]]:
@@ -112,15 +115,21 @@ def _moving() -> Iterator[tuple[str, Row]]:
             yield f"{policy}, {allocation}", Row("moving", "exchange", options)
     for allocation in ("erk", "global"):
         yield f"AC/DC, {allocation}", Row("moving", "phases", {"allocation": allocation, "policy": "ac_dc"})
-        for name, decay in (("straight-through", 0.0), ("SR-STE", 2e-4)):
-            policy = {"type": "straight_through", "decay": decay}
-            networks = TWO if (name, allocation) == ("straight-through", "global") else ("mlp",)
-            yield (
-                f"{name}, {allocation}",
-                Row("moving", "gradual", {"allocation": allocation, "policy": policy}, networks=networks),
-            )
-    options = {"criterion": "output_error", "allocation": "global", "policy": "straight_through"}
-    yield "straight-through, output_error, global", Row("moving", "gradual", options)
+    yield "SR-STE, global", Row("moving", options={"allocation": "global", "policy": SR_STE})
+
+
+def _each_step() -> Iterator[tuple[str, Row]]:
+    yield "tensorflow-model-optimization, each step", Row("each step", "tfmot", networks=TWO, frequency=1)
+    for allocation in ("uniform", "global"):
+        options = {"criterion": "magnitude", "allocation": allocation}
+        yield f"magnitude, {allocation}, each step", Row("each step", options=options, networks=TWO, frequency=1)
+    for name, policy, allocation, networks in [
+        ("straight-through", "straight_through", "global", ("mlp",)),
+        ("SR-STE", SR_STE, "erk", ("mlp",)),
+        ("SR-STE", SR_STE, "global", EVERY),
+    ]:
+        options = {"allocation": allocation, "policy": policy}
+        yield f"{name}, {allocation}, each step", Row("each step", options=options, networks=networks, frequency=1)
 
 
 def _after() -> Iterator[tuple[str, Row]]:
@@ -135,7 +144,7 @@ def _name(given: Any) -> str:
     return " ".join(str(value) for value in given.values())
 
 
-ROWS = dict([*_baselines(), *_gradual(), *_before(), *_moving(), *_after()])
+ROWS = dict([*_baselines(), *_gradual(), *_before(), *_moving(), *_each_step(), *_after()])
 TITLES = {
     "baselines": "Baselines",
     "allocations": "Magnitude, gradual: allocations",
@@ -144,6 +153,7 @@ TITLES = {
     "channels": "Gradual, whole units (not of the last layer)",
     "before": "One mask before training",
     "moving": "Masks that move",
+    "each step": "Gradual, with a mask update at each step",
     "after": "Training first, then pruning without training",
 }
 HEAD = f"""# Measured: pruning during training
@@ -152,10 +162,10 @@ Accuracy on the 10,000 test images of Fashion-MNIST after {fashion.EPOCHS} epoch
 ± their standard deviation. Weights and batches of a seed are the same in every row, also for
 tensorflow-model-optimization, which trains the same networks in tf_keras. Adam with a learning rate of 0.001, batches
 of {fashion.BATCH}, inputs in [0, 1]. Gradual schedules are cubic, over epochs 2 to 5, with a mask update every
-{fashion.SCHEDULE[2]} steps; the last epoch trains with the final masks. All kernels are pruned, the first and the last
-layer, too. Criteria that need data take {EXAMPLES:,} training images. Test images are used for nothing but these
-accuracies. `scripts/study during-training` makes this page and measures what it shows as "–"; a number in parentheses
-counts the seeds where some are missing.
+{fashion.SCHEDULE[2]} steps where the table names no other; the last epoch trains with the final masks. All kernels are
+pruned, the first and the last layer, too. Criteria that need data take {EXAMPLES:,} training images. Test images are
+used for nothing but these accuracies. `scripts/study during-training` makes this page and measures what it shows as
+"–"; a number in parentheses counts the seeds where some are missing.
 """
 
 
@@ -173,7 +183,7 @@ class Study:
         row = ROWS[title]
         if row.schedule == "tfmot":
             command = [sys.executable, "-m", "studies.fashion_tfmot", network, str(sparsity), str(seed)]
-            command += ["late"] * row.late
+            command += [str(row.frequency), *["late"] * row.late]
             return json.loads(
                 subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             )
@@ -195,7 +205,7 @@ class Study:
         return fashion.measured(model, self.test)
 
     def _callback(self, row: Row, sparsity: float, seed: int) -> pk.PruningCallback:
-        begin, end, frequency = fashion.SCHEDULE
+        begin, end, frequency = *fashion.SCHEDULE[:2], row.frequency
         schedule = {
             "gradual": lambda: pk.PolynomialDecay(0.0, sparsity, begin, end, frequency=frequency),
             "before": lambda: pk.OneShot(sparsity),
