@@ -1,6 +1,6 @@
 """Plans a run: resolves a recipe for its model and data without changing a weight."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ __all__ = ["Plan", "PlannedStep", "PlannedTarget", "plan", "show_plan"]
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# More mask updates than these are not listed one by one.
+LISTED_UPDATES = 40
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,14 @@ def _lines_above_the_steps(plan: Plan) -> list[str]:
     return lines
 
 
+def _mask_updates(pruning: Sequence[tuple[int, float]]) -> str:
+    """Returns the line of a step's mask updates; of many, the first and the last."""
+    updates = [f"{at} ({asked:.4g})" for at, asked in pruning]
+    if len(updates) > LISTED_UPDATES:
+        updates = [*updates[: LISTED_UPDATES // 2], "...", *updates[-LISTED_UPDATES // 2 :]]
+    return f"{count(len(pruning))} mask updates, at step (sparsity): {', '.join(updates)}"
+
+
 def _limits(target: PlannedTarget) -> str:
     """Returns the text of a target's bounds and override; "" without any."""
     if target.override is not None:
@@ -134,8 +145,7 @@ def show_plan(plan: Plan, console: "Console") -> None:
                 table.add_row(line(target.name), *cells, *([limit] if any(limits) else []))
             console.print(table)
         if step.pruning:
-            updates = ", ".join(f"{at} ({asked:.4g})" for at, asked in step.pruning)
-            console.print(f"   {len(step.pruning)} mask updates, at step (sparsity): {updates}")
+            console.print(f"   {_mask_updates(step.pruning)}")
         for skipped in by_reason(step.skipped):
             console.print(f"   left out: {line(skipped)}")
     for note in plan.notes:

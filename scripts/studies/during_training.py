@@ -119,14 +119,13 @@ def _moving() -> Iterator[tuple[str, Row]]:
 
 
 def _each_step() -> Iterator[tuple[str, Row]]:
-    yield "tensorflow-model-optimization, each step", Row("each step", "tfmot", networks=TWO, frequency=1)
-    for allocation in ("uniform", "global"):
-        options = {"criterion": "magnitude", "allocation": allocation}
-        yield f"magnitude, {allocation}, each step", Row("each step", options=options, networks=TWO, frequency=1)
+    yield "tensorflow-model-optimization, each step", Row("each step", "tfmot", frequency=1)
     for name, policy, allocation, networks in [
+        ("magnitude", "gradual", "uniform", ("mlp",)),
+        ("magnitude", "gradual", "global", TWO),
         ("straight-through", "straight_through", "global", ("mlp",)),
         ("SR-STE", SR_STE, "erk", ("mlp",)),
-        ("SR-STE", SR_STE, "global", EVERY),
+        ("SR-STE", SR_STE, "global", TWO),
     ]:
         options = {"allocation": allocation, "policy": policy}
         yield f"{name}, {allocation}, each step", Row("each step", options=options, networks=networks, frequency=1)
@@ -187,22 +186,34 @@ class Study:
             return json.loads(
                 subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             )
+        model = self._new(network, seed)
+        if row.schedule == "after":
+            model.load_weights(self._dense_weights(network, seed))
+            pk.prune(model, sparsity, self._calibration(seed), **_options(row, seed))
+        else:
+            self._fit(model, seed, [] if row.schedule == "none" else [self._callback(row, sparsity, seed)], row.late)
+        return fashion.measured(model, self.test)
+
+    def _new(self, network: str, seed: int) -> Any:
         keras.utils.clear_session()
         gc.collect()
         keras.utils.set_random_seed(seed)
-        model = fashion.network(keras, network, seed)
-        if row.schedule == "after":
-            model.load_weights(DENSE_WEIGHTS / f"{network}-{seed}.weights.h5")
-            pk.prune(model, sparsity, self._calibration(seed), **_options(row, seed))
-        else:
-            callbacks = [] if row.schedule == "none" else [self._callback(row, sparsity, seed)]
-            callbacks += [fashion.slow_last_epoch(keras)] * row.late
-            data = fashion.batches(self.train, seed)
-            model.fit(data, steps_per_epoch=fashion.STEPS, epochs=fashion.EPOCHS, verbose=0, callbacks=callbacks)
-        if title == "dense":
-            DENSE_WEIGHTS.mkdir(parents=True, exist_ok=True)
-            model.save_weights(DENSE_WEIGHTS / f"{network}-{seed}.weights.h5")
-        return fashion.measured(model, self.test)
+        return fashion.network(keras, network, seed)
+
+    def _fit(self, model: Any, seed: int, callbacks: list[Any], late: bool = False) -> None:
+        callbacks = [*callbacks, *[fashion.slow_last_epoch(keras)] * late]
+        data = fashion.batches(self.train, seed)
+        model.fit(data, steps_per_epoch=fashion.STEPS, epochs=fashion.EPOCHS, verbose=0, callbacks=callbacks)
+
+    def _dense_weights(self, network: str, seed: int) -> Path:
+        """The trained dense network's weights as a file; trains it the first time."""
+        path = DENSE_WEIGHTS / f"{network}-{seed}.weights.h5"
+        if not path.exists():
+            model = self._new(network, seed)
+            self._fit(model, seed, [])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            model.save_weights(path)
+        return path
 
     def _callback(self, row: Row, sparsity: float, seed: int) -> pk.PruningCallback:
         begin, end, frequency = *fashion.SCHEDULE[:2], row.frequency

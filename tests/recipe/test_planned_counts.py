@@ -81,6 +81,25 @@ def test_the_plan_is_printed_with_the_limits(pairs):
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("updates", "line"),
+    [
+        (40, "40 mask updates, at step (sparsity): " + ", ".join(f"{at} (0.6)" for at in range(40))),
+        (
+            2_500,
+            "2,500 mask updates, at step (sparsity): "
+            + ", ".join([f"{at} (0.6)" for at in range(20)] + ["..."] + [f"{at} (0.6)" for at in range(2480, 2500)]),
+        ),
+    ],
+)
+def test_of_many_mask_updates_the_first_and_the_last_are_printed(pairs, updates, line):
+    schedule = {"type": "constant", "target_sparsity": 0.6, "end": {"steps": updates - 1}, "frequency": 1}
+    steps = recipe(prune(epochs=1250, schedule=schedule), model=None, data=None)
+    told = io.StringIO()
+    show_plan(plan(steps, network(), pairs), Console(file=told, width=10_000))
+    assert f"   {line}\n" in told.getvalue()
+
+
 def test_counts_that_need_the_training_are_an_even_share_and_the_note_names_the_statistic(pairs):
     steps = recipe(
         prune(criterion="movement", allocation="global", bounds={"one": {"max": 0.25}}), model=None, data=None
