@@ -10,12 +10,13 @@ from prunekit.recipe.fields import (
     Positive,
     Settings,
     Sparsity,
+    WeightPattern,
     WeightPatterns,
     name_of,
     refusal,
     registered,
 )
-from prunekit.recipe.step_settings import Prune, checked_pattern, parse_pattern
+from prunekit.recipe.step_settings import Prune, WeightBounds, checked_pattern, parse_pattern
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, sources_of
 
 
@@ -37,6 +38,8 @@ class Rounds(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
+    overrides: dict[WeightPattern, Sparsity] = {}
+    bounds: dict[WeightPattern, WeightBounds] = {}
     misfits: Literal["error", "skip"] = "error"
 
     @model_validator(mode="after")
@@ -67,7 +70,8 @@ class Rounds(Settings):
         """Final sparsity of the step."""
         return self.sparsity
 
-    def pruning_to(self, sparsity: float) -> Prune:
-        """Returns the settings of one round's pruning; the training after it repairs."""
-        names = ("criterion", "pattern", "allocation", "include", "exclude", "keep_one", "misfits")
-        return Prune(sparsity=sparsity, repair="none", **{name: getattr(self, name) for name in names})
+    @property
+    def last_pruning(self) -> Prune:
+        """Settings of the last round's pruning; the training after it repairs."""
+        shared = {name: getattr(self, name) for name in Prune.model_fields if name in Rounds.model_fields}
+        return Prune(repair="none", **shared | {"learning_rate": None})

@@ -12,7 +12,7 @@ from prunekit.recipe.prune_step import PreparedPruning, PruneStep
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult
 from prunekit.recipe.workspace import Workspace
-from prunekit.techniques.pruning.rounds import RewindPoint, Round, round_sparsities, rounds_section
+from prunekit.techniques.pruning.rounds import RewindPoint, Round, RoundPruning, round_sparsities, rounds_section
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,7 +20,7 @@ class PreparedRounds(PreparedStep):
     """A rounds step, resolved for one model and one set of data.
 
     Attributes:
-        prunings: The pruning of each round.
+        prunings: The pruning of each round; all have the targets of the last one.
     """
 
     prunings: tuple[PreparedPruning, ...]
@@ -35,14 +35,15 @@ class RoundsStep(StepHandler[PreparedRounds]):
         Raises:
             ValueError, TypeError: As for a prune step.
         """
-        sparsities = round_sparsities(settings.sparsity, settings.number)
-        prunings = (PruneStep().prepare(settings.pruning_to(sparsity), run) for sparsity in sparsities)
+        last, goal = PruneStep().prepare(settings.last_pruning, run), settings.sparsity
+        schedules = (RoundPruning(asked, goal=goal) for asked in round_sparsities(goal, settings.number))
+        prunings = (dataclasses.replace(last, schedule=schedule) for schedule in schedules)
         return PreparedRounds(settings, prunings=tuple(prunings))
 
     def planned(self, prepared: PreparedRounds, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan: the sparsity of each round, and the targets with their final counts."""
         updates = (step.updates or 0) // (len(prepared.prunings) + 1)
-        moments = ((i * updates, one.settings.sparsity) for i, one in enumerate(prepared.prunings, start=1))
+        moments = ((i * updates, one.schedule(0)) for i, one in enumerate(prepared.prunings, start=1))
         last = PruneStep().planned(prepared.prunings[-1], step)
         return dataclasses.replace(last, pruning=tuple(moments))
 

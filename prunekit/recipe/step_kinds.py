@@ -98,16 +98,21 @@ def _prune_text(prune: Prune) -> str:
     parts += [str(prune.criterion), prune.pattern, str(prune.allocation)]
     if prune.policy != "gradual":
         parts.append(f"policy {prune.policy}")
-    for name, patterns in (("include", prune.include), ("exclude", prune.exclude)):
-        if patterns:
-            parts.append(f"{name} {' '.join(patterns)}")
-    parts += [f"{pattern} to {share:g}" for pattern, share in prune.overrides.items()]
-    for pattern, bounds in prune.bounds.items():
-        given = bounds.model_dump(exclude_none=True)
-        parts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
+    parts += _texts_of_weights(prune)
     if prune.compat is not None:
         parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)
+
+
+def _texts_of_weights(step: Prune | Rounds) -> list[str]:
+    """Returns what a step says of single weights: which are pruned, and how much of them."""
+    patterns = {"include": step.include, "exclude": step.exclude}
+    texts = [f"{name} {' '.join(given)}" for name, given in patterns.items() if given]
+    texts += [f"{pattern} to {share:g}" for pattern, share in step.overrides.items()]
+    for pattern, bounds in step.bounds.items():
+        given = bounds.model_dump(exclude_none=True)
+        texts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
+    return texts
 
 
 def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
@@ -141,10 +146,7 @@ def _rounds_text(rounds: Rounds) -> str:
     if rounds.learning_rate is not None:
         parts.append(f"learning rate {rounds.learning_rate:g}")
     parts += [str(rounds.criterion), rounds.pattern, str(rounds.allocation)]
-    for name, patterns in (("include", rounds.include), ("exclude", rounds.exclude)):
-        if patterns:
-            parts.append(f"{name} {' '.join(patterns)}")
-    return ", ".join(parts)
+    return ", ".join(parts + _texts_of_weights(rounds))
 
 
 def _check_rounds(rounds: Rounds, earlier: Sequence[EarlierStep]) -> None:

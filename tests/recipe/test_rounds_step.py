@@ -139,6 +139,27 @@ def test_the_plan_lists_the_sparsity_of_each_round(pairs):
     assert note.startswith("allocation global: how many weights of each target are pruned follows from their values")
 
 
+def test_limits_of_single_weights_hold_in_each_round_and_reach_their_value_in_the_last(pairs):
+    limits = {"allocation": "global", "overrides": {"hidden": 0.9}, "bounds": {"logits": {"min": 0.3, "max": 0.5}}}
+    document = recipe({"rounds": {**SETTINGS, **limits, "epochs_per_round": 1, "include": [], "sparsity": 0.75}})
+    (step,) = plan(document, network(), pairs).steps
+    assert step.text.endswith("hidden to 0.9, logits at min. 0.3 and max. 0.5")
+    kept = []
+    inner = Workspace.fit
+
+    def fit(self, *args, **kwargs):
+        found = inner(self, *args, **kwargs)
+        kept.append([np.count_nonzero(weight_arrays(self.model)[f"{name}/kernel"]) for name in ("hidden", "logits")])
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "fit", fit)
+        compress(document, network(), pairs)
+    # 128 and 64 weights; in the first of two rounds half of all 192, of which the override has 0.9 * 0.5 / 0.75.
+    assert kept[0] == [128, 64] and kept[1][0] == 128 - round(128 * 0.6) and sum(kept[1]) == 96
+    assert kept[2] == [128 - round(128 * 0.9), 64 - 29] and [target.pruned for target in step.targets] == [115, 29]
+
+
 REFUSED = {
     "N:M": ({"pattern": "2:4", "sparsity": 0.5}, "each round has another sparsity, and 2:4 has one"),
     "criterion of a training": ({"criterion": "movement"}, "'movement' measures how training changes the weights"),

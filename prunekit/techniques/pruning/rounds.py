@@ -78,6 +78,29 @@ def rounds_section(rounds: Sequence[Round], metric: str = "Metric") -> Section:
     return Section("Rounds", (*columns, Column(metric, "number")), tuple(map(astuple, rounds)))
 
 
+@dataclass(frozen=True)
+class RoundPruning(OneShot):
+    """The pruning of one round: `sparsity` at once, on the way to `goal`.
+
+    Args:
+        sparsity: Sparsity after the pruning, in [0, 1).
+        step: 0.
+        goal: Sparsity after the last round. Overrides and minima of single weights are given for it; before, they are
+            multiplied by sparsity / goal.
+    """
+
+    goal: float = 0.5
+
+    @property
+    def final_sparsity(self) -> float:
+        """`goal`, which a later round reaches."""
+        return self.goal
+
+    def __call__(self, step: int) -> float:
+        """`sparsity` at every step."""
+        return self.sparsity
+
+
 def round_sparsities(sparsity: float, rounds: int) -> list[float]:
     """Returns the sparsity after each round; each round prunes the same fraction of the weights that are left.
 
@@ -197,7 +220,7 @@ def prune_in_rounds(
         )
     for number, asked in enumerate(round_sparsities(sparsity, rounds), start=1):
         # No repair: the training after it repairs.
-        pruner, _ = prune_once(model, OneShot(sparsity=asked), settings, data, repair="none")
+        pruner, _ = prune_once(model, RoundPruning(asked, goal=sparsity), settings, data, repair="none")
         point.rewind(rewind)
         with holding(model, pruner.masks, optimizers):
             metric = _metric(train(model))

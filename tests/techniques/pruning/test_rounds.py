@@ -155,3 +155,20 @@ def test_rounds_need_a_function_and_an_optimizer(perceptron):
     pair = [keras.optimizers.SGD(), keras.optimizers.SGD()]
     with pytest.raises(ValueError, match="2 optimizers, of which .* is not built"):
         pk.prune_in_rounds(perceptron, train, 0.5, optimizer=pair)
+
+
+@pytest.mark.every_backend(cases=0)
+def test_an_override_is_reached_in_the_last_round_in_proportion_to_the_sparsity():
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(20, name="first"), keras.layers.Dense(5, name="linear")]
+    )
+    model.compile("sgd", "mse")
+    zeros = []
+
+    def counted(model):
+        train(model)
+        zeros.append([int(np.sum(keras.ops.convert_to_numpy(layer.kernel) == 0)) for layer in model.layers])
+
+    pk.prune_in_rounds(model, counted, 0.75, rounds=2, overrides={"first": 0.9})
+    # 120 and 100 weights; the first round prunes half of all.
+    assert zeros == [[0, 0], [72, 38], [108, 57]]
