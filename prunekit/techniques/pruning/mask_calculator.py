@@ -111,7 +111,11 @@ class MaskCalculator:
         return not (self.allocation.joint or self.allocation.needs_scores or self.allocation.needs)
 
     def fractions(
-        self, sparsity: float, scores: Sequence[Any] | None = None, statistics: Sequence[Any] | None = None
+        self,
+        sparsity: float,
+        scores: Sequence[Any] | None = None,
+        statistics: Sequence[Any] | None = None,
+        pruned: Sequence[int] | None = None,
     ) -> list[float]:
         """Returns the sparsity of each target for an overall `sparsity`.
 
@@ -119,6 +123,8 @@ class MaskCalculator:
             sparsity: Overall fraction removed, in [0, 1).
             scores: Importances of each target, for an allocation that reads them; None = an even share.
             statistics: {name: value} of each target, for an allocation that reads them; None = an even share.
+            pruned: Number of entries of each target that stay pruned, so that the others share what is left of the
+                overall sparsity; None = none.
         """
         lacking = (self.allocation.needs_scores and scores is None) or (self.allocation.needs and statistics is None)
         even = self.allocation.joint or lacking
@@ -127,10 +133,12 @@ class MaskCalculator:
         def find(fixed: Mapping[int, float]) -> list[float]:
             return allocation.shares(sparsity, self.targets, scores, fixed, statistics)
 
-        if not self._is_bounded:
+        if not self._is_bounded and pruned is None:
             return [sparsity] * len(self.targets) if even else find({})
         sizes = [target.size for target in self.targets]
-        return shares_within(find, sizes, self._limits(sparsity, sizes), pruned_count(sparsity, sum(sizes)))
+        rows = zip(self._limits(sparsity, sizes), pruned or [0] * len(sizes), strict=True)
+        limits = [(max(least, gone), max(most, gone)) for (least, most), gone in rows]
+        return shares_within(find, sizes, limits, pruned_count(sparsity, sum(sizes)))
 
     def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the least and the greatest number of pruned entries (or units) of each target."""
@@ -248,6 +256,12 @@ class MaskCalculator:
             fractions = self._joint_fractions(sparsity, units, masks, statistics)
         else:
             fractions = self.fractions(sparsity, scores, statistics)
+            # What returned at zero ranks with what is pruned: by importances, a target might prune fewer than it has.
+            if not self.shares_known:
+                gone = [int(mask.size - np.count_nonzero(mask)) for mask in map(array_of, masks)]
+                rows = zip(fractions, self.targets, gone, strict=True)
+                if any(round(fraction * target.size) < n for fraction, target, n in rows):
+                    fractions = self.fractions(sparsity, scores, statistics, gone)
         return np.array(self._whole(sparsity, fractions, units), "int32")
 
     def _joint_fractions(self, sparsity: float, units: Sequence[int], masks, statistics) -> list[float]:

@@ -89,6 +89,28 @@ def prune_once(
         repair: As for `prune`.
         progress: As for `prune`.
     """
+    pruner, layerwise = one_shot_pruner(model, schedule, settings, data, repair=repair, progress=progress)
+    pruner.begin()
+    if layerwise is not None:
+        layerwise.assign_others()
+    pruner.finish()
+    return pruner, () if layerwise is None else tuple(layerwise.errors)
+
+
+def one_shot_pruner(
+    model: Any,
+    schedule: Schedule,
+    settings: PruningOptions,
+    data: Any,
+    *,
+    repair: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Pruner, "Layerwise | None"]:
+    """Returns the pruner of `prune_once` before it prunes, and its policy if layers are pruned one after another.
+
+    Raises:
+        ValueError, TypeError: As for `prune`; all that can be known before data are read.
+    """
     if repair not in (None, *REPAIRS):
         raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
     criterion = get_criterion(settings.criterion)
@@ -103,12 +125,7 @@ def prune_once(
             f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: data, '
             f"with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
         )
-    pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
-    pruner.begin()
-    if layerwise is not None:
-        layerwise.assign_others()
-    pruner.finish()
-    return pruner, () if layerwise is None else tuple(layerwise.errors)
+    return Pruner.detached(model, schedule, settings, training=False, data=data), layerwise
 
 
 def _check_rounds(criterion: Criterion) -> None:

@@ -21,7 +21,7 @@ from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.held_masks import holding
-from prunekit.techniques.pruning.one_shot import prune_once
+from prunekit.techniques.pruning.one_shot import one_shot_pruner, prune_once
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.targeting import resolved_targets
 
@@ -210,6 +210,8 @@ def prune_in_rounds(
     optimizers = optimizers_for(model, optimizer)
     if not optimizers:
         raise ValueError("Pruning in rounds needs an optimizer. Compile the model, or pass `optimizer`.")
+    # Refuses what the first round would, before the first training.
+    one_shot_pruner(model, RoundPruning(sparsity, goal=sparsity), settings, data, repair="none")
     before = inspect(model)
     point = RewindPoint(model, optimizers)
     rows, report = [Round(0, 0.0, 0, _metric(train(model)))], before

@@ -83,6 +83,23 @@ def test_a_rising_schedule_is_followed_exactly(data):
         assert round(event.reached * 208) == sum(round(event.asked * size) for size in (160, 48))
 
 
+@pytest.mark.parametrize("allocation", ["lamp", "layer_error", "global"])
+@pytest.mark.parametrize("initial", [0.0, 0.75], ids=["rising", "constant"])
+def test_weights_that_return_and_stay_at_zero_leave_the_total_exact(allocation, initial, data):
+    model = network()
+    model.optimizer.learning_rate = 0.0
+    schedule = pk.PolynomialDecay(initial, 0.75, 0, 24, frequency=2)
+    pruner = pk.Pruner(model, schedule, data=data, policy=pk.RigL(exchanged=0.5), allocation=allocation)
+    for _ in range(30):
+        model.train_on_batch(data[0][:10], data[1][:10])
+        pruner.step()
+    kept = sum(int(mask.sum()) for mask in pruner.masks.values())
+    assert len(pruner.events) >= 10 and kept == round(0.25 * sum(mask.size for mask in pruner.masks.values()))
+    assert [event.reached for event in pruner.events] == pytest.approx(
+        [event.asked for event in pruner.events], abs=1 / 208
+    )
+
+
 def test_blocks_are_exchanged_whole(data):
     _, _, watch = trained(pk.SET(), data, pattern="block:2x2", include="hidden", epochs=1)
     for masks in watch.masks:

@@ -133,10 +133,12 @@ REFUSED = [
     ({"keep_zeros": False}, "pruned weights stay pruned"),
     ({"include": ["hiden"]}, "hiden"),
     ({"pattern": "block:9x9"}, "block"),
+    ({"criterion": "wanda"}, "is collected from data. Received: no data"),
+    ({"data": X, "criterion": "synflow"}, "Leave `data` out"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[next(iter(arguments)) for arguments, _ in REFUSED])
+@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[" ".join(arguments) for arguments, _ in REFUSED])
 def test_a_refusal_comes_before_the_first_training(arguments, said):
     def never(model):
         raise AssertionError("trained")
