@@ -142,7 +142,9 @@ class MaskCalculator:
 
     def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the least and the greatest number of pruned entries (or units) of each target."""
-        progress = min(sparsity / self._final_sparsity, 1.0) if self._final_sparsity else 0.0
+        # Of whole entries: where a step removes no further entry of all, no minimum rises either.
+        removed, final = (pruned_count(share, sum(entries)) for share in (sparsity, self._final_sparsity))
+        progress = min(removed / final, 1.0) if final else 0.0
         limits = []
         for i, n in enumerate(entries):
             if i in self._overrides:

@@ -210,3 +210,16 @@ def test_a_wrong_bound_of_a_recipe_is_located(tmp_path):
     file.write_text(file.read_text().replace("{max: 25}", "{min: 0.5, max: 0.25}"))
     with pytest.raises(RecipeError, match=r"r\.yaml:6:32: .*expected min <= max. Received: 0.5 and 0.25"):
         load_recipe(file, data_given=True)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
+def test_a_minimum_that_is_rounded_up_at_the_end_leaves_the_total_exact(allocation):
+    sizes = {"a": 33, "b": 31, "c": 7, "d": 4}
+    model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(n, name=name) for name, n in sizes.items())])
+    model.compile("sgd", "mse")
+    # At the last two steps the schedule removes the same 1,257 of all 1,796 entries.
+    schedule = pk.PolynomialDecay(0.0, 0.7, 0, 40, frequency=3)
+    limits = {"c": {"min": 0.69}, "d": {"max": 0.31}}
+    pruning = pk.PruningCallback(schedule, allocation=allocation, bounds=limits)
+    model.fit(np.ones((41, 16)), np.ones((41, 4)), batch_size=1, verbose=0, callbacks=[pruning])
+    assert sum(int(np.sum(~mask)) for mask in pruning.pruner.masks.values()) == 1257
