@@ -207,6 +207,13 @@ class NM(Pattern):
 
     def check(self, shape: Axes, in_axes: Axes, out_axes: Axes, final_sparsity: float, name: str) -> None:
         """Raises ValueError unless m divides the input length and `final_sparsity` is 1 - n / m."""
+        # `not <=` instead of `>`: NaN must fail the check.
+        if not abs(final_sparsity - self.sparsity) <= 1e-6:
+            raise ValueError(
+                f"{self} keeps {self.n} of every {self.m} weights, so it ends at sparsity {self.sparsity!r}. Received: "
+                f"final sparsity {final_sparsity!r} for {name}. Pass a final sparsity of {self.sparsity!r}, or choose "
+                "another pattern."
+            )
         _need(in_axes, self, "an input axis", shape, name)
         inputs = Layout(shape, in_axes, out_axes).inputs
         if inputs % self.m:
@@ -214,13 +221,6 @@ class NM(Pattern):
                 f"{self} sparsity needs an input axis whose length is a multiple of {self.m}. Received: {name} of "
                 f"shape {tuple(shape)}, input axes {tuple(in_axes)} (length {inputs}). Leave this weight out with "
                 "`exclude`, or choose another pattern."
-            )
-        # `not <=` instead of `>`: NaN must fail the check.
-        if not abs(final_sparsity - self.sparsity) <= 1e-6:
-            raise ValueError(
-                f"{self} keeps {self.n} of every {self.m} weights, so it ends at sparsity {self.sparsity!r}. Received: "
-                f"final sparsity {final_sparsity!r} for {name}. Pass a final sparsity of {self.sparsity!r}, or choose "
-                "another pattern."
             )
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):

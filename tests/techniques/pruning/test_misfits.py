@@ -43,6 +43,13 @@ def test_a_pattern_that_fits_no_weight_is_an_error(model):
         pk.prune(model, 0.7, pattern="2:4", misfits="skip")
 
 
+def test_a_sparsity_that_the_pattern_lacks_is_the_error_also_where_the_last_weight_does_not_fit():
+    layers = [keras.layers.Dense(7, name="first"), keras.layers.Dense(4, name="last")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    with pytest.raises(ValueError, match="it ends at sparsity 0.5"):
+        pk.prune(model, 0.75, pattern="2:4", misfits="skip")
+
+
 def test_the_plan_of_a_recipe_names_misfits(model):
     step = {"prune": {"sparsity": 0.5, "pattern": "2:4", "misfits": "skip"}}
     result = pk.compress({"version": 1, "steps": [step]}, model)
