@@ -95,7 +95,8 @@ class Allocation(ABC):
         sizes = [math.prod(target.shape) for target in targets]
         free = [i for i in range(len(sizes)) if i not in overrides]
         rest = sum(sizes[i] for i in free)
-        fixed = sum(pruned_count(share, sizes[i]) for i, share in overrides.items())
+        # Not `pruned_count`: a small weight may be fixed at all of its entries.
+        fixed = sum(round(share * sizes[i]) for i, share in overrides.items())
         wanted = pruned_count(sparsity, sum(sizes)) - fixed
         # Each count is rounded, so the fixed counts may exceed the overall count by half an entry per weight.
         if -len(overrides) <= wanted < 0:

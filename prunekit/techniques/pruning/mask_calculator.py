@@ -147,11 +147,13 @@ class MaskCalculator:
         progress = min(removed / final, 1.0) if final else 0.0
         limits = []
         for i, n in enumerate(entries):
+            # An override or a minimum near 1 is rounded to all entries of a small weight.
+            largest = n - 1 if self.keep_one else n
             if i in self._overrides:
-                limits.append((pruned_count(self._overrides[i] * progress, n),) * 2)
-                continue
-            least, most = self._bounds.get(i, Bounds()).at(progress, n)
-            limits.append((least, min(most, max(n - 1, least)) if self.keep_one else most))
+                least = most = pruned_count(self._overrides[i] * progress, n)
+            else:
+                least, most = self._bounds.get(i, Bounds()).at(progress, n)
+            limits.append((min(least, largest), min(most, largest)))
         return limits
 
     def units_pruned(self, sparsity: float) -> list[int]:

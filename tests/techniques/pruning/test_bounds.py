@@ -223,3 +223,18 @@ def test_a_minimum_that_is_rounded_up_at_the_end_leaves_the_total_exact(allocati
     pruning = pk.PruningCallback(schedule, allocation=allocation, bounds=limits)
     model.fit(np.ones((41, 16)), np.ones((41, 4)), batch_size=1, verbose=0, callbacks=[pruning])
     assert sum(int(np.sum(~mask)) for mask in pruning.pruner.masks.values()) == 1257
+
+
+@pytest.mark.filterwarnings("ignore:Sparsity 0.5 leaves")
+@pytest.mark.parametrize("keep_one", [True, False])
+@pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])
+@pytest.mark.parametrize(
+    "limits", [{"overrides": {"head": 0.95}}, {"bounds": {"head": {"min": 0.95}}}], ids=["override", "minimum"]
+)
+def test_a_share_near_one_of_a_small_weight_removes_all_entries_but_those_that_keep_one_keeps(
+    limits, allocation, keep_one
+):
+    layers = [keras.layers.Dense(8, name="body"), keras.layers.Dense(1, name="head")]
+    model = keras.Sequential([keras.Input((16,)), *layers])
+    pk.prune(model, 0.5, allocation=allocation, keep_one=keep_one, **limits)
+    assert [int(np.sum(layer.kernel.numpy() == 0)) for layer in model.layers] == ([61, 7] if keep_one else [60, 8])
