@@ -116,21 +116,23 @@ def _exact(
     return [count / n for count, n in zip(counts, entries, strict=True)]
 
 
-def check_total(removed: int, limits: Sequence[tuple[int, int]], total: int, sparsity: float) -> None:
-    """Raises unless the limits allow the number of removed entries.
+def check_total(bounds: Sequence[Bounds], entries: Sequence[int], sparsity: float) -> None:
+    """Raises unless the bounds allow the overall sparsity; that they are rounded to whole entries does not count.
 
     Args:
-        removed: Number of entries to remove.
-        limits: As for `shares_within`.
-        total: Number of entries.
-        sparsity: Overall sparsity, for the message.
+        bounds: Bounds of each weight; an override is both.
+        entries: Number of entries of each weight.
+        sparsity: Overall sparsity.
 
     Raises:
-        ValueError: The limits do not allow it; the message has the range that they allow.
+        ValueError: The bounds do not allow it; the message has the range that they allow.
     """
-    least, most = (sum(column) for column in zip(*limits, strict=True))
-    # Each limit is rounded to whole entries.
-    if not least - len(limits) <= removed <= most + len(limits):
+    rows = list(zip(bounds, entries, strict=True))
+    total = sum(entries)
+    least = sum(bound.min * n for bound, n in rows)
+    most = sum(n if bound.max is None else bound.max * n for bound, n in rows)
+    rounding = 0.5 + _ROUNDING * total
+    if not least - rounding <= sparsity * total <= most + rounding:
         raise ValueError(
             f"The bounds and overrides of single weights allow overall sparsities from {least / total:.4g} to "
             f"{most / total:.4g}. Received: {sparsity:g}. Change them, or the overall sparsity."

@@ -72,9 +72,9 @@ class MaskCalculator:
         # Bounds of single weights turn a joint selection into counts of each weight.
         self._joint = self.allocation.joint and not self._is_bounded
         if self._is_bounded:
-            sizes = [target.size for target in self.targets]
-            removed = pruned_count(final_sparsity, sum(sizes))
-            check_total(removed, self._limits(final_sparsity, sizes), sum(sizes), final_sparsity)
+            fixed = {i: Bounds(share, share) for i, share in self._overrides.items()}
+            bounds = [fixed.get(i, self._bounds.get(i, Bounds())) for i in range(len(self.targets))]
+            check_total(bounds, [target.size for target in self.targets], final_sparsity)
         self.pattern = pattern = get_pattern(options.pattern)
         for target, fraction in zip(self.targets, self.fractions(final_sparsity), strict=True):
             pattern.check(target.shape, target.in_axes, target.out_axes, fraction, target.name)
