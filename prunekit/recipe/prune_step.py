@@ -27,7 +27,7 @@ from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.one_shot import prune_once
+from prunekit.techniques.pruning.one_shot import OneShotPruning
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
 from prunekit.techniques.pruning.pruning_notes import abrupt
@@ -124,8 +124,9 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     data = _calibration_data(prepared, workspace.run) if settings.reads_data else None
     if settings.one_shot:
         options = PruningOptions(**prepared.options)
-        pruner, errors = prune_once(workspace.model, schedule, options, data, repair=settings.repair)
-        return pruner, StepResult(sections=[layer_error_section(errors)] if errors else ())
+        pruning = OneShotPruning(workspace.model, schedule, options, data, repair=settings.repair)
+        errors = pruning.run()
+        return pruning.pruner, StepResult(sections=[layer_error_section(errors)] if errors else ())
     callback = PruningCallback(schedule, data=data, **prepared.options)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)
     return callback.pruner, StepResult(history=history)

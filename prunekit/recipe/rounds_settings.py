@@ -73,5 +73,6 @@ class Rounds(Settings):
     @property
     def last_pruning(self) -> Prune:
         """Settings of the last round's pruning; the training after it repairs."""
-        shared = {name: getattr(self, name) for name in Prune.model_fields if name in Rounds.model_fields}
-        return Prune(repair="none", **shared | {"learning_rate": None})
+        # The learning rate is that of the trainings.
+        shared = (Prune.model_fields.keys() & Rounds.model_fields.keys()) - {"learning_rate"}
+        return Prune(repair="none", **{name: getattr(self, name) for name in shared})

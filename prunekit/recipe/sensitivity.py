@@ -84,8 +84,7 @@ def sensitivity(  # noqa: PLR0913
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
     levels = _levels(sparsity, options)
     batches = list(weighted_batches_of(data, whole("batch_size", batch_size, 1)))
-    report = _empty(model, batches, options, levels)
-    report = replace(report, settings={**report.settings, "batch_size": batch_size})
+    report = _empty(model, batches, options, levels, batch_size)
     folder = None if output is None else _folder(output)
     earlier = None if folder is None else _earlier(folder / TABLE, report, force)
     if earlier is not None and earlier.complete:
@@ -114,7 +113,7 @@ def _levels(sparsity: Any, options: PruningOptions) -> tuple[float, ...]:
 
 
 def _empty(
-    model: Any, batches: Sequence[Batch], options: PruningOptions, levels: tuple[float, ...]
+    model: Any, batches: Sequence[Batch], options: PruningOptions, levels: tuple[float, ...], batch_size: int
 ) -> SensitivityReport:
     """Returns a report without rows, which tells whether an earlier scan is of the same model, data and settings."""
     settings = {
@@ -126,6 +125,7 @@ def _empty(
         "misfits": options.misfits,
         "compiled": _compiled(model),
         "examples": sum(len(keras.tree.flatten(batch[0])[0]) for batch in batches),
+        "batch_size": batch_size,
     }
     hashes = {"model": model_digest(model), "architecture": architecture_digest(model), "data": _data_digest(batches)}
     return SensitivityReport(model.name, settings, (), (), {}, (), hashes=hashes)

@@ -186,11 +186,14 @@ class Study:
             return json.loads(
                 subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             )
-        model = self._new(network, seed)
-        if row.schedule == "after":
-            model.load_weights(self._dense_weights(network, seed))
-            pk.prune(model, sparsity, self._calibration(seed), **_options(row, seed))
+        if title == "dense" or row.schedule == "after":
+            path = self._dense_weights(network, seed)
+            model = self._new(network, seed)
+            model.load_weights(path)
+            if row.schedule == "after":
+                pk.prune(model, sparsity, self._calibration(seed), **_options(row, seed))
         else:
+            model = self._new(network, seed)
             self._fit(model, seed, [] if row.schedule == "none" else [self._callback(row, sparsity, seed)], row.late)
         return fashion.measured(model, self.test)
 

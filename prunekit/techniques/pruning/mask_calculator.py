@@ -137,7 +137,7 @@ class MaskCalculator:
             return [sparsity] * len(self.targets) if even else find({})
         sizes = [target.size for target in self.targets]
         rows = zip(self._limits(sparsity, sizes), pruned or [0] * len(sizes), strict=True)
-        limits = [(max(least, gone), max(most, gone)) for (least, most), gone in rows]
+        limits = [(max(least, count), max(most, count)) for (least, most), count in rows]
         return shares_within(find, sizes, limits, pruned_count(sparsity, sum(sizes)))
 
     def _limits(self, sparsity: float, entries: Sequence[int]) -> list[tuple[int, int]]:
@@ -260,12 +260,13 @@ class MaskCalculator:
             fractions = self._joint_fractions(sparsity, units, masks, statistics)
         else:
             fractions = self.fractions(sparsity, scores, statistics)
-            # What returned at zero ranks with what is pruned: by importances, a target might prune fewer than it has.
+            # A kept entry that returned at zero ties with pruned entries, so that by importances a target may get
+            # fewer pruned entries than it has.
             if not self.shares_known:
-                gone = [int(mask.size - np.count_nonzero(mask)) for mask in map(array_of, masks)]
-                rows = zip(fractions, self.targets, gone, strict=True)
-                if any(round(fraction * target.size) < n for fraction, target, n in rows):
-                    fractions = self.fractions(sparsity, scores, statistics, gone)
+                pruned = [int(mask.size - np.count_nonzero(mask)) for mask in map(array_of, masks)]
+                rows = zip(fractions, self.targets, pruned, strict=True)
+                if any(round(fraction * target.size) < count for fraction, target, count in rows):
+                    fractions = self.fractions(sparsity, scores, statistics, pruned)
         return np.array(self._whole(sparsity, fractions, units), "int32")
 
     def _joint_fractions(self, sparsity: float, units: Sequence[int], masks, statistics) -> list[float]:

@@ -65,21 +65,14 @@ def prune(
             "with PruningCallback or Pruner, or choose another criterion."
         )
     before = inspect(model)
-    pruner, errors = prune_once(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
+    pruning = OneShotPruning(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
+    pruner, errors = pruning.pruner, pruning.run()
     notes = [LATER_TRAINING] if pruner.sparsity else []
     return replace(pruner.report(before=before, notes=notes, only_pruned=not errors), layer_errors=errors)
 
 
-def prune_once(
-    model: Any,
-    schedule: Schedule,
-    settings: PruningOptions,
-    data: Any,
-    *,
-    repair: str | None = None,
-    progress: Progress | None = None,
-) -> tuple[Pruner, tuple[LayerError, ...]]:
-    """Does what `prune` does; returns the finished pruner and the errors of the layers.
+class OneShotPruning:
+    """A pruning without training: the constructor refuses what is known to fail before data are read; `run` prunes.
 
     Args:
         model: As for `prune`.
@@ -88,44 +81,48 @@ def prune_once(
         data: As for `prune`.
         repair: As for `prune`.
         progress: As for `prune`.
-    """
-    pruner, layerwise = one_shot_pruner(model, schedule, settings, data, repair=repair, progress=progress)
-    pruner.begin()
-    if layerwise is not None:
-        layerwise.assign_others()
-    pruner.finish()
-    return pruner, () if layerwise is None else tuple(layerwise.errors)
 
-
-def one_shot_pruner(
-    model: Any,
-    schedule: Schedule,
-    settings: PruningOptions,
-    data: Any,
-    *,
-    repair: str | None = None,
-    progress: Progress | None = None,
-) -> tuple[Pruner, "Layerwise | None"]:
-    """Returns the pruner of `prune_once` before it prunes, and its policy if layers are pruned one after another.
+    Attributes:
+        pruner: The pruner, finished after `run`.
 
     Raises:
-        ValueError, TypeError: As for `prune`; all that can be known before data are read.
+        ValueError, TypeError: As for `prune`.
     """
-    if repair not in (None, *REPAIRS):
-        raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
-    criterion = get_criterion(settings.criterion)
-    repair = repair or ("none" if criterion.before_training else "weights")
-    layerwise = None
-    if data is not None and type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training):
-        _check_rounds(criterion)
-        layerwise = Layerwise(model, data, criterion, repair, progress)
-        settings = replace(settings, policy=layerwise, criterion=_planning(criterion, settings))
-    elif data is not None and "data" not in sources_of(settings.needs):
-        raise ValueError(
-            f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: data, '
-            f"with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
-        )
-    return Pruner.detached(model, schedule, settings, training=False, data=data), layerwise
+
+    def __init__(
+        self,
+        model: Any,
+        schedule: Schedule,
+        settings: PruningOptions,
+        data: Any,
+        *,
+        repair: str | None = None,
+        progress: Progress | None = None,
+    ):
+        if repair not in (None, *REPAIRS):
+            raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
+        criterion = get_criterion(settings.criterion)
+        repair = repair or ("none" if criterion.before_training else "weights")
+        repairs = type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training)
+        self._layerwise = None
+        if data is not None and repairs:
+            _check_rounds(criterion)
+            self._layerwise = Layerwise(model, data, criterion, repair, progress)
+            settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
+        elif data is not None and "data" not in sources_of(settings.needs):
+            raise ValueError(
+                f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: '
+                f"data, with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
+            )
+        self.pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
+
+    def run(self) -> tuple[LayerError, ...]:
+        """Prunes; returns the errors of the layers."""
+        self.pruner.begin()
+        if self._layerwise is not None:
+            self._layerwise.assign_others()
+        self.pruner.finish()
+        return () if self._layerwise is None else tuple(self._layerwise.errors)
 
 
 def _check_rounds(criterion: Criterion) -> None:

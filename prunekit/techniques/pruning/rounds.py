@@ -21,7 +21,7 @@ from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.held_masks import holding
-from prunekit.techniques.pruning.one_shot import one_shot_pruner, prune_once
+from prunekit.techniques.pruning.one_shot import OneShotPruning
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.targeting import resolved_targets
 
@@ -206,12 +206,10 @@ def prune_in_rounds(
     Source: Frankle & Carbin 2019, arXiv:1803.03635 (weights, from the start); Frankle et al. 2020, arXiv:1912.05671
         (weights, from an early step); Renda et al. 2020, arXiv:2003.02389 (learning rate).
     """
-    settings = _checked(model, train, sparsity, rounds, rewind, options)
+    settings = _checked(model, train, sparsity, data, rounds, rewind, options)
     optimizers = optimizers_for(model, optimizer)
     if not optimizers:
         raise ValueError("Pruning in rounds needs an optimizer. Compile the model, or pass `optimizer`.")
-    # Refuses what the first round would, before the first training.
-    one_shot_pruner(model, RoundPruning(sparsity, goal=sparsity), settings, data, repair="none")
     before = inspect(model)
     point = RewindPoint(model, optimizers)
     rows, report = [Round(0, 0.0, 0, _metric(train(model)))], before
@@ -221,8 +219,9 @@ def prune_in_rounds(
             "again. Compile it before the call only; rewinding returns the optimizer to its state at the call."
         )
     for number, asked in enumerate(round_sparsities(sparsity, rounds), start=1):
-        # No repair: the training after it repairs.
-        pruner, _ = prune_once(model, RoundPruning(asked, goal=sparsity), settings, data, repair="none")
+        pruning = _pruning_to(asked, model, sparsity, settings, data)
+        pruning.run()
+        pruner = pruning.pruner
         point.rewind(rewind)
         with holding(model, pruner.masks, optimizers):
             metric = _metric(train(model))
@@ -236,8 +235,15 @@ def _metric(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _checked(model: Any, train: Any, sparsity: float, rounds: int, rewind: str, options: Options) -> PruningOptions:
-    """Returns the pruning options, after all refusals."""
+def _pruning_to(asked: float, model: Any, goal: float, settings: PruningOptions, data: Any) -> OneShotPruning:
+    # No repair: the training after it repairs.
+    return OneShotPruning(model, RoundPruning(asked, goal=goal), settings, data, repair="none")
+
+
+def _checked(  # noqa: PLR0913
+    model: Any, train: Any, sparsity: float, data: Any, rounds: int, rewind: str, options: Options
+) -> PruningOptions:
+    """Returns the pruning options, after all refusals that need no training."""
     check_built(model)
     if not callable(train):
         raise TypeError(f"`train` is a function that trains the model. Received: {train!r}.")
@@ -249,6 +255,7 @@ def _checked(model: Any, train: Any, sparsity: float, rounds: int, rewind: str, 
     settings = as_options(options)
     check_options_of_rounds(settings)
     resolved_targets(model, OneShot(sparsity=sparsity), settings, training=True)
+    _pruning_to(sparsity, model, sparsity, settings, data)
     return settings
 
 
