@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
     from prunekit.techniques.pruning.straight_through import StraightThrough
     from prunekit.techniques.pruning.structure_decay import StructureDecay
+    from prunekit.techniques.shrink.shrink_report import ShrinkReport
+    from prunekit.techniques.shrink.shrinking import shrink
 
 __all__ = [
     "Apoz",
@@ -99,6 +101,7 @@ __all__ = [
     "SET",
     "SensitivityAllocation",
     "SensitivityReport",
+    "ShrinkReport",
     "Snip",
     "SparseGPT",
     "StraightThrough",
@@ -124,6 +127,7 @@ __all__ = [
     "prune_in_rounds",
     "register_layer",
     "sensitivity",
+    "shrink",
     "signal_picture",
     "sweep",
 ]
@@ -173,6 +177,8 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
+    "prunekit.techniques.shrink.shrinking": ("shrink",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -23,14 +23,16 @@ ORDER = (
         "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
         "name_patterns model_weights model_graph targets layer_names fans watching "
         "flow example_inputs recorded_graph tracing cost inspection "
-        "archives keras_hub_files model_files",
+        "archives keras_hub_files model_files "
+        "channel_axes channel_links channel_calls channel_layers channel_operations recorded_calls channels",
     ),
     (
         "core",
         "backend arguments compilation patching optimizers environment jax_state train_function model_building "
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
         "output_metrics graph_steps model_function suffix_runs "
-        "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk random_state",
+        "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
+        "layerwise random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -43,10 +45,11 @@ ORDER = (
         "techniques/pruning",
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
         "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver layerwise "
+        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
+    ("techniques/shrink", "importance selection budget rebuild repair optimizer_state shrink_report shrinking"),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",

@@ -1,6 +1,7 @@
 """Observes the inputs of layers while a model runs on calibration data, and sums their products."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -193,6 +194,14 @@ class LayerMoments:
                 self.cross += transposed_product(now, outputs)
             self.output_sums += row_sums(outputs)
             self.output_squares += row_sums(outputs * outputs)
+
+    def of_outputs(self, outputs: np.ndarray) -> "LayerMoments":
+        """Returns the same moments with zeros for the other outputs; `outputs`: bool, shape (groups, outputs)."""
+        found = copy.copy(self)
+        found.cross = np.where(outputs[:, None], self.cross, 0.0)
+        found.output_sums = np.where(outputs, self.output_sums, 0.0)
+        found.output_squares = np.where(outputs, self.output_squares, 0.0)
+        return found
 
     def finish(self) -> None:
         """Completes the sums that follow from the others: where the rows are the same, X^T Y = X^T X W."""

@@ -1,11 +1,14 @@
 """Finds the optimizers of a model, and the optimizers inside other optimizers."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import keras
 
 from prunekit.anatomy.layers import leaves_of
+from prunekit.core.backend import native
+
+Key = TypeVar("Key")
 
 
 def optimizers_of(model) -> list[keras.optimizers.Optimizer]:
@@ -50,3 +53,44 @@ def updates_in(batches: int, optimizers: Sequence[keras.optimizers.Optimizer]) -
     """Returns the number of updates in `batches` batches; gradient accumulation makes it smaller."""
     parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
     return batches // max((part.gradient_accumulation_steps or 1 for part in parts), default=1)
+
+
+def slots_of(part: Any, variables: Mapping[Key, Any]) -> list[tuple[Key, str, Any]]:
+    """Returns (key, attribute name, slot) for each slot that an optimizer has for the variables.
+
+    Keras has no registry of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
+    keyed by variable. Factored slots differ in shape from their weight, so they are left out.
+
+    Args:
+        part: An optimizer that updates weights, as `parts_of` returns it.
+        variables: Key -> variable; variables that the optimizer does not update have no slots.
+    """
+    if not part.built:
+        return []
+    places = {id(native(variable)): place for place, variable in enumerate(part._trainable_variables)}
+    ours = {key: places[id(native(one))] for key, one in variables.items() if id(native(one)) in places}
+    found = []
+    for name, held in vars(part).items():
+        if name in ("_variables", "_trainable_variables") or not _holds_variables(held):
+            continue
+        for key, place in ours.items():
+            variable = variables[key]
+            slot = _entry(held, place, len(places), part, variable)
+            same = isinstance(slot, keras.Variable) and tuple(slot.shape) == tuple(variable.shape)
+            if same and slot is not variable:
+                found.append((key, name, slot))
+    return found
+
+
+def _holds_variables(held) -> bool:
+    """Returns True if an attribute is a list or a dictionary with a Keras variable."""
+    entries = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+    return any(isinstance(entry, keras.Variable) for entry in entries)
+
+
+def _entry(held, place: int, count: int, part, variable):
+    if isinstance(held, list | tuple):
+        return held[place] if len(held) == count else None
+    if isinstance(held, dict) and hasattr(part, "_var_key"):
+        return held.get(part._var_key(variable))
+    return None

@@ -1,14 +1,14 @@
 """Finds the new value of one weight from the moments of its layer: mask, reconstruction, correction of the bias."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.reconstruction import DAMPING, InverseFactor, curvatures, damped_hessian, inverse_factor, refit
+from prunekit.sparsity.reconstruction import DAMPING, curvatures, damped_hessian, inverse_factor, refit
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.sparsegpt import SparseGPT, runs
@@ -16,23 +16,6 @@ from prunekit.techniques.pruning.unit_exchange import mask_like
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
 REPAIRS = ("none", "outputs", "weights")
-
-
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """A pruned weight.
-
-    Attributes:
-        weight: New value, the shape of the kernel.
-        mask: True = kept.
-        bias_shift: What the bias must add, shape (groups, outputs); None if the layer has no bias.
-        error: Squared change of the layer's outputs relative to the outputs, with the corrected bias.
-    """
-
-    weight: np.ndarray
-    mask: np.ndarray
-    bias_shift: np.ndarray | None
-    error: float
 
 
 class LayerSolver:
@@ -67,7 +50,7 @@ class LayerSolver:
         if moments.same and self._masks[index].all():
             return Solution(weight, self._masks[index], None, 0.0)
         corrects_bias = self.repairs and product.bias(moments.output_sums) is not None
-        fit = _Fit(product, moments, centred=corrects_bias)
+        fit = LayerFit(product, moments, centred=corrects_bias)
         matrices = product.matrix(weight).astype("float64")
         if product.diagonal:
             # The rows of an embedding are one-hot: no other weight can compensate.
@@ -78,7 +61,7 @@ class LayerSolver:
         shift = fit.bias_shift(found) if corrects_bias else None
         return Solution(product.kernel(found), product.kernel(masks), shift, fit.error(found))
 
-    def _found(self, index: int, product: LayerProduct, matrices: np.ndarray, fit: "_Fit") -> Any:
+    def _found(self, index: int, product: LayerProduct, matrices: np.ndarray, fit: LayerFit) -> Any:
         reconstructs = isinstance(self._criterion, SparseGPT)
         if not reconstructs and self._repair != "weights":
             masks = product.matrix(self._masks[index])
@@ -109,45 +92,3 @@ class LayerSolver:
             for row in zip(wanted, factors, planned, allowed, strict=True)
         ]
         return np.stack([matrix for matrix, _ in rows]), np.stack([mask for _, mask in rows])
-
-
-class _Fit:
-    """The squared error of a layer's outputs as a function of its matrices, up to what the bias corrects."""
-
-    def __init__(self, product: LayerProduct, moments: LayerMoments, *, centred: bool):
-        inputs, rows = moments.inputs, max(moments.inputs.rows, 1)
-        self._input_means, self._output_means = inputs.sums / rows, moments.output_sums / rows
-        self.gram, self.cross, self._squares = inputs.gram, moments.cross, moments.output_squares
-        self._energy, self._same = float(moments.output_squares.sum()), moments.same
-        if centred:
-            # The bias takes over the means, so the fit is that of the deviations from them.
-            means = self._input_means
-            self.gram = self.gram - rows * means[:, :, None] * means[:, None, :]
-            self.cross = self.cross - rows * means[:, :, None] * self._output_means[:, None, :]
-            self._squares = self._squares - rows * np.square(self._output_means)
-
-    def best(self, group: int, matrix: np.ndarray, damped: np.ndarray, factor: InverseFactor) -> np.ndarray:
-        """Returns the dense weights that give the former outputs best on the inputs of the pruned model."""
-        if self._same:
-            return matrix
-        added = damped.diagonal() - self.gram[group].diagonal()
-        wanted = self.cross[group] + added[:, None] * matrix
-        return factor.upper.T @ (factor.upper @ wanted)
-
-    def scaled(self, matrices: np.ndarray) -> np.ndarray:
-        """Returns the matrices with each output scaled by least squares."""
-        wanted = np.sum(self.cross * matrices, axis=1, keepdims=True)
-        energy = np.sum((self.gram @ matrices) * matrices, axis=1, keepdims=True)
-        return matrices * np.divide(wanted, energy, out=np.ones_like(wanted), where=energy > 0)
-
-    def error(self, matrices: np.ndarray) -> float:
-        """Returns the squared error of the outputs relative to the squared outputs."""
-        if not self._energy:
-            return 0.0
-        curved = self.gram @ matrices if self.gram.ndim == 3 else self.gram[:, None] * matrices
-        left = self._squares.sum() - 2 * np.sum(self.cross * matrices) + np.sum(curved * matrices)
-        return max(float(left), 0.0) / self._energy
-
-    def bias_shift(self, matrices: np.ndarray) -> np.ndarray:
-        """Returns the mean that the outputs lack, shape (groups, outputs)."""
-        return self._output_means - np.einsum("gi,gio->go", self._input_means, matrices)

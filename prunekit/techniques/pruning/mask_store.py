@@ -12,7 +12,7 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend, compilation, jax_state, patching
-from prunekit.core.optimizers import parts_of
+from prunekit.core.optimizers import parts_of, slots_of
 from prunekit.sparsity.array_ops import SMALL, array_of
 from prunekit.sparsity.selection import count_true
 
@@ -262,26 +262,8 @@ class MaskStore:
             self._updates.assign_add(1)
 
     def _slots(self, part) -> list[tuple[int, str, Any]]:
-        """Returns (target index, attribute name, slot) for each optimizer slot of a target.
-
-        Keras has no registry of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
-        keyed by variable. Factored slots differ in shape from their weight, so they are left out.
-        """
-        if not part.built:
-            return []
-        places = {id(backend.native(v)): i for i, v in enumerate(part._trainable_variables)}
-        ours = [(i, places[key]) for key, i in self._index.items() if key in places]
-        found = []
-        for name, held in vars(part).items():
-            if name in ("_variables", "_trainable_variables") or not _holds_variables(held):
-                continue
-            for index, place in ours:
-                variable = self.targets[index].variable
-                slot = _entry(held, place, len(places), part, variable)
-                same = isinstance(slot, keras.Variable) and tuple(slot.shape) == tuple(variable.shape)
-                if same and slot is not variable:
-                    found.append((index, name, slot))
-        return found
+        """Returns (target index, attribute name, slot) for each optimizer slot of a target."""
+        return slots_of(part, {i: self.targets[i].variable for i in self._index.values()})
 
 
 def _is_boolean(mask) -> bool:
@@ -379,17 +361,3 @@ def _public_class(part) -> type:
     """Returns the optimizer's public Keras class; on PyTorch, Keras instantiates private subclasses of it."""
     own = (kind for kind in type(part).__mro__ if not kind.__module__.startswith("keras.src.backend."))
     return next(own)
-
-
-def _holds_variables(held) -> bool:
-    """Returns True if an attribute is a list or a dictionary with a Keras variable."""
-    entries = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
-    return any(isinstance(entry, keras.Variable) for entry in entries)
-
-
-def _entry(held, place: int, count: int, part, variable):
-    if isinstance(held, list | tuple):
-        return held[place] if len(held) == count else None
-    if isinstance(held, dict) and hasattr(part, "_var_key"):
-        return held.get(part._var_key(variable))
-    return None

@@ -9,6 +9,7 @@ import numpy as np
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import batches_of
+from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot, Schedule
@@ -16,7 +17,6 @@ from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
-from prunekit.techniques.pruning.layerwise import LayerwisePruning, Progress
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.policy import MaskRequest, MaskUpdate
 from prunekit.techniques.pruning.pruner import Pruner
@@ -169,7 +169,7 @@ class Layerwise(Gradual):
         zeros = [array_of(mask) for mask in request.masks]
         calculator = request.calculator
         solver = LayerSolver(self.criterion, calculator, masks, zeros, self.repair)
-        work = LayerwisePruning(self.model, request.targets, solver, self.progress)
+        work = LayerwiseRepair(self.model, request.targets, solver, self.progress)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         values = {id(variable): value for variable, value in work.values}
         weights = [values.pop(id(target.variable), None) for target in request.targets]

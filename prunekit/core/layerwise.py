@@ -1,4 +1,4 @@
-"""Prunes a trained model layer by layer on calibration data, and repairs what each layer's pruning changes."""
+"""Changes a trained model layer by layer on calibration data, and repairs what each change does to the outputs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from keras import ops
 from prunekit.anatomy.reports import LayerError
 from prunekit.anatomy.targets import Target
 from prunekit.core.calibration_walk import Call, Pair, walk
+from prunekit.core.layer_fit import Solver
 from prunekit.core.layer_inputs import LayerMoments, observing_inputs, rows_in_parts
 from prunekit.core.layer_products import product_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.pruning.layer_solver import LayerSolver
 
 # Told after each step: (done, total, name of the weight).
 Progress = Callable[[int, int, str], None]
@@ -24,12 +24,12 @@ class _Seen(BaseException):
     """Ends a forward pass once the wanted inputs were seen; no Exception, because Keras rewrites those."""
 
 
-class LayerwisePruning:
-    """Prunes the targets of a model in the order in which the model calls their layers.
+class LayerwiseRepair:
+    """Solves the targets of a model in the order in which the model calls their layers.
 
-    Each layer is solved for the outputs that it had in the unpruned model, from the inputs that it receives in the
-    model pruned so far. Then its bias is corrected by the mean error that is left, and the moving statistics of batch
-    normalizations after it are moved by the change of the statistics of their inputs on the calibration data.
+    Each layer is solved for the outputs that it had in the model as it was, from the inputs that it receives in the
+    model as it is by then. Then its bias is corrected by the mean error that is left, and the moving statistics of
+    batch normalizations after it are moved by the change of the statistics of their inputs on the calibration data.
 
     The model is not changed: the new values are read in its place while it runs, and an interruption loses nothing.
 
@@ -38,6 +38,7 @@ class LayerwisePruning:
         targets: The weights.
         solver: Finds the new value of one weight.
         progress: Told of each solved weight.
+        values: Values, as (variable, array), that variables besides the targets have from the start.
 
     Attributes:
         masks: Mask of each solved weight, by name.
@@ -48,12 +49,21 @@ class LayerwisePruning:
         40 * groups * K ** 2 bytes.
     """
 
-    def __init__(self, model: Any, targets: Sequence[Target], solver: LayerSolver, progress: Progress | None = None):
+    def __init__(
+        self,
+        model: Any,
+        targets: Sequence[Target],
+        solver: Solver,
+        progress: Progress | None = None,
+        values: Sequence[tuple[Any, Any]] = (),
+    ):
         self.model, self.targets, self._solver = model, tuple(targets), solver
         self._tell = progress or (lambda done, total, name: None)
         self._products = [product_of(target) for target in self.targets]
         self._done: set[int] = set()
         self._values: dict[int, tuple[Any, Any]] = {}
+        for variable, value in values:
+            self._set(variable, value)
         self.masks: dict[str, np.ndarray] = {}
         self.errors: dict[str, LayerError] = {}
 
@@ -114,7 +124,7 @@ class LayerwisePruning:
         for layer, calls in self._order_of_calls(call, wanted) if wanted else ():
             # A layer that is called again elsewhere in the graph keeps the values found at its first call.
             self._done.add(id(layer))
-            stages += [functools.partial(self._prune, call, index, calls) for index in of_layer.get(id(layer), ())]
+            stages += [functools.partial(self._solve, call, index, calls) for index in of_layer.get(id(layer), ())]
             if self._follows_statistics(layer):
                 stages.append(functools.partial(self._move_statistics, call, layer, calls))
         return stages
@@ -133,7 +143,7 @@ class LayerwisePruning:
 
     # One weight -------------------------------------------------------------------------------------------------------
 
-    def _prune(self, call: Call, index: int, calls: int) -> None:
+    def _solve(self, call: Call, index: int, calls: int) -> None:
         target, product = self.targets[index], self._products[index]
         weight = self._get(target.variable)
         moments = LayerMoments(product, product.matrix(weight.astype("float32")))

@@ -1,0 +1,158 @@
+"""A call whose tensors are described by their axes, and what the rules of layers and operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channel_axes import Axes, Numbers
+from prunekit.anatomy.channel_links import Links
+
+Shape = tuple[int | None, ...]
+
+
+class Walk(Protocol):
+    """What a rule may ask for: the links, and the axes that another layer would return."""
+
+    links: Links
+
+    def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
+        """Returns the axes of the outputs of a layer inside the present one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer or an operation.
+
+    Attributes:
+        operation: The layer or operation.
+        args: Positional arguments, with `Axes` in the place of tensors and variables.
+        kwargs: Keyword arguments, likewise.
+        outputs: Shapes of the output tensors.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Shape, ...]
+
+    @property
+    def inputs(self) -> list[Axes]:
+        """The axes of all input tensors, in order."""
+        return [leaf for leaf in keras.tree.flatten((self.args, self.kwargs)) if isinstance(leaf, Axes)]
+
+    @property
+    def x(self) -> Axes:
+        """The axes of the first input tensor."""
+        return self.inputs[0]
+
+    def argument(self, name: str, position: int, default: Any = None) -> Any:
+        """Returns an argument that was given by position or by name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
+
+Rule = Callable[[Walk, Call], Sequence[Axes]]
+
+
+class NotFollowedError(Exception):
+    """A call does something with channels that no rule describes; the message is the reason."""
+
+
+def channel_axis(layer: Any, rank: int) -> int:
+    """Returns the axis of the channels of a layer with `data_format`."""
+    return 1 if getattr(layer, "data_format", None) == "channels_first" else rank - 1
+
+
+def maps_zero_to_zero(function: Callable[[Any], Any]) -> bool:
+    """Returns True if a function of single numbers is 0 at 0."""
+    return bool(np.all(np.asarray(keras.ops.convert_to_numpy(function(keras.ops.zeros((1,))))) == 0))
+
+
+def elementwise(walk: Walk, inputs: Sequence[Axes], shape: Shape, zero: bool) -> Axes:
+    """Returns the axes of a result that is computed entry by entry, with NumPy's broadcasting.
+
+    Args:
+        walk: Takes the ties.
+        inputs: Axes of the tensors.
+        shape: Shape of the result.
+        zero: Whether the result is zero at removed channels.
+    """
+    found: list[Numbers] = [None] * len(shape)
+    for axis in range(1, len(shape) + 1):
+        present = [one for one in inputs if axis <= len(one.shape)]
+        spread = [one for one in present if one.shape[-axis] == 1 and shape[-axis] != 1]
+        for one in spread:
+            walk.links.keep(one.at(-axis), "one value for all channels")
+        full = [one.at(-axis) for one in present if one not in spread]
+        if not full:
+            continue
+        for numbers in full[1:]:
+            walk.links.tie(full[0], numbers)
+        if all(numbers is not None for numbers in full):
+            found[-axis] = full[0]
+    return Axes(shape, tuple(found), zero)
+
+
+def contracted(walk: Walk, inputs: Sequence[Axes], letters: Sequence[str], output: str, shape: Shape) -> Axes:
+    """Returns the axes of a sum of products (einsum).
+
+    Args:
+        walk: Takes the ties.
+        inputs: Axes of the operands.
+        letters: For each operand one letter for each axis.
+        output: The letters of the result.
+        shape: Shape of the result.
+    """
+    links = walk.links
+    where: dict[str, list[tuple[Axes, Numbers]]] = {}
+    for one, labels in zip(inputs, letters, strict=True):
+        for axis, letter in enumerate(labels):
+            if one.shape[axis] == 1 and one.channels[axis] is None:
+                where.setdefault(letter, [])
+                continue
+            where.setdefault(letter, []).append((one, one.channels[axis]))
+    found: dict[str, Numbers] = {}
+    zero = True
+    for letter, users in where.items():
+        found[letter] = users[0][1] if users else None
+        for _, numbers in users[1:]:
+            found[letter] = links.tie(found[letter], numbers)
+        if found[letter] is None:
+            continue
+        removed_is_zero = any(one.zero for one, _ in users)
+        if letter in output:
+            zero = zero and removed_is_zero
+        elif not removed_is_zero:
+            links.keep(found[letter], "summed over, and not zero where a channel is removed")
+    return Axes(shape, tuple(found.get(letter) for letter in output), zero)
+
+
+def activated(walk: Walk, function: Any, x: Axes) -> Axes:
+    """Returns the axes after an activation function.
+
+    Raises:
+        NotFollowedError: The function is not known to act on each entry alone.
+    """
+    if function is None or function is keras.activations.linear:
+        return x
+    if isinstance(function, keras.layers.Layer):
+        return walk.follow(function, x)[0]
+    name = getattr(function, "__name__", str(function))
+    if name in ("softmax", "log_softmax", "sparsemax"):
+        walk.links.keep(x.at(-1), f"{name} over the channels")
+        return Axes(x.shape, (*x.channels[:-1], None), False)
+    if function not in _ENTRYWISE:
+        raise NotFollowedError(f"its activation function {name!r} is not known")
+    return Axes(x.shape, x.channels, x.zero and maps_zero_to_zero(function))
+
+
+_NOT_ENTRYWISE = ("softmax", "log_softmax", "sparsemax", "glu", "get", "serialize", "deserialize")
+_ENTRYWISE = {
+    getattr(keras.activations, name)
+    for name in dir(keras.activations)
+    if not name.startswith("_") and name not in _NOT_ENTRYWISE and callable(getattr(keras.activations, name))
+}

@@ -1,0 +1,383 @@
+"""Rules of `keras.ops`: how the axes of an operation's results follow from those of its tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channel_axes import Axes, Kept, KeptSlice, Numbers
+from prunekit.anatomy.channel_calls import (
+    Call,
+    NotFollowedError,
+    Rule,
+    Walk,
+    contracted,
+    elementwise,
+    maps_zero_to_zero,
+)
+from prunekit.anatomy.channel_layers import concatenated, sizes
+
+# ---- entry by entry --------------------------------------------------------------------------------------------------
+
+_UNARY = (
+    "Relu Relu6 Silu Gelu Elu Selu Celu LeakyRelu HardSilu HardSigmoid HardTanh HardShrink SoftShrink TanhShrink "
+    "Softsign Sigmoid LogSigmoid Softplus Squareplus SparseSigmoid SparsePlus Threshold Absolute Fabs Negative Square "
+    "Sqrt Rsqrt "
+    "Sign Sin Sinh Sinc Cos Cosh Tan Tanh Arcsin Arcsinh Arccos Arccosh Arctan Arctanh Exp Exp2 Expm1 Log Log1p Log2 "
+    "Log10 Erf Erfc Erfinv Cbrt Reciprocal Round Floor Ceil Trunc Clip Cast SaturateCast StopGradient Copy NanToNum "
+    "Isnan Isfinite Isinf LogicalNot Real Conjugate OnesLike ZerosLike"
+)
+_BINARY = (
+    "Add Subtract Multiply Divide DivideNoNan TrueDivide FloorDivide Maximum Minimum Fmax Fmin Power Mod Logaddexp "
+    "Arctan2 Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalXor Where Hypot"
+)
+
+
+def _unary(walk: Walk, call: Call) -> list[Axes]:
+    x = call.x
+    if not x.labelled:
+        return [replace(x, shape=call.outputs[0])]
+    return [replace(x, zero=x.zero and maps_zero_to_zero(call.operation.call))]
+
+
+def _binary(walk: Walk, call: Call) -> list[Axes]:
+    kind, given = type(call.operation).__name__, [*call.args, *call.kwargs.values()]
+    operands = [one if isinstance(one, Axes) else _constant(one) for one in given if one is not None]
+    carrying = [bool(one.labelled) and one.zero for one in operands]
+    if kind == "Multiply":
+        zero = any(carrying)
+    elif kind in ("Divide", "DivideNoNan", "TrueDivide"):
+        zero = carrying[0]
+    else:
+        # A number that is not zero is added to removed channels as well.
+        plain = [one.zero if one.labelled else _is_zero(value) for one, value in zip(operands, given, strict=False)]
+        zero = kind in ("Add", "Subtract", "Maximum", "Minimum", "Fmax", "Fmin", "Hypot") and all(plain)
+    return [elementwise(walk, operands, call.outputs[0], zero)]
+
+
+def _constant(value: Any) -> Axes:
+    return Axes.fixed(np.shape(value))
+
+
+def _is_zero(value: Any) -> bool:
+    if isinstance(value, Axes):
+        return False
+    return bool(np.all(np.asarray(value) == 0))
+
+
+# ---- sums of products ------------------------------------------------------------------------------------------------
+
+
+def _einsum(walk: Walk, call: Call) -> list[Axes]:
+    text = call.operation.subscripts.replace(" ", "")
+    if "->" not in text:
+        raise NotFollowedError(f"the result of {text!r} is not named")
+    left, output = text.split("->")
+    operands = left.split(",")
+    inputs = [one for one in call.args if isinstance(one, Axes)]
+    if len(inputs) != len(operands):
+        raise NotFollowedError("an operand is a constant")
+    spare = [chr(code) for code in range(ord("A"), ord("Z") + 1) if chr(code) not in text]
+    ranks = [len(one.shape) - len(letters.replace("...", "")) for one, letters in zip(inputs, operands, strict=True)]
+    filled = [
+        letters.replace("...", "".join(spare[-rank:] if rank else []))
+        for letters, rank in zip(operands, ranks, strict=True)
+    ]
+    most = max((rank for rank, letters in zip(ranks, operands, strict=True) if "..." in letters), default=0)
+    output = output.replace("...", "".join(spare[-most:] if most else []))
+    return [contracted(walk, inputs, filled, output, call.outputs[0])]
+
+
+def _matmul(walk: Walk, call: Call) -> list[Axes]:
+    inputs = [one for one in call.args if isinstance(one, Axes)]
+    if len(inputs) != 2 or min(len(one.shape) for one in inputs) < 2:
+        raise NotFollowedError("an operand is a constant or a vector")
+    letters = []
+    for one, last in zip(inputs, ("mk", "kn"), strict=True):
+        batch = len(one.shape) - 2
+        letters.append("".join(chr(ord("Z") - batch + i + 1) for i in range(batch)) + last)
+    batch = max(len(one.shape) for one in inputs) - 2
+    output = "".join(chr(ord("Z") - batch + i + 1) for i in range(batch)) + "mn"
+    return [contracted(walk, inputs, letters, output, call.outputs[0])]
+
+
+def _attention(walk: Walk, call: Call) -> list[Axes]:
+    query, key, value = call.inputs[:3]
+    # The product over the width is divided by its square root: the width stays.
+    for one in (query, key):
+        walk.links.keep(one.at(-1), "the scale of dot_product_attention depends on the width")
+    heads = query.at(2)
+    for one in (key, value):
+        if query.shape[2] == one.shape[2]:
+            walk.links.tie(heads, one.at(2))
+        else:
+            walk.links.keep(heads, "query heads that share key and value heads")
+            walk.links.keep(one.at(2), "query heads that share key and value heads")
+    made = Axes.fixed(call.outputs[0]).with_axis(2, query.shape[2], heads)
+    return [replace(made.with_axis(-1, value.shape[-1], value.at(-1)), zero=value.zero)]
+
+
+# ---- along an axis ---------------------------------------------------------------------------------------------------
+
+
+def _softmax(walk: Walk, call: Call) -> list[Axes]:
+    x, axis = call.x, call.operation.axis
+    axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    return [_without(walk, x, axes, call.outputs[0], "softmax over the channels")]
+
+
+def _without(walk: Walk, x: Axes, axes: Any, shape: Sequence[int | None], reason: str) -> Axes:
+    gone = {axis % len(x.shape) for axis in axes}
+    for axis in gone:
+        walk.links.keep(x.at(axis), reason)
+    return Axes(tuple(shape), tuple(None if i in gone else n for i, n in enumerate(x.channels)), False)
+
+
+def _reduction(walk: Walk, call: Call) -> list[Axes]:
+    operation, x = call.operation, call.x
+    kind, axis = type(operation).__name__, operation.axis
+    axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    gone = {one % len(x.shape) for one in axes}
+    for one in gone:
+        if kind != "Sum" or not x.zero:
+            walk.links.keep(x.at(one), f"{kind.lower()} over the channels")
+    if getattr(operation, "keepdims", False):
+        kept: list[Numbers] = [None if i in gone else n for i, n in enumerate(x.channels)]
+    else:
+        kept = [n for i, n in enumerate(x.channels) if i not in gone]
+    return [Axes(call.outputs[0], tuple(kept), x.zero)]
+
+
+def _along(walk: Walk, call: Call) -> list[Axes]:
+    """Operations along one axis that keep its length: sort, cumulative sums, flip, roll."""
+    operation, x = call.operation, call.x
+    axis = operation.axis
+    axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    return [
+        replace(
+            _without(walk, x, axes, call.outputs[0], f"{type(operation).__name__.lower()} along the channels"),
+            zero=x.zero,
+        )
+    ]
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def _reshape(walk: Walk, call: Call) -> list[Axes]:
+    operation = call.operation
+    made = walk.links.reshaped(call.x, call.outputs[0])
+    if not isinstance(operation.newshape, tuple | list):
+        raise NotFollowedError("its new shape is not known")
+    walk.links.resize(operation, newshape=sizes(operation.newshape, made.channels))
+    return [made]
+
+
+def _squeeze_or_expand(walk: Walk, call: Call) -> list[Axes]:
+    return [walk.links.reshaped(call.x, call.outputs[0])]
+
+
+def _transpose(walk: Walk, call: Call) -> list[Axes]:
+    x, order = call.x, call.operation.axes
+    order = tuple(reversed(range(len(x.shape)))) if order is None else order
+    return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in order), x.zero)]
+
+
+def _swapaxes(walk: Walk, call: Call) -> list[Axes]:
+    x, operation = call.x, call.operation
+    order = list(range(len(x.shape)))
+    one, other = operation.axis1 % len(order), operation.axis2 % len(order)
+    order[one], order[other] = order[other], order[one]
+    return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in order), x.zero)]
+
+
+def _moveaxis(walk: Walk, call: Call) -> list[Axes]:
+    x, operation = call.x, call.operation
+    order = np.moveaxis(np.empty((2,) * len(x.shape)), operation.source, operation.destination)
+    places = np.moveaxis(np.arange(2 ** len(x.shape)).reshape(order.shape), operation.source, operation.destination)
+    strides = [step // places.itemsize for step in places.strides]
+    axes = [len(x.shape) - 1 - int(np.log2(step)) for step in strides]
+    return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in axes), x.zero)]
+
+
+def _concatenate(walk: Walk, call: Call) -> list[Axes]:
+    tensors = [one if isinstance(one, Axes) else _constant(one) for one in call.args[0]]
+    return [concatenated(walk, tensors, call.operation.axis, call.outputs[0])]
+
+
+def _stack(walk: Walk, call: Call) -> list[Axes]:
+    axis = call.operation.axis % len(call.outputs[0])
+    tensors = [one if isinstance(one, Axes) else _constant(one) for one in call.args[0]]
+    shape = (*call.outputs[0][:axis], *call.outputs[0][axis + 1 :])
+    made = elementwise(walk, tensors, shape, all(one.zero for one in tensors))
+    channels = (*made.channels[:axis], None, *made.channels[axis:])
+    return [Axes(call.outputs[0], channels, made.zero)]
+
+
+def _split(walk: Walk, call: Call) -> list[Axes]:
+    operation, x = call.operation, call.x
+    axis = operation.axis % len(x.shape)
+    numbers = x.channels[axis]
+    if numbers is None:
+        return [replace(x, shape=shape) for shape in call.outputs]
+    given = operation.indices_or_sections
+    ends = (
+        [int(i) for i in np.cumsum([shape[axis] or 0 for shape in call.outputs])]
+        if isinstance(given, int)
+        else list(given)
+    )
+    ends = ends[: len(call.outputs) - 1]
+    walk.links.resize(operation, indices_or_sections=tuple(Kept(numbers[:end]) for end in ends))
+    pairs = zip([0, *ends], [*ends, numbers.size], call.outputs, strict=True)
+    return [x.with_axis(axis, shape[axis], numbers[begin:end]) for begin, end, shape in pairs]
+
+
+def _get_item(walk: Walk, call: Call) -> list[Axes]:
+    x, key = call.x, call.argument("key", 1)
+    key = list(key) if isinstance(key, tuple | list) else [key]
+    if any(isinstance(one, Axes) for one in key):
+        raise NotFollowedError("it is indexed by a tensor")
+    taken = sum(one is not None and one is not Ellipsis for one in key)
+    if Ellipsis not in key:
+        key.append(Ellipsis)
+    place = key.index(Ellipsis)
+    key[place : place + 1] = [slice(None)] * (len(x.shape) - taken)
+    found: list[Numbers] = []
+    asked: list[Any] = []
+    axis = 0
+    for one in key:
+        if one is None:
+            found.append(None)
+            asked.append(None)
+            continue
+        numbers, axis = x.channels[axis], axis + 1
+        if numbers is None:
+            found += [] if isinstance(one, int) else [None]
+            asked.append(one)
+        elif isinstance(one, int):
+            walk.links.keep(numbers[one : one + 1 or None], "taken by its index")
+            asked.append(Kept(numbers[: one % numbers.size]))
+        else:
+            begin, end, step = one.indices(numbers.size)
+            if step != 1:
+                walk.links.keep(numbers, "taken in steps")
+            found.append(numbers[one])
+            whole = (begin, end) == (0, numbers.size) or step != 1
+            asked.append(one if whole else KeptSlice(Kept(numbers[:begin]), Kept(numbers[: max(begin, end)])))
+    walk.links.resize(call.operation, key=tuple(asked))
+    return [Axes(call.outputs[0], tuple(found), x.zero)]
+
+
+def _take(walk: Walk, call: Call) -> list[Axes]:
+    x, axis = call.x, call.operation.axis
+    indices = call.argument("indices", 1)
+    if axis is None:
+        raise NotFollowedError("it takes entries of the flattened tensor")
+    axis %= len(x.shape)
+    walk.links.keep(x.channels[axis], "taken by index")
+    rank = len(indices.shape) if isinstance(indices, Axes) else np.ndim(indices)
+    channels = (*x.channels[:axis], *([None] * rank), *x.channels[axis + 1 :])
+    return [Axes(call.outputs[0], channels, x.zero)]
+
+
+def _repeat(walk: Walk, call: Call) -> list[Axes]:
+    operation, x = call.operation, call.x
+    if operation.axis is None or not isinstance(operation.repeats, int):
+        raise NotFollowedError("it repeats entries by different numbers")
+    axis = operation.axis % len(x.shape)
+    numbers = x.channels[axis]
+    made = None if numbers is None else np.repeat(numbers, operation.repeats)
+    return [x.with_axis(axis, call.outputs[0][axis], made)]
+
+
+def _tile(walk: Walk, call: Call) -> list[Axes]:
+    repeats, x = call.operation.repeats, call.x
+    repeats = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    repeats = (1,) * (len(x.shape) - len(repeats)) + repeats
+    if len(repeats) != len(x.shape):
+        raise NotFollowedError("it adds axes")
+    pairs = zip(x.channels, repeats, strict=True)
+    channels = tuple(None if numbers is None else np.tile(numbers, times) for numbers, times in pairs)
+    return [Axes(call.outputs[0], channels, x.zero)]
+
+
+def _broadcast_to(walk: Walk, call: Call) -> list[Axes]:
+    x, operation = call.x, call.operation
+    made = elementwise(walk, [x], call.outputs[0], x.zero)
+    walk.links.resize(operation, shape=sizes(operation.shape, made.channels))
+    return [made]
+
+
+def _pad(walk: Walk, call: Call) -> list[Axes]:
+    x, width = call.x, call.operation.pad_width
+    pairs = np.broadcast_to(np.asarray(width), (len(x.shape), 2))
+    for axis in x.labelled:
+        if pairs[axis].any():
+            walk.links.keep(x.channels[axis], "padded")
+    channels = tuple(None if pairs[axis].any() else numbers for axis, numbers in enumerate(x.channels))
+    return [Axes(call.outputs[0], channels, x.zero)]
+
+
+def _pool(walk: Walk, call: Call) -> list[Axes]:
+    x = call.x
+    axis = 1 if call.operation.data_format == "channels_first" else len(x.shape) - 1
+    for place in x.labelled:
+        if place != axis:
+            walk.links.keep(x.channels[place], "an axis of places")
+    return [replace(Axes.fixed(call.outputs[0]).with_axis(axis, x.shape[axis], x.channels[axis]), zero=x.zero)]
+
+
+def _new(walk: Walk, call: Call) -> list[Axes]:
+    """Operations whose result does not depend on the values of their tensors, or has no channels."""
+    return [Axes.fixed(shape) for shape in call.outputs]
+
+
+def _first_table() -> dict[str, Rule]:
+    names: dict[Rule, str] = {
+        _unary: _UNARY,
+        _binary: _BINARY,
+        _einsum: "Einsum",
+        _matmul: "Matmul",
+        _attention: "DotProductAttention",
+        _softmax: "Softmax LogSoftmax Sparsemax",
+        _reduction: "Sum Mean Max Min Amax Amin Prod Var Std Any All Logsumexp",
+        _along: "Sort Argsort Cumsum Cumprod Flip Roll",
+        _reshape: "Reshape",
+        _squeeze_or_expand: "Squeeze ExpandDims",
+        _transpose: "Transpose",
+        _swapaxes: "Swapaxes",
+        _moveaxis: "Moveaxis",
+        _concatenate: "Concatenate",
+        _stack: "Stack",
+        _split: "Split",
+        _get_item: "GetItem",
+        _take: "Take",
+        _repeat: "Repeat",
+        _tile: "Tile",
+        _broadcast_to: "BroadcastTo",
+        _pad: "Pad",
+        _pool: "MaxPool AveragePool",
+        _new: "Arange Full FullLike OneHot Eye",
+    }
+    return {name: rule for rule, listed in names.items() for name in listed.split()}
+
+
+_TABLE = _first_table()
+
+
+def operation_rule(operation: Any) -> Rule | None:
+    """Returns the rule of an operation of `keras.ops`; None if it is not known."""
+    module = inspect.getmodule(type(operation))
+    if module is None or not module.__name__.startswith("keras.src.ops"):
+        return None
+    return _TABLE.get(type(operation).__name__)
+
+
+def is_layer(operation: Any) -> bool:
+    """Returns True for a layer, False for an operation of `keras.ops`."""
+    return isinstance(operation, keras.layers.Layer)

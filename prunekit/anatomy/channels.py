@@ -1,0 +1,353 @@
+"""Finds which axes of which weights must shrink together: the groups of channels of a model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channel_axes import Axes, components
+from prunekit.anatomy.channel_calls import Call, NotFollowedError
+from prunekit.anatomy.channel_layers import layer_rule
+from prunekit.anatomy.channel_links import STAYS, Links, WeightAxes
+from prunekit.anatomy.channel_operations import operation_rule
+from prunekit.anatomy.model_graph import graph_of, nodes_of
+from prunekit.anatomy.model_weights import check_built, weights_in
+from prunekit.anatomy.recorded_calls import RecordedCall, recorded
+
+OUTPUT = "an output of the model"
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One axis of one weight that a group shrinks.
+
+    Attributes:
+        weight: Name of the weight.
+        axis: The axis.
+        channels: The channel of each index of the axis.
+    """
+
+    weight: str
+    axis: int
+    channels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Channels that occur in the same axes of the same weights.
+
+    Attributes:
+        name: Name of the layer that computes the channels, made unique.
+        channels: The channels, in their order in the first axis.
+        members: The axes that lose an index, or several, with each channel.
+        parts: Number of equal runs of channels that must lose as many channels each (grouped convolutions).
+    """
+
+    name: str
+    channels: np.ndarray
+    members: tuple[Member, ...]
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Channels that cannot be removed.
+
+    Attributes:
+        place: Path of the layer or operation that keeps them.
+        reason: Why it keeps them.
+        channels: How many.
+        layers: The layers that compute them.
+    """
+
+    place: str
+    reason: str
+    channels: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """The channels of a model.
+
+    Attributes:
+        model: The model.
+        groups: The groups of channels that can be removed.
+        stops: What keeps the other channels, with reasons.
+        of: The channel of each number in `links`: numbers that are tied have the same channel.
+        links: Weights, and arguments of layers, that depend on channels.
+        opened: id of a call's node -> the calls inside it.
+    """
+
+    model: Any
+    groups: tuple[Group, ...]
+    stops: tuple[Stop, ...]
+    of: np.ndarray
+    links: Links
+    opened: dict[int, RecordedCall] = field(default_factory=dict)
+
+    def kept_numbers(self, removed: np.ndarray) -> np.ndarray:
+        """Returns for each number whether its channel is kept, for an array of removed channels."""
+        kept = np.ones(self.of.size, bool)
+        kept[removed] = False
+        return kept[self.of]
+
+    def sizes(self, kept: np.ndarray) -> dict[int, int]:
+        """Returns {id of a weight: its number of entries} for the weights that depend on channels."""
+        return {key: _size(axes, kept) for key, axes in self.links.weights.items()}
+
+
+def _size(axes: WeightAxes, kept: np.ndarray) -> int:
+    shape = list(axes.variable.shape)
+    for axis, numbers in axes.channels.items():
+        shape[axis] = int(np.count_nonzero(kept[numbers])) // (numbers.shape[0] if numbers.ndim > 1 else 1)
+    return math.prod(shape)
+
+
+def find_channels(model: Any) -> Channels:
+    """Returns the groups of channels of a built model.
+
+    A model without a graph of layers is called on symbolic inputs.
+
+    Raises:
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: The model is not built; it has no graph, and its `call` cannot be followed.
+    """
+    check_built(model)
+    walk = _Walk()
+    graph = graph_of(model)
+    if graph is not None:
+        outputs = walk.graph(model, [Axes.fixed(tensor.shape) for tensor in graph.inputs])
+    else:
+        outputs = walk.without_graph(model)
+    walk.links.keep_all(outputs, OUTPUT)
+    return _grouped(model, walk)
+
+
+# ---- following the calls ---------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """Follows the calls of a model and collects links."""
+
+    def __init__(self) -> None:
+        self.links = Links()
+        self.opened: dict[int, RecordedCall] = {}
+
+    def graph(self, model: Any, inputs: Sequence[Axes]) -> list[Axes]:
+        """Returns the axes of the outputs of a model with a graph."""
+        graph = graph_of(model)
+        facts = {id(tensor): axes for tensor, axes in zip(graph.inputs, inputs, strict=True)}
+        self._nodes([node for node in nodes_of(model) if not node.is_input], facts)
+        return [facts[id(tensor)] for tensor in keras.tree.flatten(graph.output)]
+
+    def without_graph(self, model: Any) -> list[Axes]:
+        """Returns the axes of the outputs of a model whose `call` is recorded."""
+        tensors = _declared(model)
+        call = recorded(model, (tensors,), {})
+        if call is None or not call.repeatable:
+            raise ValueError(
+                f"The model {model.name!r} has no graph of layers, and its `call` cannot be followed: it must consist "
+                "of Keras layers and keras.ops alone, with the same calls for every batch size and in training. "
+                f"Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs)."
+            )
+        self.opened[id(model)] = call
+        return self._inside(call, [Axes.fixed(one.shape) for one in keras.tree.flatten(tensors)])
+
+    def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
+        """Returns the axes of the outputs of a layer inside the present one."""
+        shapes = [keras.KerasTensor(one.shape, dtype=layer.compute_dtype) for one in inputs]
+        outputs = layer.compute_output_spec(*shapes)
+        found = tuple(tuple(one.shape) for one in keras.tree.flatten(outputs))
+        return self.call(Call(layer, tuple(inputs), {}, found), None)
+
+    def _nodes(self, nodes: Sequence[Any], facts: dict[int, Axes]) -> None:
+        def known(leaf: Any) -> Any:
+            if isinstance(leaf, keras.KerasTensor):
+                return facts[id(leaf)]
+            return self._of_variable(leaf) if isinstance(leaf, keras.Variable) else leaf
+
+        for node in nodes:
+            args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
+            call = Call(node.operation, args, kwargs, tuple(tuple(one.shape) for one in node.outputs))
+            for tensor, axes in zip(node.outputs, self.call(call, node), strict=True):
+                facts[id(tensor)] = axes
+
+    def _of_variable(self, variable: Any) -> Axes:
+        axes = tuple(self.links.weight(variable, axis) if n > 1 else None for axis, n in enumerate(variable.shape))
+        return Axes(tuple(variable.shape), axes)
+
+    def call(self, call: Call, node: Any) -> list[Axes]:
+        """Returns the axes of the outputs of one call; what no rule describes keeps all channels that it meets."""
+        operation = call.operation
+        with self.links.at(operation.name):
+            try:
+                found = self._by_rule(call, node)
+                _check(found, call)
+                return found
+            except NotFollowedError as reason:
+                self._wall(call, str(reason))
+                return [Axes.fixed(shape) for shape in call.outputs]
+
+    def _by_rule(self, call: Call, node: Any) -> list[Axes]:
+        operation = call.operation
+        if not isinstance(operation, keras.layers.Layer):
+            rule = operation_rule(operation)
+            if rule is None:
+                raise NotFollowedError(f"the operation {type(operation).__name__} is not known")
+            return list(rule(self, call))
+        if graph_of(operation) is not None:
+            return self.graph(operation, call.inputs)
+        rule = layer_rule(operation)
+        if rule is not None:
+            return list(rule(self, call))
+        if not operation.weights and not any(one.labelled for one in call.inputs):
+            return [Axes.fixed(shape) for shape in call.outputs]
+        return self._open(call, node)
+
+    def _open(self, call: Call, node: Any) -> list[Axes]:
+        layer, kind = call.operation, type(call.operation).__name__
+        unknown = f"the layer type {kind} is not known, and its `call` cannot be followed"
+        if node is None:
+            raise NotFollowedError(unknown)
+        inside = recorded(layer, node.arguments.args, node.arguments.kwargs)
+        if inside is None:
+            raise NotFollowedError(unknown)
+        self.opened[id(node)] = inside
+        if inside.repeatable:
+            return self._inside(inside, call.inputs)
+        with self.links.rigid(f"inside a layer of type {kind}, which cannot be replaced by the layers inside it"):
+            made = self._inside(inside, call.inputs)
+        return [Axes(shape, one.channels, one.zero) for one, shape in zip(made, call.outputs, strict=True)]
+
+    def _inside(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
+        tensors = [one for one in keras.tree.flatten((call.args, call.kwargs)) if isinstance(one, keras.KerasTensor)]
+        facts = {id(tensor): axes for tensor, axes in zip(tensors, inputs, strict=True)}
+        self._nodes(call.nodes, facts)
+        return [facts[id(tensor)] for tensor in keras.tree.flatten(call.outputs)]
+
+    def _wall(self, call: Call, reason: str) -> None:
+        self.links.keep_all(call.inputs, reason)
+        for variable in getattr(call.operation, "variables", ()):
+            axes = self.links.weights.get(id(variable))
+            for numbers in axes.channels.values() if axes else ():
+                self.links.keep(numbers, reason)
+
+
+def _check(found: Sequence[Axes], call: Call) -> None:
+    """Raises unless the axes fit the shapes of the outputs."""
+    fits = len(found) == len(call.outputs)
+    for axes, shape in zip(found, call.outputs, strict=False):
+        fits = fits and len(axes.channels) == len(shape)
+        pairs = zip(axes.channels, shape, strict=False)
+        fits = fits and all(numbers is None or numbers.size == length for numbers, length in pairs)
+    if not fits:
+        raise NotFollowedError("its outputs have other axes than prunekit expects")
+
+
+def _declared(model: Any) -> Any:
+    declared = (
+        getattr(model, "_inputs_struct", None) or getattr(model, "input", None) if hasattr(model, "inputs") else None
+    )
+    if declared is not None:
+        return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), declared)
+    config = model.get_build_config() or {}
+    shape = config.get("input_shape")
+    if shape is None:
+        raise ValueError(
+            f"The model {model.name!r} has no declared inputs, so its calls cannot be followed. Received: "
+            f"{type(model).__name__}. Build it as keras.Model(inputs, outputs)."
+        )
+    return keras.KerasTensor((None, *tuple(shape)[1:]), dtype=model.compute_dtype)
+
+
+# ---- from links to groups --------------------------------------------------------------------------------------------
+
+
+def _grouped(model: Any, walk: _Walk) -> Channels:
+    links = walk.links
+    fixed = [wall.numbers for wall in links.walls if wall.numbers.size]
+    edges = [*links.edges, *((numbers, np.full(numbers.size, STAYS)) for numbers in fixed)]
+    of = _components(links.size, edges)
+    separate = [matrix for matrix in links.even if not _is_free(matrix, of, links.even)]
+    if separate:
+        # The channels at the same place of every part go together.
+        edges += [(np.repeat(m[0], m.shape[0] - 1), m[1:].T.reshape(-1)) for m in separate]
+        of = _components(links.size, edges)
+    parts = {int(of[matrix[0, 0]]): matrix.shape[0] for matrix in links.even if _is_free(matrix, of, links.even)}
+    names = {id(weight.variable): weight for weight in weights_in(model)}
+    groups = _groups(links, of, parts, names)
+    return Channels(model, groups, _stops(links, names), of, links, walk.opened)
+
+
+def _components(size: int, edges: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    if not edges:
+        return np.arange(size)
+    return components(size, np.concatenate([one for one, _ in edges]), np.concatenate([other for _, other in edges]))
+
+
+def _is_free(matrix: np.ndarray, of: np.ndarray, others: Sequence[np.ndarray]) -> bool:
+    """Returns True if the channels of each part can be chosen apart from those of the other parts."""
+    found = of[matrix]
+    if np.unique(found).size != found.size or (found == STAYS).any():
+        return False
+    crossing = [other for other in others if other.shape != matrix.shape or not np.array_equal(of[other], found)]
+    return not any(np.isin(of[other], found).any() for other in crossing)
+
+
+def _groups(links: Links, of: np.ndarray, parts: dict[int, int], names: dict[int, Any]) -> tuple[Group, ...]:
+    rows = [(axes, axis, of[numbers]) for axes in links.weights.values() for axis, numbers in axes.channels.items()]
+    # Channels that occur in the same rows have the same sum of the rows' random numbers.
+    signature = np.zeros(of.size, np.uint64)
+    draw = np.random.default_rng(0)
+    for *_, found in rows:
+        signature[np.unique(found)] += draw.integers(1, 2**63, dtype=np.uint64)
+    channels: dict[int, np.ndarray] = {}
+    members: dict[int, list[Member]] = {}
+    for axes, axis, found in rows:
+        flat = found.reshape(-1)
+        flat = flat[np.sort(np.unique(flat, return_index=True)[1])]
+        flat = flat[flat != STAYS]
+        for value in dict.fromkeys(signature[flat].tolist()):
+            channels.setdefault(value, flat[signature[flat] == value])
+            members.setdefault(value, []).append(Member(_name(axes, names), axis, found))
+    unique = _unique([rows[0].weight.rpartition("/")[0] for rows in members.values()])
+    made = zip(unique, channels.values(), members.values(), strict=True)
+    return tuple(Group(name, found, tuple(of_group), parts.get(int(found[0]), 1)) for name, found, of_group in made)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def _name(axes: WeightAxes, names: dict[int, Any]) -> str:
+    return names[id(axes.variable)].name if id(axes.variable) in names else axes.name
+
+
+def _stops(links: Links, names: dict[int, Any]) -> tuple[Stop, ...]:
+    weights = list(links.weights.values())
+    owners = np.full(links.size, -1)
+    for index, axes in enumerate(weights):
+        for numbers in axes.channels.values():
+            # The inputs of a grouped convolution have the numbers of the layers before it.
+            owners[numbers] = index if numbers.ndim == 1 else owners[numbers]
+    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    for wall in links.walls:
+        found.setdefault((wall.place, wall.reason), []).append(np.unique(wall.numbers))
+    stops = []
+    for (place, reason), parts in found.items():
+        every = np.unique(np.concatenate(parts))
+        layers = [_name(weights[i], names).rpartition("/")[0] for i in np.unique(owners[every]) if i >= 0]
+        stops.append(Stop(place, reason, every.size, tuple(dict.fromkeys(layers))))
+    return tuple(stops)

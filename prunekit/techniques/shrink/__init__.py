@@ -1,0 +1,1 @@
+"""Removal of channels: smaller models with the same inputs and outputs."""

@@ -1,0 +1,80 @@
+"""Carries the compile settings and the optimizer's state over to a model with fewer channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channels import Channels
+from prunekit.core.backend import native
+from prunekit.core.optimizers import parts_of, slots_of
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.shrink.rebuild import cut
+
+
+def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict[int, Any]) -> list[str]:
+    """Compiles the new model as the former one is, with the optimizer's state cut to the kept channels.
+
+    Args:
+        channels: The channels of the former model.
+        kept: True for each kept number.
+        model: The new model.
+        variables: id of a former variable -> (former variable, new variable).
+
+    Returns:
+        Notes on what could not be carried over.
+    """
+    former = channels.model
+    if not getattr(former, "compiled", False):
+        return []
+    notes: list[str] = []
+    settings = dict(former._compile_config.config)
+    optimizer = former.optimizer
+    if optimizer is not None:
+        settings["optimizer"], lost = _optimizer(optimizer, channels, kept, variables)
+        if lost:
+            notes.append(
+                f"The optimizer's state of {', '.join(lost)} starts anew: its shape says nothing about the channels."
+            )
+    model.compile(**{name: value if name == "optimizer" else _again(value) for name, value in settings.items()})
+    return notes
+
+
+def _again(value: Any) -> Any:
+    """Returns a value with new metrics in the place of the given ones, which hold the sums of their model."""
+    if isinstance(value, dict):
+        return {key: _again(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_again(one) for one in value)
+    if isinstance(value, keras.Metric):
+        return type(value).from_config(value.get_config())
+    return value
+
+
+def _optimizer(
+    optimizer: Any, channels: Channels, kept: np.ndarray, variables: dict[int, Any]
+) -> tuple[Any, list[str]]:
+    """Returns a new optimizer with the state of the former one, and the names of weights whose state is lost."""
+    made = type(optimizer).from_config(optimizer.get_config())
+    if not optimizer.built:
+        return made, []
+    former = {id(part): part for part in parts_of(optimizer)}
+    by_native = {id(native(old)): new for old, new in variables.values()}
+    made.build([by_native[id(native(one))] for one in optimizer._trainable_variables])
+    owners: dict[int, Any] = {}
+    for part in former.values():
+        held = {id(one): one for one in part._trainable_variables}
+        owners |= {id(slot): held[key] for key, _, slot in slots_of(part, held)}
+    weights = {id(native(axes.variable)): axes for axes in channels.links.weights.values()}
+    lost: dict[str, None] = {}
+    for old, new in zip(optimizer.variables, made.variables, strict=True):
+        owner = owners.get(id(old))
+        axes = None if owner is None else weights.get(id(native(owner)))
+        value = cut(array_of(old), axes, kept)
+        if value.shape == tuple(new.shape):
+            new.assign(value)
+        else:
+            lost[old.path] = None
+    return made, list(lost)

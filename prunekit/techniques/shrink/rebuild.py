@@ -1,0 +1,249 @@
+"""Builds a model again with fewer channels: new layers from changed configs, weights cut to the kept channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channel_axes import resolved
+from prunekit.anatomy.channel_links import WeightAxes
+from prunekit.anatomy.channels import Channels
+from prunekit.anatomy.layers import sublayers
+from prunekit.anatomy.model_graph import graph_of, nodes_of
+from prunekit.anatomy.recorded_calls import RecordedCall
+
+# id of a former variable -> (former variable, new variable).
+Variables = dict[int, tuple[Any, Any]]
+
+
+def without_channels(
+    channels: Channels, removed: np.ndarray, values: Mapping[int, np.ndarray] | None = None
+) -> tuple[Any, Variables]:
+    """Returns a new model without some channels, and the new variable of each former one.
+
+    The new model is not compiled. A model without a graph of layers, and a layer whose inner layers shrink, are
+    replaced by the layers inside them.
+
+    Args:
+        channels: The channels of the model.
+        removed: The channels to remove.
+        values: id of a variable -> values, of the former shape, in the place of its own.
+
+    Raises:
+        ValueError: A layer cannot be made again from its config.
+    """
+    building = _Rebuilding(channels, channels.kept_numbers(removed))
+    model = building.model()
+    return model, building.assign(values or {})
+
+
+class _Rebuilding:
+    """One model that is built again."""
+
+    def __init__(self, channels: Channels, kept: np.ndarray):
+        self._channels, self._links, self._kept = channels, channels.links, kept
+        self._layers: dict[int, tuple[Any, Any]] = {}
+        self._models: dict[int, Any] = {}
+        self._names: set[str] = set()
+
+    # ---- models ------------------------------------------------------------------------------------------------------
+
+    def model(self) -> Any:
+        """Returns the new model; its weights are those of new layers."""
+        model = self._channels.model
+        call = self._channels.opened.get(id(model))
+        if call is None:
+            return self._of_graph(model, [tensor.shape for tensor in graph_of(model).inputs])
+        shapes = keras.tree.flatten((call.args, call.kwargs))
+        inputs = [keras.Input(batch_shape=one.shape, dtype=one.dtype) for one in shapes]
+        outputs = self._inside(call, inputs, "")
+        return keras.Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=model.name)
+
+    def _of_graph(self, model: Any, shapes: Sequence[Any]) -> Any:
+        graph = graph_of(model)
+        nodes = [node for node in nodes_of(model) if not node.is_input]
+        if isinstance(model, keras.Sequential) and not self._replaced(nodes):
+            first = graph.inputs[0]
+            entry = keras.Input(batch_shape=shapes[0], dtype=first.dtype, name=first.name)
+            made = keras.Sequential([entry], name=model.name)
+            for node in nodes:
+                made.add(self._operation(node.operation, made.outputs if made.layers else [entry]))
+            return made
+        entries = [
+            keras.Input(batch_shape=shape, dtype=tensor.dtype, name=tensor.name)
+            for tensor, shape in zip(graph.inputs, shapes, strict=True)
+        ]
+        facts = {id(tensor): entry for tensor, entry in zip(graph.inputs, entries, strict=True)}
+        self._run(nodes, facts, "")
+        inputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.input)
+        outputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.output)
+        kind = type(model) if _takes_a_graph(type(model)) else keras.Model
+        return kind(inputs, outputs, name=model.name)
+
+    def _replaced(self, nodes: Sequence[Any]) -> list[Any]:
+        """Returns the calls whose layers are replaced by the layers inside them."""
+        return [node for node in nodes if self._call_inside(node) is not None]
+
+    def _call_inside(self, node: Any) -> RecordedCall | None:
+        call = self._channels.opened.get(id(node))
+        if call is None or not call.repeatable:
+            return None
+        return call if any(self._changes(inner) for inner in call.nodes) else None
+
+    def _changes(self, node: Any) -> bool:
+        operation = node.operation
+        if self._call_inside(node) is not None:
+            return True
+        for variable in getattr(operation, "variables", ()):
+            axes = self._links.weights.get(id(variable))
+            if axes is not None and not all(self._kept[numbers].all() for numbers in axes.channels.values()):
+                return True
+        asked = self._links.resized.get(id(operation), {})
+        everything = np.ones_like(self._kept)
+        return repr(resolved(asked, self._kept)) != repr(resolved(asked, everything))
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def _run(self, nodes: Sequence[Any], facts: dict[int, Any], prefix: str) -> None:
+        def known(leaf: Any) -> Any:
+            return facts[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
+
+        for node in nodes:
+            args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
+            outputs = self._called(node, args, kwargs, prefix)
+            for old, new in zip(node.outputs, keras.tree.flatten(outputs), strict=True):
+                facts[id(old)] = new
+
+    def _called(self, node: Any, args: Any, kwargs: Any, prefix: str) -> Any:
+        inside = self._call_inside(node)
+        tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, keras.KerasTensor)]
+        if inside is not None:
+            return self._inside(inside, tensors, f"{prefix}{node.operation.name}_")
+        asked = self._links.resized.get(id(node.operation), {})
+        if type(node.operation).__name__ == "GetItem" and "key" in asked:
+            key = resolved(asked["key"], self._kept)
+            return args[0][key]
+        return self._operation(node.operation, tensors, prefix)(*args, **kwargs)
+
+    def _inside(self, call: RecordedCall, tensors: Sequence[Any], prefix: str) -> Any:
+        given = [one for one in keras.tree.flatten((call.args, call.kwargs)) if isinstance(one, keras.KerasTensor)]
+        facts = {id(old): new for old, new in zip(given, tensors, strict=True)}
+        self._run(call.nodes, facts, prefix)
+        return keras.tree.map_structure(lambda tensor: facts[id(tensor)], call.outputs)
+
+    # ---- layers and operations ---------------------------------------------------------------------------------------
+
+    def _operation(self, operation: Any, tensors: Sequence[Any], prefix: str = "") -> Any:
+        """Returns the new layer or operation for a former one, the same one at each call."""
+        if graph_of(operation) is not None:
+            if id(operation) not in self._models:
+                shapes = [tensor.shape for tensor in tensors[: len(graph_of(operation).inputs)]]
+                self._models[id(operation)] = self._of_graph(operation, shapes)
+                self._models[id(operation)].trainable = operation.trainable
+            return self._models[id(operation)]
+        if id(operation) not in self._layers:
+            self._layers[id(operation)] = operation, self._again(operation, prefix)
+        return self._layers[id(operation)][1]
+
+    def _again(self, operation: Any, prefix: str = "") -> Any:
+        try:
+            config = dict(operation.get_config())
+            for name, layer in self._links.inner.get(id(operation), {}).items():
+                config[name] = keras.saving.serialize_keras_object(self._again(layer))
+            config |= resolved(self._links.resized.get(id(operation), {}), self._kept)
+            if prefix and isinstance(operation, keras.layers.Layer):
+                config["name"] = f"{prefix}{operation.name}"
+            return type(operation).from_config(config)
+        except Exception as error:
+            if isinstance(operation, keras.layers.Layer) and not operation.variables:
+                return operation
+            if not isinstance(operation, keras.layers.Layer) and id(operation) not in self._links.resized:
+                return operation
+            raise ValueError(
+                f"A smaller model is made of new layers, from the configs of the present ones. Received: "
+                f"{operation.name!r} ({type(operation).__name__}), which cannot be made again: {error}. Define "
+                "get_config and from_config, or leave the layer out with `exclude`."
+            ) from error
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def assign(self, values: Mapping[int, np.ndarray]) -> Variables:
+        """Assigns the values that are left of the former weights; returns the new variable of each former one."""
+        found: Variables = {}
+        factors = {id(one.variable): self._factor(one) for one in self._links.rescaled}
+        for old, new in self._layers.values():
+            for one, other in _pairs(old, new):
+                if id(one) in found:
+                    continue
+                found[id(one)] = one, other
+                given = values.get(id(one))
+                value = keras.ops.convert_to_numpy(one) if given is None else given
+                value = cut(value, self._links.weights.get(id(one)), self._kept)
+                factor = factors.get(id(one), 1.0)
+                value = value if factor == 1.0 else (value * factor).astype(value.dtype)
+                if tuple(other.shape) != value.shape:
+                    raise ValueError(
+                        f"The layer {old.name!r} ({type(old).__name__}) has other weights when it is made again: "
+                        f"{tuple(other.shape)} instead of {value.shape} for {one.path!r}. Leave it out with `exclude`."
+                    )
+                other.assign(value)
+        return found
+
+    def _factor(self, one: Any) -> float:
+        left = int(np.count_nonzero(self._kept[one.channels]))
+        return float((one.channels.size / left) ** one.power)
+
+
+def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(old, keras.layers.Layer):
+        return []
+    _copy_trainable(old, new)
+    variables, others = old.variables, new.variables
+    if len(variables) != len(others):
+        raise ValueError(
+            f"The layer {old.name!r} ({type(old).__name__}) has {len(variables)} variables, and {len(others)} when it "
+            "is made again from its config. Leave it out with `exclude`."
+        )
+    return list(zip(variables, others, strict=True))
+
+
+def _copy_trainable(old: Any, new: Any) -> None:
+    if old is new:
+        return
+    new.trainable = old.trainable
+    for one, other in zip(sublayers(old), sublayers(new), strict=False):
+        _copy_trainable(one, other)
+
+
+def _takes_a_graph(kind: type) -> bool:
+    """Returns True if models of a class are made from inputs and outputs, as keras.Model is."""
+    return kind.__name__ == "Functional" or vars(kind).get("__init__") is None
+
+
+def cut(value: np.ndarray, axes: WeightAxes | None, kept: np.ndarray) -> np.ndarray:
+    """Returns the entries of a weight that belong to kept channels alone.
+
+    Args:
+        value: The weight's values, or an optimizer's state of the same shape.
+        axes: Its axes with channels; None for a weight without channels.
+        kept: True for each kept number.
+    """
+    if axes is None:
+        return value
+    grouped = [axis for axis, numbers in axes.channels.items() if numbers.ndim > 1]
+    for axis in grouped:
+        value = _cut_groups(value, axis, axes.channels[axis], axes.channels[value.ndim - 1], kept)
+    for axis, numbers in axes.channels.items():
+        if axis not in grouped:
+            value = np.take(value, np.flatnonzero(kept[numbers]), axis)
+    return value
+
+
+def _cut_groups(value: np.ndarray, axis: int, inputs: np.ndarray, units: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Returns a grouped kernel whose groups have lost inputs, each its own; the output axis, the last, stays whole."""
+    parts = np.split(value, inputs.shape[0], axis=-1)
+    left = [np.take(part, np.flatnonzero(kept[row]), axis) for part, row in zip(parts, inputs, strict=True)]
+    return np.concatenate(left, axis=-1)

@@ -1,0 +1,162 @@
+"""Repairs what the removal of channels changes: weights, biases and moving statistics, from data without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.channel_links import WeightAxes
+from prunekit.anatomy.channels import Channels
+from prunekit.anatomy.targets import Target, find_targets
+from prunekit.core.calibration import batches_of
+from prunekit.core.layer_fit import LayerFit, Solution
+from prunekit.core.layer_inputs import LayerMoments
+from prunekit.core.layer_products import LayerProduct, product_of
+from prunekit.core.layerwise import LayerwiseRepair
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.reconstruction import DAMPING, damped_hessian
+
+REPAIRS = ("none", "outputs", "weights")
+
+
+@dataclass(frozen=True)
+class RepairError:
+    """The error of a layer's outputs on the calibration data, squared and relative to the squared outputs.
+
+    Attributes:
+        weight: Name of the weight.
+        before: With the kept weights as they were, and no corrected bias.
+        after: With the repaired weights and bias.
+    """
+
+    weight: str
+    before: float
+    after: float
+
+
+def masked(value: np.ndarray, axes: WeightAxes, kept: np.ndarray) -> np.ndarray:
+    """Returns a copy of a weight's values with zeros at all entries of removed channels."""
+    value = np.array(value)
+    for axis, numbers in axes.channels.items():
+        if numbers.ndim == 1:
+            np.moveaxis(value, axis, 0)[~kept[numbers]] = 0
+            continue
+        parts = np.split(value, numbers.shape[0], axis=-1)
+        for part, row in zip(parts, numbers, strict=True):
+            np.moveaxis(part, axis, 0)[~kept[row]] = 0
+        value = np.concatenate(parts, axis=-1)
+    return value
+
+
+def repaired(
+    channels: Channels,
+    removed: np.ndarray,
+    data: Any,
+    repair: str,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[dict[int, np.ndarray], list[RepairError]]:
+    """Returns {id of a variable: repaired values, of the former shape}, and the errors of the layers.
+
+    Each layer is fitted to the outputs that it had, from the inputs that it receives when the layers before it are
+    repaired: its kept weights by least squares ("weights"), or a scale and a bias for each output ("outputs").
+
+    Args:
+        channels: The channels of the model.
+        removed: The removed channels.
+        data: Calibration data, as `batches_of` takes them; labels are not read.
+        repair: One of `REPAIRS`.
+        progress: Told of each layer: (done, total, name).
+
+    Raises:
+        ValueError: The inputs of a layer are not finite; the model does not call a layer on these data.
+
+    Source: He et al. 2017, "Channel pruning for accelerating very deep neural networks", arXiv:1707.06168, eq. 3 (least
+        squares on the kept channels).
+    """
+    kept = channels.kept_numbers(removed)
+    weights = channels.links.weights
+    targets = [target for target in find_targets(channels.model)[0] if _is_fitted(target, channels)]
+    solver = _Solver(targets, weights, kept, repair)
+    fitted = {id(target.variable) for target in targets}
+    others = [
+        (axes.variable, masked(array_of(axes.variable), axes, kept))
+        for key, axes in weights.items()
+        if key not in fitted and not all(kept[numbers].all() for numbers in axes.channels.values())
+    ]
+    work = LayerwiseRepair(channels.model, targets, solver, progress, others)
+    work.run([inputs for inputs, _ in batches_of(data)])
+    values = {id(variable): array_of(value) for variable, value in work.values}
+    after = {name: error.error for name, error in work.errors.items()}
+    return values, [RepairError(name, solver.before[name], error) for name, error in after.items()]
+
+
+def _is_fitted(target: Target, channels: Channels) -> bool:
+    """Returns True for a weight whose layer is a matrix product of its inputs."""
+    if id(target.variable) not in channels.links.weights or not target.in_axes:
+        return False
+    try:
+        return not product_of(target).diagonal
+    except ValueError:
+        return False
+
+
+class _Solver:
+    """Fits the entries of the kept channels; see `repaired`.
+
+    Attributes:
+        before: Name of a weight -> error before the repair.
+    """
+
+    def __init__(self, targets: Sequence[Target], weights: dict[int, WeightAxes], kept: np.ndarray, repair: str):
+        self._targets, self._weights, self._kept, self._repair = targets, weights, kept, repair
+        self.before: dict[str, float] = {}
+
+    @property
+    def repairs(self) -> bool:
+        """True unless nothing is repaired."""
+        return self._repair != "none"
+
+    def solve(self, index: int, product: LayerProduct, weight: np.ndarray, moments: LayerMoments) -> Solution:
+        """Returns the new value of target `index`, zero at removed channels."""
+        target = self._targets[index]
+        axes = self._weights[id(target.variable)]
+        mask = masked(np.ones(weight.shape, bool), axes, self._kept)
+        masks = product.matrix(mask)
+        matrices = np.where(masks, product.matrix(weight).astype("float64"), 0.0)
+        corrects_bias = self.repairs and product.bias(moments.output_sums) is not None
+        # The outputs that are removed have no error.
+        outputs = masks.any(axis=1)
+        moments = moments.of_outputs(outputs)
+        self.before[target.name] = LayerFit(product, moments, centred=False).error(matrices)
+        fit = LayerFit(product, moments, centred=corrects_bias)
+        if moments.same and masks.any(axis=2).all():
+            # The inputs are what they were: the kept weights are right.
+            pass
+        elif self._repair == "weights":
+            matrices = np.stack(
+                [_fitted(fit, group, *row) for group, row in enumerate(zip(matrices, masks, strict=True))]
+            )
+        elif self._repair == "outputs":
+            matrices = fit.scaled(matrices)
+        shift = np.where(outputs, fit.bias_shift(matrices), 0.0) if corrects_bias else None
+        return Solution(product.kernel(matrices), mask, shift, fit.error(matrices))
+
+
+def _fitted(fit: LayerFit, group: int, matrix: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the least-squares matrix whose rows are zero where the mask is.
+
+    All outputs have the same kept inputs, so one factorization serves them all. A small damping towards the present
+    weights keeps inputs apart that depend on one another.
+    """
+    rows = np.flatnonzero(mask.any(axis=1))
+    if not rows.size:
+        return matrix
+    gram = fit.gram[group][np.ix_(rows, rows)]
+    damped, _ = damped_hessian(gram, DAMPING)
+    added = (damped.diagonal() - gram.diagonal())[:, None]
+    found = np.zeros_like(matrix)
+    found[rows] = np.linalg.solve(damped, fit.cross[group][rows] + added * matrix[rows])
+    return np.where(mask, found, 0.0)

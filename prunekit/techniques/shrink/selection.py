@@ -1,0 +1,124 @@
+"""Selects the channels to remove: one order of removal for all groups, and how far along it to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prunekit.anatomy.channels import Group
+from prunekit.sparsity.arguments import whole
+
+ALLOCATIONS = ("uniform", "alike", "global")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many channels each group keeps at least, and to which multiples.
+
+    Attributes:
+        minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
+        multiple: The kept channels of a group are rounded up to a multiple of this number. A group of fewer channels
+            stays whole.
+    """
+
+    minimum: int = 1
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        whole("minimum", self.minimum, 1)
+        whole("multiple", self.multiple, 1)
+
+
+class Order:
+    """The order in which channels are removed; each beginning of it is a selection.
+
+    A group loses its least important channels first. With "uniform" all groups lose the same share, with "alike" groups
+    of the same kind are ranked together and each kind loses the same share, with "global" all groups are ranked
+    together.
+
+    Args:
+        groups: The groups that may shrink.
+        importances: Importance of each channel of each group.
+        allocation: "uniform", "alike" or "global".
+        limits: What each group keeps.
+
+    Attributes:
+        length: How many units can be removed; a unit is one channel, or one of each part of a grouped convolution.
+        total: How many units there are.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], importances: Sequence[np.ndarray], allocation: str, limits: Limits
+    ) -> None:
+        if allocation not in ALLOCATIONS:
+            raise ValueError(f"`allocation` is one of {', '.join(ALLOCATIONS)}. Received: {allocation!r}.")
+        self._limits = limits
+        self._units = [_units(*pair) for pair in zip(groups, importances, strict=True)]
+        self.total = sum(len(values) for _, values in self._units)
+        pools: dict[object, list[int]] = {}
+        for index, group in enumerate(groups):
+            pools.setdefault({"uniform": index, "alike": _kind(group), "global": ""}[allocation], []).append(index)
+        self._sizes = np.array([len(values) for _, values in self._units], int)
+        share, owners = (np.concatenate(parts) for parts in zip(*map(self._shares, pools.values()), strict=True))
+        self._owners = owners[np.lexsort((owners, share))]
+        self.length = int(self._owners.size)
+
+    def _shares(self, pool: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (the share of the pool that is gone with a unit, its group) for the units that may be removed."""
+        owners = np.concatenate([np.full(self._sizes[i], i) for i in pool])
+        ranks = np.concatenate([np.arange(self._sizes[i]) for i in pool])
+        order = np.lexsort((ranks, owners, np.concatenate([self._units[i][1] for i in pool])))
+        share = (np.arange(order.size) + 0.5) / order.size
+        allowed = ranks[order] < self._sizes[owners[order]] - self._limits.minimum
+        return share[allowed], owners[order][allowed]
+
+    def asked(self, length: int) -> np.ndarray:
+        """Returns how many of the first `length` units each group has, shape (groups,)."""
+        return np.bincount(self._owners[:length], minlength=len(self._units))
+
+    def counts(self, length: int) -> np.ndarray:
+        """Returns how many units each group loses with the first `length` ones: less where kept ones are rounded up."""
+        kept = -(-(self._sizes - self.asked(length)) // self._limits.multiple) * self._limits.multiple
+        return np.maximum(self._sizes - kept, 0)
+
+    def removed(self, length: int) -> np.ndarray:
+        """Returns the channels that are removed with the first `length` units."""
+        counts = self.counts(length)
+        found = [units[:count].reshape(-1) for (units, _), count in zip(self._units, counts, strict=True)]
+        return np.concatenate(found) if found else np.zeros(0, int)
+
+    def nearest(self, measure: Callable[[np.ndarray], float], target: float) -> int:
+        """Returns the length whose measure is nearest to the target, at or above it if kept channels are rounded up.
+
+        Args:
+            measure: Function of the removed channels that falls with the length.
+            target: The wanted measure.
+        """
+        low, high = 0, self.length
+        while low < high:
+            middle = (low + high + 1) // 2
+            if measure(self.removed(middle)) >= target:
+                low = middle
+            else:
+                high = middle - 1
+        if low < self.length and self._limits.multiple == 1:
+            above, below = measure(self.removed(low)) - target, target - measure(self.removed(low + 1))
+            return low if above <= below else low + 1
+        return low
+
+
+def _units(group: Group, importance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (channels of each unit, importance of each unit), least important unit first."""
+    matrix = group.channels.reshape(group.parts, -1)
+    values = importance.reshape(matrix.shape)
+    order = np.argsort(values, axis=1, kind="stable")
+    units = np.take_along_axis(matrix, order, 1).T
+    return units, np.take_along_axis(values, order, 1).mean(axis=0)
+
+
+def _kind(group: Group) -> tuple[object, ...]:
+    """Groups of the same kind have as many channels, in the same axes of weights of the same names."""
+    members = tuple((member.weight.rpartition("/")[2], member.axis, member.channels.size) for member in group.members)
+    return group.channels.size, group.parts, members

@@ -1,0 +1,148 @@
+"""The report of a removal of channels: what shrank, what stayed and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.channels import Stop
+from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.sections import Column, Section
+from prunekit.techniques.shrink.repair import RepairError
+
+
+@dataclass(frozen=True)
+class ShrunkGroup:
+    """One group of channels.
+
+    Attributes:
+        name: Name of the layer that computes the channels.
+        before: Number of channels before.
+        after: Number of channels after.
+        axes: In how many axes of weights the channels occur.
+        kept: Former indices of the kept channels, in their order in the layer that computes them.
+        reason: Why all channels stayed; "" for a group that may shrink.
+    """
+
+    name: str
+    before: int
+    after: int
+    axes: int
+    kept: tuple[int, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ShrinkReport(Displayed):
+    """What `pk.shrink` did.
+
+    Attributes:
+        model_name: Name of the model.
+        parameters: Number of parameters (before, after).
+        macs: Multiply-accumulates of one example (before, after); None where they are not known.
+        groups: The groups of channels.
+        stops: What keeps channels that no group has, with reasons.
+        errors: Error of each layer's outputs on the calibration data, before and after the repair.
+        notes: Remarks.
+        kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries.
+    """
+
+    model_name: str
+    parameters: tuple[int, int]
+    macs: tuple[int | None, int | None]
+    groups: tuple[ShrunkGroup, ...]
+    stops: tuple[Stop, ...] = ()
+    errors: tuple[RepairError, ...] = ()
+    notes: tuple[str, ...] = ()
+    kept: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """Number of channels in all groups (before, after)."""
+        return sum(group.before for group in self.groups), sum(group.after for group in self.groups)
+
+    def sections(self) -> list[Section]:
+        """Returns the report as sections: groups, what stays, errors of the repair."""
+        found = [groups_section(self.groups), stops_section(self.stops)]
+        if self.errors:
+            found.append(_errors_section(self.errors))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON values."""
+        return {
+            "model": self.model_name,
+            "parameters": list(self.parameters),
+            "macs": list(self.macs),
+            "groups": [{**asdict(group), "kept": list(group.kept)} for group in self.groups],
+            "stops": [asdict(stop) for stop in self.stops],
+            "errors": [asdict(error) for error in self.errors],
+            "notes": list(self.notes),
+            "kept": {
+                name: {str(axis): indices.tolist() for axis, indices in axes.items()}
+                for name, axes in self.kept.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.model_name}: {_change('parameters', self.parameters)}, {_change('MACs', self.macs)}"]
+        lines += [f"  {group.name}: {group.before} -> {group.after} channels" for group in self.groups]
+        lines += [f"  stays: {stop.place or self.model_name}: {stop.reason} ({stop.channels})" for stop in self.stops]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def _change(name: str, pair: Sequence[int | None]) -> str:
+    before, after = pair
+    if not before or after is None:
+        return f"{name} not known"
+    return f"{name} {before:,} -> {after:,} ({after / before:.2f})"
+
+
+def groups_section(groups: Sequence[ShrunkGroup]) -> Section:
+    """Returns a table of the groups with their sizes before and after."""
+    rows = [(group.name, group.before, group.after, group.axes, group.reason) for group in groups]
+    columns = (
+        Column("Group", "name"),
+        Column("before", "count", group="Channels"),
+        Column("after", "count", group="Channels"),
+        Column("Axes", "count", keep=3),
+        Column("Stays whole because", "text", keep=5),
+    )
+    return Section(
+        "Groups of channels",
+        columns,
+        tuple(rows),
+        explanation="A group holds channels that occur in the same axes of the same weights. It has the name of the "
+        "layer that computes them; with each channel, all these axes lose an entry.",
+    )
+
+
+def stops_section(stops: Sequence[Stop]) -> Section:
+    """Returns a table of what keeps channels, with reasons."""
+    rows = [(stop.place or "outputs", stop.channels, stop.reason, stop.layers[:8]) for stop in stops]
+    columns = (
+        Column("At", "name"),
+        Column("Channels", "count"),
+        Column("Reason", "text"),
+        Column("Channels of", "names", keep=3),
+    )
+    return Section("Channels that stay", columns, tuple(rows))
+
+
+def _errors_section(errors: Sequence[RepairError]) -> Section:
+    columns = (
+        Column("Weight", "name"),
+        Column("before the repair", "number", group="Error"),
+        Column("after", "number", group="Error"),
+    )
+    rows = tuple((error.weight, error.before, error.after) for error in errors)
+    return Section(
+        "Errors of the layers",
+        columns,
+        rows,
+        explanation="Squared change of a layer's outputs on the calibration data, relative to the squared outputs: "
+        "with the kept weights as they were, and with the repaired ones.",
+    )
