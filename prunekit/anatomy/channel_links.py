@@ -164,6 +164,10 @@ class Links:
         if numbers is not None and numbers.size:
             self.walls.append(Wall(self.place, reason, numbers.reshape(-1)))
 
+    def stay(self, reason: str) -> None:
+        """States why the present layer keeps its size, for the report."""
+        self.walls.append(Wall(self.place, reason, np.zeros(0, int)))
+
     def keep_all(self, axes: Sequence[Axes], reason: str) -> None:
         """States that all channels of some tensors must stay."""
         for one in axes:

@@ -63,7 +63,7 @@ class Stop:
         place: Path of the layer or operation that keeps them.
         reason: Why it keeps them.
         channels: How many.
-        layers: The layers that compute them.
+        layers: The layers that compute them; the place itself for a layer whose own channels stay.
     """
 
     place: str
@@ -234,6 +234,8 @@ class _Walk:
 
     def _wall(self, call: Call, reason: str) -> None:
         self.links.keep_all(call.inputs, reason)
+        if getattr(call.operation, "weights", ()):
+            self.links.stay(reason)
         for variable in getattr(call.operation, "variables", ()):
             axes = self.links.weights.get(id(variable))
             for numbers in axes.channels.values() if axes else ():
@@ -272,8 +274,8 @@ def _declared(model: Any) -> Any:
 
 def _grouped(model: Any, walk: _Walk) -> Channels:
     links = walk.links
-    fixed = [wall.numbers for wall in links.walls if wall.numbers.size]
-    edges = [*links.edges, *((numbers, np.full(numbers.size, STAYS)) for numbers in fixed)]
+    joined = _components(links.size, links.edges)
+    edges = [*links.edges, *((wall.numbers, np.full(wall.numbers.size, STAYS)) for wall in links.walls)]
     of = _components(links.size, edges)
     separate = [matrix for matrix in links.even if not _is_free(matrix, of, links.even)]
     if separate:
@@ -283,7 +285,7 @@ def _grouped(model: Any, walk: _Walk) -> Channels:
     parts = {int(of[matrix[0, 0]]): matrix.shape[0] for matrix in links.even if _is_free(matrix, of, links.even)}
     names = {id(weight.variable): weight for weight in weights_in(model)}
     groups = _groups(links, of, parts, names)
-    return Channels(model, groups, _stops(links, names), of, links, walk.opened)
+    return Channels(model, groups, _stops(links, joined, names), of, links, walk.opened)
 
 
 def _components(size: int, edges: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -335,19 +337,21 @@ def _name(axes: WeightAxes, names: dict[int, Any]) -> str:
     return names[id(axes.variable)].name if id(axes.variable) in names else axes.name
 
 
-def _stops(links: Links, names: dict[int, Any]) -> tuple[Stop, ...]:
-    weights = list(links.weights.values())
-    owners = np.full(links.size, -1)
-    for index, axes in enumerate(weights):
-        for numbers in axes.channels.values():
-            # The inputs of a grouped convolution have the numbers of the layers before it.
-            owners[numbers] = index if numbers.ndim == 1 else owners[numbers]
+def _stops(links: Links, joined: np.ndarray, names: dict[int, Any]) -> tuple[Stop, ...]:
+    """Returns what keeps channels; `joined` has the channel of each number before any channel was kept."""
+    makers: dict[int, list[str]] = {}
+    for axes in links.weights.values():
+        layer, spec = _name(axes, names).rpartition("/")[0], getattr(names.get(id(axes.variable)), "spec", None)
+        for axis, numbers in axes.channels.items():
+            if spec is None or axis in spec.out_axes:
+                for channel in np.unique(joined[numbers]):
+                    makers.setdefault(int(channel), []).append(layer)
     found: dict[tuple[str, str], list[np.ndarray]] = {}
     for wall in links.walls:
-        found.setdefault((wall.place, wall.reason), []).append(np.unique(wall.numbers))
+        found.setdefault((wall.place, wall.reason), []).append(np.unique(joined[wall.numbers]))
     stops = []
     for (place, reason), parts in found.items():
-        every = np.unique(np.concatenate(parts))
-        layers = [_name(weights[i], names).rpartition("/")[0] for i in np.unique(owners[every]) if i >= 0]
-        stops.append(Stop(place, reason, every.size, tuple(dict.fromkeys(layers))))
+        channels = np.unique(np.concatenate(parts))
+        layers = dict.fromkeys(layer for channel in channels.tolist() for layer in makers.get(channel, ()))
+        stops.append(Stop(place, reason, channels.size, tuple(layers) or (place,)))
     return tuple(stops)

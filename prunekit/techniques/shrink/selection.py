@@ -74,39 +74,43 @@ class Order:
         allowed = ranks[order] < self._sizes[owners[order]] - self._limits.minimum
         return share[allowed], owners[order][allowed]
 
-    def asked(self, length: int) -> np.ndarray:
+    def first(self, length: int) -> np.ndarray:
         """Returns how many of the first `length` units each group has, shape (groups,)."""
         return np.bincount(self._owners[:length], minlength=len(self._units))
 
-    def counts(self, length: int) -> np.ndarray:
-        """Returns how many units each group loses with the first `length` ones: less where kept ones are rounded up."""
-        kept = -(-(self._sizes - self.asked(length)) // self._limits.multiple) * self._limits.multiple
+    def rounded(self, counts: np.ndarray) -> np.ndarray:
+        """Returns how many units each group loses when its kept ones are rounded up to the multiple."""
+        kept = -(-(self._sizes - counts) // self._limits.multiple) * self._limits.multiple
         return np.maximum(self._sizes - kept, 0)
 
-    def removed(self, length: int) -> np.ndarray:
-        """Returns the channels that are removed with the first `length` units."""
-        counts = self.counts(length)
-        found = [units[:count].reshape(-1) for (units, _), count in zip(self._units, counts, strict=True)]
-        return np.concatenate(found) if found else np.zeros(0, int)
+    def removed(self, counts: np.ndarray) -> np.ndarray:
+        """Returns the channels that are removed when each group loses its `counts` least important units."""
+        lost = zip(self._units, self.rounded(counts), strict=True)
+        return np.concatenate([units[:count].reshape(-1) for (units, _), count in lost])
 
-    def nearest(self, measure: Callable[[np.ndarray], float], target: float) -> int:
-        """Returns the length whose measure is nearest to the target, at or above it if kept channels are rounded up.
+    def nearest(self, measure: Callable[[np.ndarray], float], target: float) -> np.ndarray:
+        """Returns how many units each group loses, so that the measure is nearest to the target.
+
+        The first units of the order, and at most one more of a group further on where that is nearer. With a multiple,
+        the measure does not fall below the target.
 
         Args:
-            measure: Function of the removed channels that falls with the length.
+            measure: Function of the removed channels; it falls with each of them.
             target: The wanted measure.
         """
         low, high = 0, self.length
         while low < high:
             middle = (low + high + 1) // 2
-            if measure(self.removed(middle)) >= target:
+            if measure(self.removed(self.first(middle))) >= target:
                 low = middle
             else:
                 high = middle - 1
-        if low < self.length and self._limits.multiple == 1:
-            above, below = measure(self.removed(low)) - target, target - measure(self.removed(low + 1))
-            return low if above <= below else low + 1
-        return low
+        found = self.first(low)
+        if low == self.length or self._limits.multiple > 1:
+            return found
+        groups = dict.fromkeys(self._owners[low:].tolist())
+        one_more = (found + (np.arange(found.size) == group) for group in groups)
+        return min([found, *one_more], key=lambda counts: abs(measure(self.removed(counts)) - target))
 
 
 def _units(group: Group, importance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -86,12 +86,12 @@ def shrink(  # noqa: PLR0913  # one keyword for each decision
     values = importances(found, ranking, data if get_criterion(criterion).needs else None)
     order = Order([found.groups[i] for i in free], [values[i] for i in free], allocation, limits)
     budget = Budget(found, inputs)
-    length = _length(order, budget, name, share, limits)
-    removed = order.removed(length)
+    counts = _counts(order, budget, name, share, limits)
+    removed = order.removed(counts)
     repairs, errors = _repaired(found, removed, data, repair, progress)
     smaller, variables = without_channels(found, removed, repairs)
     kept = found.kept_numbers(removed)
-    notes = [*_rounding_notes(order, length, limits), *carry_over(found, kept, smaller, variables)]
+    notes = [*_rounding_notes(order, counts, limits), *carry_over(found, kept, smaller, variables)]
     return smaller, _report(found, removed, reasons, budget, errors, notes)
 
 
@@ -144,8 +144,8 @@ def _nothing(found: Channels, reasons: Sequence[str]) -> str:
     return f"The model {found.model.name!r} has no channels that can be removed. Received: {listed}."
 
 
-def _length(order: Order, budget: Budget, name: str, share: float, limits: Limits) -> int:
-    """Returns how many units are removed."""
+def _counts(order: Order, budget: Budget, name: str, share: float, limits: Limits) -> np.ndarray:
+    """Returns how many units each group loses."""
     if name == "channels":
         asked = round((1 - share) * order.total)
         if asked > order.length:
@@ -154,21 +154,21 @@ def _length(order: Order, budget: Budget, name: str, share: float, limits: Limit
                 f"(minimum={limits.minimum}). Received: channels={share:g}. The reachable range is "
                 f"{1 - order.length / order.total:.3f} to 1."
             )
-        return asked
+        return order.first(asked)
     measure = {"parameters": budget.parameters_without, "macs": budget.macs_without}[name]
     whole = measure(np.zeros(0, int))
-    length = order.nearest(measure, share * whole)
-    reached = measure(order.removed(length)) / whole
+    counts = order.nearest(measure, share * whole)
+    reached = measure(order.removed(counts)) / whole
     # Rounded up to a multiple, the steps may be larger than the tolerance.
-    coarse = limits.multiple > 1 and length < order.length
+    coarse = limits.multiple > 1 and counts.sum() < order.length
     if abs(reached - share) > TOLERANCE * share and not coarse:
-        least = measure(order.removed(order.length)) / whole
+        least = measure(order.removed(order.first(order.length))) / whole
         raise ValueError(
             f"{name}={share:g} cannot be reached within {TOLERANCE:.0%}. Received: a model of which {reached:.3f} is "
             f"left at the nearest. The reachable range is {least:.3f} to 1; channels that cannot be removed are in "
             "`prunekit inspect --groups`."
         )
-    return length
+    return counts
 
 
 def _repaired(
@@ -179,10 +179,10 @@ def _repaired(
     return repaired(found, removed, data, repair, progress)
 
 
-def _rounding_notes(order: Order, length: int, limits: Limits) -> list[str]:
+def _rounding_notes(order: Order, counts: np.ndarray, limits: Limits) -> list[str]:
     if limits.multiple == 1:
         return []
-    more = int((order.asked(length) - order.counts(length)).sum())
+    more = int((counts - order.rounded(counts)).sum())
     return [f"The kept channels of each group are rounded up to a multiple of {limits.multiple}: {more} more are kept."]
 
 
