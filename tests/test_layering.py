@@ -49,7 +49,10 @@ ORDER = (
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
-    ("techniques/shrink", "importance selection budget rebuild repair optimizer_state shrink_report shrinking"),
+    (
+        "techniques/shrink",
+        "importance selection budget rebuild repair verification optimizer_state shrink_report shrinking",
+    ),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",

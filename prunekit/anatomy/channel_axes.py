@@ -137,8 +137,9 @@ def components(size: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def split_axis(numbers: np.ndarray, shape: Sequence[int]) -> tuple[int, np.ndarray]:
     """Chooses the axis that carries the channels when an axis becomes several.
 
-    Removing an index of an axis removes all entries at the index: their channels must be removed together. The axis
-    with the most separate channels is chosen, the first of several.
+    Removing an index of an axis removes all entries at the index: their channels must be removed together. The last
+    axis is chosen if all its indices stay separate (the features of an image), otherwise the axis with the most
+    separate ones.
 
     Args:
         numbers: The channel of each index of the axis, shape (length,).
@@ -156,7 +157,7 @@ def split_axis(numbers: np.ndarray, shape: Sequence[int]) -> tuple[int, np.ndarr
         first = np.repeat(places[:, 0], entries.shape[1] - 1)
         roots = components(found.size, first, places[:, 1:].reshape(-1))
         separate = np.unique(roots[places[:, 0]]).size
-        if separate > most:
+        if separate > most or (axis == len(shape) - 1 and separate == length > 1):
             most, best = separate, (axis, entries)
     return best
 

@@ -23,6 +23,13 @@ class Walk(Protocol):
     def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
         """Returns the axes of the outputs of a layer inside the present one."""
 
+    def through(self, function: Callable[[Any], Any], x: Axes) -> Axes:
+        """Returns the axes of the output of a function of `keras.ops`.
+
+        Raises:
+            NotFollowedError: The function cannot be called on symbolic tensors.
+        """
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -67,21 +74,30 @@ def channel_axis(layer: Any, rank: int) -> int:
     return 1 if getattr(layer, "data_format", None) == "channels_first" else rank - 1
 
 
+def keep_other_axes(walk: Walk, x: Axes, axis: int) -> None:
+    """Keeps the channels at all axes but one: a layer mixes the entries of the others."""
+    for place, numbers in enumerate(x.channels):
+        if place != axis % len(x.shape):
+            walk.links.keep(numbers, "channels at an axis whose entries the layer mixes")
+
+
 def maps_zero_to_zero(function: Callable[[Any], Any]) -> bool:
     """Returns True if a function of single numbers is 0 at 0."""
     return bool(np.all(np.asarray(keras.ops.convert_to_numpy(function(keras.ops.zeros((1,))))) == 0))
 
 
-def elementwise(walk: Walk, inputs: Sequence[Axes], shape: Shape, zero: bool) -> Axes:
+def elementwise(walk: Walk, inputs: Sequence[Axes], shape: Shape, zero: str) -> Axes:
     """Returns the axes of a result that is computed entry by entry, with NumPy's broadcasting.
 
     Args:
         walk: Takes the ties.
         inputs: Axes of the tensors.
         shape: Shape of the result.
-        zero: Whether the result is zero at removed channels.
+        zero: Which of the tensors must be zero at a removed channel for the result to be: "all" (a sum), "any" (a
+            product), "first" (a quotient), or "none".
     """
     found: list[Numbers] = [None] * len(shape)
+    is_zero = zero != "none"
     for axis in range(1, len(shape) + 1):
         present = [one for one in inputs if axis <= len(one.shape)]
         spread = [one for one in present if one.shape[-axis] == 1 and shape[-axis] != 1]
@@ -94,7 +110,17 @@ def elementwise(walk: Walk, inputs: Sequence[Axes], shape: Shape, zero: bool) ->
             walk.links.tie(full[0], numbers)
         if all(numbers is not None for numbers in full):
             found[-axis] = full[0]
-    return Axes(shape, tuple(found), zero)
+            zeros = [_is_zero_at(one, axis, shape[-axis]) for one in inputs]
+            is_zero = is_zero and {"all": all(zeros), "any": any(zeros), "first": zeros[0], "none": False}[zero]
+    return Axes(shape, tuple(found), is_zero)
+
+
+def _is_zero_at(one: Axes, axis: int, length: int | None) -> bool:
+    """Returns True if a tensor is zero at the removed channels of an axis, counted from the end."""
+    if not one.labelled and one.shape == ():
+        return one.zero
+    whole = axis <= len(one.shape) and one.shape[-axis] == length and one.channels[-axis] is not None
+    return one.zero and whole
 
 
 def contracted(walk: Walk, inputs: Sequence[Axes], letters: Sequence[str], output: str, shape: Shape) -> Axes:
@@ -135,18 +161,20 @@ def activated(walk: Walk, function: Any, x: Axes) -> Axes:
     """Returns the axes after an activation function.
 
     Raises:
-        NotFollowedError: The function is not known to act on each entry alone.
+        NotFollowedError: The function is not known, and does not consist of `keras.ops`.
     """
     if function is None or function is keras.activations.linear:
         return x
     if isinstance(function, keras.layers.Layer):
+        if function.weights:
+            raise NotFollowedError("its activation is a layer with weights")
         return walk.follow(function, x)[0]
     name = getattr(function, "__name__", str(function))
     if name in ("softmax", "log_softmax", "sparsemax"):
         walk.links.keep(x.at(-1), f"{name} over the channels")
         return Axes(x.shape, (*x.channels[:-1], None), False)
     if function not in _ENTRYWISE:
-        raise NotFollowedError(f"its activation function {name!r} is not known")
+        return walk.through(function, x)
     return Axes(x.shape, x.channels, x.zero and maps_zero_to_zero(function))
 
 

@@ -19,11 +19,13 @@ from prunekit.anatomy.channel_calls import (
     channel_axis,
     contracted,
     elementwise,
+    keep_other_axes,
     maps_zero_to_zero,
 )
 from prunekit.anatomy.channel_links import STAYS
 from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.layers import _base, refusal
+from prunekit.anatomy.model_graph import graph_of
 
 _L = keras.layers
 
@@ -37,7 +39,9 @@ def _dense(walk: Walk, call: Call) -> list[Axes]:
     units = links.weight(layer._kernel, 1)
     links.bind(layer.bias, 0, units)
     links.resize(layer, units=Kept(units))
-    return [activated(walk, layer.activation, replace(x.with_axis(-1, layer.units, units), zero=True))]
+    # A bias makes what was zero at the channels of another axis nonzero.
+    zero = not any(numbers is not None for numbers in x.channels[:-1]) or (x.zero and layer.bias is None)
+    return [activated(walk, layer.activation, replace(x.with_axis(-1, layer.units, units), zero=zero))]
 
 
 def _einsum_dense(walk: Walk, call: Call) -> list[Axes]:
@@ -50,6 +54,8 @@ def _einsum_dense(walk: Walk, call: Call) -> list[Axes]:
     weight = Axes(tuple(layer._kernel.shape), tuple(axes))
     made = contracted(walk, [x, weight], [data, kernel], output, shape)
     if layer.bias is not None:
+        own = {len(shape) - 1 - axis for axis in range(len(layer.bias.shape)) if layer.bias.shape[-1 - axis] > 1}
+        made = replace(made, zero=made.zero and set(made.labelled) <= own)
         offset = len(shape) - len(layer.bias.shape)
         for axis, length in enumerate(layer.bias.shape):
             if length > 1:
@@ -69,6 +75,7 @@ def _varies(label: str, data: str, output: str, x: Axes) -> bool:
 def _convolution(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     axis = channel_axis(layer, len(x.shape))
+    keep_other_axes(walk, x, axis)
     inputs, units = x.channels[axis], links.weight(layer._kernel, -1)
     links.bind(layer.bias, 0, units)
     links.resize(layer, filters=Kept(units))
@@ -88,7 +95,9 @@ def _groups(walk: Walk, layer: Any, inputs: Numbers, units: np.ndarray) -> None:
         links.resize(layer, groups=Kept(inputs))
         return
     links.evenly(units, groups)
-    if inputs is not None:
+    if inputs is None:
+        links.bind(layer._kernel, -2, None)
+    else:
         links.bind_groups(layer._kernel, -2, inputs, groups)
         links.evenly(inputs, groups)
 
@@ -96,6 +105,7 @@ def _groups(walk: Walk, layer: Any, inputs: Numbers, units: np.ndarray) -> None:
 def _transposed(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     axis = channel_axis(layer, len(x.shape))
+    keep_other_axes(walk, x, axis)
     links.bind(layer.kernel, -1, x.channels[axis])
     units = links.weight(layer.kernel, -2)
     links.bind(layer.bias, 0, units)
@@ -107,6 +117,7 @@ def _transposed(walk: Walk, call: Call) -> list[Axes]:
 def _depthwise(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     axis = channel_axis(layer, len(x.shape))
+    keep_other_axes(walk, x, axis)
     inputs = x.channels[axis]
     links.bind(layer.kernel, -2, inputs)
     units = None if inputs is None else np.repeat(inputs, layer.depth_multiplier)
@@ -119,10 +130,10 @@ def _depthwise(walk: Walk, call: Call) -> list[Axes]:
 def _separable(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     axis = channel_axis(layer, len(x.shape))
+    keep_other_axes(walk, x, axis)
     inputs = x.channels[axis]
     links.bind(layer.depthwise_kernel, -2, inputs)
-    if inputs is not None:
-        links.bind(layer.pointwise_kernel, -2, np.repeat(inputs, layer.depth_multiplier))
+    links.bind(layer.pointwise_kernel, -2, None if inputs is None else np.repeat(inputs, layer.depth_multiplier))
     units = links.weight(layer.pointwise_kernel, -1)
     links.bind(layer.bias, 0, units)
     links.resize(layer, filters=Kept(units))
@@ -171,7 +182,8 @@ def _batch_norm(walk: Walk, call: Call) -> list[Axes]:
         raise NotFollowedError("batch renormalisation keeps statistics that are not followed")
     for name in ("gamma", "beta", "moving_mean", "moving_variance"):
         walk.links.bind(getattr(layer, name, None), 0, x.at(layer.axis))
-    return [replace(x, zero=x.zero or layer.scale)]
+    alone = set(x.labelled) <= {layer.axis % len(x.shape)}
+    return [replace(x, zero=alone and (x.zero or layer.scale))]
 
 
 def _layer_norm(walk: Walk, call: Call) -> list[Axes]:
@@ -207,8 +219,9 @@ def _rms_norm(walk: Walk, call: Call) -> list[Axes]:
 def _group_norm(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     numbers = x.at(layer.axis)
+    keep_other_axes(walk, x, layer.axis)
     if numbers is None:
-        return [x]
+        return [Axes.fixed(x.shape)]
     links.bind(layer.gamma, 0, numbers)
     links.bind(layer.beta, 0, numbers)
     groups = numbers.size if layer.groups == -1 else layer.groups
@@ -287,9 +300,7 @@ def _merge(walk: Walk, call: Call) -> list[Axes]:
     inputs, shape = call.inputs, call.outputs[0]
     if len({len(one.shape) for one in inputs}) > 1 and any(one.labelled for one in inputs):
         raise NotFollowedError("it merges tensors of different ranks")
-    zeros = [one.zero or not one.labelled for one in inputs]
-    zero = any(one.zero and one.labelled for one in inputs) if isinstance(call.operation, _L.Multiply) else all(zeros)
-    return [elementwise(walk, inputs, shape, zero)]
+    return [elementwise(walk, inputs, shape, "any" if isinstance(call.operation, _L.Multiply) else "all")]
 
 
 def _concatenate(walk: Walk, call: Call) -> list[Axes]:
@@ -310,8 +321,8 @@ def concatenated(walk: Walk, inputs: Sequence[Axes], axis: int, shape: Sequence[
             parts.append(np.full(length, STAYS) if numbers is None else numbers)
         joined = np.concatenate(parts)
     shapes = [one.with_axis(axis, 1, None) for one in inputs]
-    rest = elementwise(walk, shapes, (*shape[:axis], 1, *shape[axis + 1 :]), all(one.zero for one in inputs))
-    return rest.with_axis(axis, shape[axis], joined)
+    rest = elementwise(walk, shapes, (*shape[:axis], 1, *shape[axis + 1 :]), "all")
+    return replace(rest.with_axis(axis, shape[axis], joined), zero=rest.zero and all(one.zero for one in inputs))
 
 
 def _dot(walk: Walk, call: Call) -> list[Axes]:
@@ -403,6 +414,7 @@ def _recurrent(walk: Walk, call: Call) -> list[Axes]:
         raise NotFollowedError(f"its cell {type(cell).__name__} is not known")
     gates = _GATES[type(cell).__name__]
     axis = channel_axis(layer, len(x.shape))
+    keep_other_axes(walk, x, axis)
     links.bind(cell.kernel, -2, x.channels[axis])
     units = links.weight(cell.recurrent_kernel, -2)
     for weight in (cell.kernel, cell.recurrent_kernel, cell.bias):
@@ -444,11 +456,13 @@ def _bidirectional(walk: Walk, call: Call) -> list[Axes]:
     one, other = forward[0], backward[0]
     if layer.merge_mode == "concat":
         return [concatenated(walk, [one, other], -1, call.outputs[0]), *states]
-    return [elementwise(walk, [one, other], call.outputs[0], one.zero and other.zero), *states]
+    return [elementwise(walk, [one, other], call.outputs[0], "any" if layer.merge_mode == "mul" else "all"), *states]
 
 
 def _time_distributed(walk: Walk, call: Call) -> list[Axes]:
     layer, x = call.operation, call.x
+    if graph_of(layer.layer) is not None:
+        raise NotFollowedError("it contains a model")
     walk.links.keep(x.channels[1], "an axis of time steps")
     walk.links.contain(layer, layer=layer.layer)
     inner = Axes((x.shape[0], *x.shape[2:]), (x.channels[0], *x.channels[2:]), x.zero)
@@ -463,14 +477,17 @@ def _time_distributed(walk: Walk, call: Call) -> list[Axes]:
 
 def _multi_head(walk: Walk, call: Call) -> list[Axes]:
     layer, links = call.operation, walk.links
-    if layer._query_dense.kernel.shape[0] != (call.x.shape[-1] or 0) or len(layer._query_dense.kernel.shape) != 3:
-        raise NotFollowedError("its projections have axes that are not known")
     kernel = layer._query_dense._kernel
+    if len(kernel.shape) != 3:
+        raise NotFollowedError("its projections have axes that are not known")
     heads, width = links.weight(kernel, 1), links.weight(kernel, 2)
     value_width = links.weight(layer._value_dense._kernel, 2)
     links.tie(heads, links.weight(layer._key_dense._kernel, 1))
     links.tie(heads, links.weight(layer._value_dense._kernel, 1))
     links.tie(width, links.weight(layer._key_dense._kernel, 2))
+    links.name(heads, "heads")
+    links.name(width, "key width")
+    links.name(value_width, "value width")
     links.resize(layer, num_heads=Kept(heads), key_dim=Kept(width), value_dim=Kept(value_width))
     return _attention(walk, call, heads, heads, width, value_width)
 
@@ -483,13 +500,15 @@ def _group_query(walk: Walk, call: Call) -> list[Axes]:
     if shared.size > 1:
         # Whole groups: key and value of a group serve its query heads alone.
         links.tie(heads, np.repeat(shared, heads.size // shared.size))
+    links.name(heads, "heads")
+    links.name(width, "head width")
     links.tie(shared, links.weight(layer._value_dense._kernel, 1))
     for dense in (layer._key_dense, layer._value_dense):
         links.tie(width, links.weight(dense._kernel, 2))
     links.resize(layer, num_query_heads=Kept(heads), num_key_value_heads=Kept(shared), head_dim=Kept(width))
     # The layer returns as many features as its query has.
     out = links.weight(layer._output_dense._kernel, 2)
-    links.tie(out, call.x.at(-1), "the layer returns as many features as its query has")
+    links.tie(out, call.argument("query", 0).at(-1), "the layer returns as many features as its query has")
     return _attention(walk, call, heads, shared, width, width)
 
 
@@ -499,9 +518,11 @@ def _attention(
     layer, links = call.operation, walk.links
     if getattr(layer, "_use_gate", getattr(layer, "use_gate", False)):
         raise NotFollowedError("gated attention is not followed")
-    query, value = call.args[0] if call.args else call.kwargs["query"], call.argument("value", 1)
+    query, value = call.argument("query", 0), call.argument("value", 1)
     key = call.argument("key", 2)
     key = value if key is None else key
+    for one in (query, value, key):
+        keep_other_axes(walk, one, -1)
     for dense, x, units, size in (
         (layer._query_dense, query, heads, width),
         (layer._key_dense, key, shared, width),
@@ -529,13 +550,19 @@ def _attention(
     return made
 
 
+def _not_followed(walk: Walk, call: Call) -> list[Axes]:
+    raise NotFollowedError(f"layers of type {type(call.operation).__name__} are not followed")
+
+
 def _dot_attention(walk: Walk, call: Call) -> list[Axes]:
     layer = call.operation
     if layer.score_mode != "dot":
         raise NotFollowedError(f"the score mode {layer.score_mode!r} is not followed")
-    inputs = call.inputs
+    inputs = call.argument("inputs", 0)
     query, value = inputs[0], inputs[1]
-    key = inputs[2] if len(call.args[0]) > 2 else value
+    key = inputs[2] if len(inputs) > 2 else value
+    for one in inputs:
+        keep_other_axes(walk, one, -1)
     contracted(walk, [query, key], ["btd", "bsd"], "bts", (None,) * 3)
     made = Axes.fixed(call.outputs[0]).with_axis(-1, value.shape[-1], value.at(-1))
     return [replace(made, zero=value.zero), *[Axes.fixed(shape) for shape in call.outputs[1:]]]
@@ -580,6 +607,7 @@ def _first_table() -> dict[type, Rule]:
         _multi_head: "MultiHeadAttention",
         _group_query: "GroupQueryAttention",
         _dot_attention: "Attention",
+        _not_followed: "AdditiveAttention SpectralNormalization",
     }
     table = {getattr(_L, name): rule for rule, listed in names.items() for name in listed.split() if hasattr(_L, name)}
     table[_base(_L.Conv2D, "BaseConv")] = _convolution
@@ -594,6 +622,18 @@ _TABLE = _first_table()
 _BY_NAME: dict[str, Rule] = {"LayerScale": _layer_scale, "StochasticDepth": _same}
 
 
+# What a subclass may define without computing something else than its base class.
+_HARMLESS = {"__init__", "get_config", "from_config", "compute_output_shape", "compute_output_spec"}
+
+
+def _computes_the_same(kind: type, base: type) -> bool:
+    """Returns True if the classes between a layer's class and a known one redefine nothing that computes."""
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    names = {name for one in between for name in vars(one)}
+    inherited = {name for name in names if hasattr(base, name) and not (name.startswith("__") and name.endswith("__"))}
+    return not (inherited - _HARMLESS - {"_abc_impl"}) and "__call__" not in names
+
+
 def layer_rule(layer: Any) -> Rule | None:
     """Returns the rule of a layer; None for a type that is not known, or that has a `call` of its own.
 
@@ -602,8 +642,11 @@ def layer_rule(layer: Any) -> Rule | None:
     """
     kind: Any = type(layer)
     own = kind.__module__.startswith("keras.")
-    known = (_TABLE[base] for base in kind.__mro__ if base in _TABLE and (own or kind.call is base.call))
-    rule = next(known, _BY_NAME.get(kind.__name__) if own else None)
+    known = (base for base in kind.__mro__ if base in _TABLE)
+    base = next(known, None)
+    rule = _TABLE[base] if base is not None and (own or _computes_the_same(kind, base)) else None
+    if rule is None and own:
+        rule = _BY_NAME.get(kind.__name__)
     if rule is not None and "call" in vars(layer):
         return None
     reason = refusal(layer)

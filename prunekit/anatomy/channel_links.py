@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,7 @@ class Links:
         rescaled: Weights whose values change with the number of kept channels.
         even: Arrays of shape (parts, channels): each part loses as many channels as the others.
         inner: id of a wrapper -> {argument: the layer inside it}.
+        titles: First channel of a group -> name of the group.
     """
 
     def __init__(self) -> None:
@@ -80,8 +82,10 @@ class Links:
         self.rescaled: list[Rescale] = []
         self.even: list[np.ndarray] = []
         self.inner: dict[int, dict[str, Any]] = {}
+        self.titles: dict[int, str] = {}
         self._places: list[str] = []
-        self._rigid: list[str] = []
+        self._rigid: list[tuple[str, str]] = []
+        self._fixed: list[tuple[Any, int, str]] = []
 
     # ---- where the walk is -------------------------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Links:
     @contextmanager
     def rigid(self, reason: str) -> Iterator[None]:
         """Keeps every channel of the weights and sizes that are met inside the scope."""
-        self._rigid.append(reason)
+        self._rigid.append((self.place, reason))
         try:
             yield
         finally:
@@ -117,14 +121,23 @@ class Links:
         if axis not in known:
             known[axis] = np.arange(self.size, self.size + variable.shape[axis])
             self.size += variable.shape[axis]
-            if self._rigid:
-                self.keep(known[axis], self._rigid[-1])
+            self._keep_rigid(known[axis])
         return known[axis]
 
     def bind(self, variable: Any, axis: int, numbers: Numbers) -> None:
-        """States that the indices of a weight's axis belong to these channels."""
+        """States that the indices of a weight's axis belong to these channels; without channels, that they stay."""
         if variable is not None and numbers is not None:
             self.tie(self.weight(variable, axis), numbers)
+        elif variable is not None:
+            self._fixed.append((variable, axis % len(variable.shape), self.place))
+
+    def keep_fixed(self) -> None:
+        """Keeps the channels of axes that another call of the layer meets without channels; called at the end."""
+        for variable, axis, place in self._fixed:
+            axes = self.weights.get(id(variable))
+            if axes is not None and axis in axes.channels:
+                reason = "another call of the layer has inputs of fixed length"
+                self.walls.append(Wall(place, reason, axes.channels[axis].reshape(-1)))
 
     def bind_groups(self, variable: Any, axis: int, numbers: np.ndarray, groups: int) -> None:
         """States that each group of output units has its own inputs at a weight's axis.
@@ -142,8 +155,7 @@ class Links:
             self.tie(axes.channels[axis].reshape(-1), numbers)
             return
         self.weights[id(variable)] = replace(axes, channels={**axes.channels, axis: matrix}, groups=groups)
-        if self._rigid:
-            self.keep(numbers, self._rigid[-1])
+        self._keep_rigid(numbers)
 
     def _axes_of(self, variable: Any) -> WeightAxes:
         if id(variable) not in self.weights:
@@ -163,6 +175,15 @@ class Links:
         """States that channels must stay."""
         if numbers is not None and numbers.size:
             self.walls.append(Wall(self.place, reason, numbers.reshape(-1)))
+
+    def _keep_rigid(self, numbers: np.ndarray) -> None:
+        """Keeps channels that are met inside a rigid scope; the outermost layer is the place."""
+        if self._rigid and numbers.size:
+            self.walls.append(Wall(*self._rigid[0], numbers.reshape(-1)))
+
+    def name(self, numbers: np.ndarray, title: str) -> None:
+        """Names a group of channels of the present layer, where a layer has several."""
+        self.titles[int(numbers[0])] = f"{self.place} ({title})"
 
     def stay(self, reason: str) -> None:
         """States why the present layer keeps its size, for the report."""
@@ -184,9 +205,8 @@ class Links:
     def resize(self, operation: Any, **arguments: Any) -> None:
         """States that arguments of a layer or operation depend on the kept channels."""
         self.resized.setdefault(id(operation), {}).update(arguments)
-        if self._rigid:
-            for numbers in depends_on(arguments):
-                self.keep(numbers, self._rigid[-1])
+        for numbers in depends_on(arguments) if self._rigid else ():
+            self._keep_rigid(numbers)
 
     def rescale(self, variable: Any, numbers: np.ndarray, power: float) -> None:
         """States that a weight is multiplied by (length / kept) ** `power`; once for each weight."""
@@ -203,6 +223,11 @@ class Links:
         """Returns the axes of a tensor after a reshape (row-major, as in Keras)."""
         shape = tuple(shape)
         found: list[Numbers] = [None] * len(shape)
+        known = [math.prod(n for n in one if n is not None) for one in (x.shape, shape)]
+        if known[0] != known[1]:
+            # An open length takes part: channels become examples, or the other way round.
+            self.keep_all([x], "reshaped together with an axis of unknown length")
+            return Axes.fixed(shape)
         begin, shorter = 0, min(len(x.shape), len(shape))
         while begin < shorter and x.shape[begin] == shape[begin]:
             found[begin] = x.channels[begin]

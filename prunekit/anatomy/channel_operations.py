@@ -48,26 +48,18 @@ def _unary(walk: Walk, call: Call) -> list[Axes]:
 def _binary(walk: Walk, call: Call) -> list[Axes]:
     kind, given = type(call.operation).__name__, [*call.args, *call.kwargs.values()]
     operands = [one if isinstance(one, Axes) else _constant(one) for one in given if one is not None]
-    carrying = [bool(one.labelled) and one.zero for one in operands]
     if kind == "Multiply":
-        zero = any(carrying)
+        zero = "any"
     elif kind in ("Divide", "DivideNoNan", "TrueDivide"):
-        zero = carrying[0]
+        zero = "first"
     else:
-        # A number that is not zero is added to removed channels as well.
-        plain = [one.zero if one.labelled else _is_zero(value) for one, value in zip(operands, given, strict=False)]
-        zero = kind in ("Add", "Subtract", "Maximum", "Minimum", "Fmax", "Fmin", "Hypot") and all(plain)
+        zero = "all" if kind in ("Add", "Subtract", "Maximum", "Minimum", "Fmax", "Fmin", "Hypot") else "none"
     return [elementwise(walk, operands, call.outputs[0], zero)]
 
 
 def _constant(value: Any) -> Axes:
-    return Axes.fixed(np.shape(value))
-
-
-def _is_zero(value: Any) -> bool:
-    if isinstance(value, Axes):
-        return False
-    return bool(np.all(np.asarray(value) == 0))
+    shape = tuple(np.shape(value))
+    return Axes(shape, (None,) * len(shape), bool(np.all(np.asarray(value) == 0)))
 
 
 # ---- sums of products ------------------------------------------------------------------------------------------------
@@ -107,7 +99,9 @@ def _matmul(walk: Walk, call: Call) -> list[Axes]:
 
 
 def _attention(walk: Walk, call: Call) -> list[Axes]:
-    query, key, value = call.inputs[:3]
+    query, key, value = call.argument("query", 0), call.argument("key", 1), call.argument("value", 2)
+    for one in (query, key, value):
+        walk.links.keep(one.at(1), "channels at the axis of the sequence")
     # The product over the width is divided by its square root: the width stays.
     for one in (query, key):
         walk.links.keep(one.at(-1), "the scale of dot_product_attention depends on the width")
@@ -150,7 +144,9 @@ def _reduction(walk: Walk, call: Call) -> list[Axes]:
         kept: list[Numbers] = [None if i in gone else n for i, n in enumerate(x.channels)]
     else:
         kept = [n for i, n in enumerate(x.channels) if i not in gone]
-    return [Axes(call.outputs[0], tuple(kept), x.zero)]
+    # The logarithm of a sum of exponentials of zeros is not zero, and neither is a given first value.
+    zero = kind != "Logsumexp" and not getattr(operation, "initial", None)
+    return [Axes(call.outputs[0], tuple(kept), x.zero and zero)]
 
 
 def _along(walk: Walk, call: Call) -> list[Axes]:
@@ -158,12 +154,9 @@ def _along(walk: Walk, call: Call) -> list[Axes]:
     operation, x = call.operation, call.x
     axis = operation.axis
     axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    return [
-        replace(
-            _without(walk, x, axes, call.outputs[0], f"{type(operation).__name__.lower()} along the channels"),
-            zero=x.zero,
-        )
-    ]
+    kind = type(operation).__name__
+    made = _without(walk, x, axes, call.outputs[0], f"{kind.lower()} along the channels")
+    return [replace(made, zero=x.zero and kind != "Argsort")]
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
@@ -214,7 +207,7 @@ def _stack(walk: Walk, call: Call) -> list[Axes]:
     axis = call.operation.axis % len(call.outputs[0])
     tensors = [one if isinstance(one, Axes) else _constant(one) for one in call.args[0]]
     shape = (*call.outputs[0][:axis], *call.outputs[0][axis + 1 :])
-    made = elementwise(walk, tensors, shape, all(one.zero for one in tensors))
+    made = elementwise(walk, tensors, shape, "all")
     channels = (*made.channels[:axis], None, *made.channels[axis:])
     return [Axes(call.outputs[0], channels, made.zero)]
 
@@ -308,7 +301,7 @@ def _tile(walk: Walk, call: Call) -> list[Axes]:
 
 def _broadcast_to(walk: Walk, call: Call) -> list[Axes]:
     x, operation = call.x, call.operation
-    made = elementwise(walk, [x], call.outputs[0], x.zero)
+    made = elementwise(walk, [x], call.outputs[0], "all")
     walk.links.resize(operation, shape=sizes(operation.shape, made.channels))
     return [made]
 
@@ -320,7 +313,8 @@ def _pad(walk: Walk, call: Call) -> list[Axes]:
         if pairs[axis].any():
             walk.links.keep(x.channels[axis], "padded")
     channels = tuple(None if pairs[axis].any() else numbers for axis, numbers in enumerate(x.channels))
-    return [Axes(call.outputs[0], channels, x.zero)]
+    constant = call.argument("constant_values", 1, 0)
+    return [Axes(call.outputs[0], channels, x.zero and not isinstance(constant, Axes) and not constant)]
 
 
 def _pool(walk: Walk, call: Call) -> list[Axes]:
@@ -333,7 +327,10 @@ def _pool(walk: Walk, call: Call) -> list[Axes]:
 
 
 def _new(walk: Walk, call: Call) -> list[Axes]:
-    """Operations whose result does not depend on the values of their tensors, or has no channels."""
+    """Operations whose result has a shape that is written in the graph."""
+    for one in call.inputs:
+        if one.labelled:
+            raise NotFollowedError(f"the operation {type(call.operation).__name__} reads channels")
     return [Axes.fixed(shape) for shape in call.outputs]
 
 

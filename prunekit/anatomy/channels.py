@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from prunekit.anatomy.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channel_operations import operation_rule
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built, weights_in
-from prunekit.anatomy.recorded_calls import RecordedCall, recorded
+from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function
 
 OUTPUT = "an output of the model"
 
@@ -83,6 +83,7 @@ class Channels:
         of: The channel of each number in `links`: numbers that are tied have the same channel.
         links: Weights, and arguments of layers, that depend on channels.
         opened: id of a call's node -> the calls inside it.
+    met: id of a call's node -> the channels of all tensors and weights inside it.
     """
 
     model: Any
@@ -91,6 +92,7 @@ class Channels:
     of: np.ndarray
     links: Links
     opened: dict[int, RecordedCall] = field(default_factory=dict)
+    met: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     def kept_numbers(self, removed: np.ndarray) -> np.ndarray:
         """Returns for each number whether its channel is kept, for an array of removed channels."""
@@ -139,6 +141,7 @@ class _Walk:
     def __init__(self) -> None:
         self.links = Links()
         self.opened: dict[int, RecordedCall] = {}
+        self.met: dict[int, list[np.ndarray]] = {}
 
     def graph(self, model: Any, inputs: Sequence[Axes]) -> list[Axes]:
         """Returns the axes of the outputs of a model with a graph."""
@@ -166,6 +169,18 @@ class _Walk:
         outputs = layer.compute_output_spec(*shapes)
         found = tuple(tuple(one.shape) for one in keras.tree.flatten(outputs))
         return self.call(Call(layer, tuple(inputs), {}, found), None)
+
+    def through(self, function: Any, x: Axes) -> Axes:
+        """Returns the axes of the output of a function of `keras.ops`."""
+        name = getattr(function, "__name__", str(function))
+        tensor = keras.KerasTensor(x.shape, dtype=keras.config.floatx())
+        nodes = recorded_function(function, tensor)
+        if nodes is None:
+            raise NotFollowedError(f"the function {name!r} is not known, and cannot be followed")
+        facts = {id(tensor): x}
+        with self.links.rigid(f"inside the function {name!r}"):
+            self._nodes(nodes, facts)
+        return facts[id(nodes[-1].outputs[0])] if nodes else x
 
     def _nodes(self, nodes: Sequence[Any], facts: dict[int, Axes]) -> None:
         def known(leaf: Any) -> Any:
@@ -203,7 +218,7 @@ class _Walk:
                 raise NotFollowedError(f"the operation {type(operation).__name__} is not known")
             return list(rule(self, call))
         if graph_of(operation) is not None:
-            return self.graph(operation, call.inputs)
+            return self.graph(operation, keras.tree.flatten(call.argument("inputs", 0)))
         rule = layer_rule(operation)
         if rule is not None:
             return list(rule(self, call))
@@ -221,14 +236,19 @@ class _Walk:
             raise NotFollowedError(unknown)
         self.opened[id(node)] = inside
         if inside.repeatable:
-            return self._inside(inside, call.inputs)
-        with self.links.rigid(f"inside a layer of type {kind}, which cannot be replaced by the layers inside it"):
             made = self._inside(inside, call.inputs)
-        return [Axes(shape, one.channels, one.zero) for one, shape in zip(made, call.outputs, strict=True)]
+            weights = (self.links.weights.get(id(variable)) for variable in layer.variables)
+            self.met[id(node)] = [
+                *(numbers for one in [*call.inputs, *made] for numbers in one.channels if numbers is not None),
+                *(numbers for axes in weights if axes is not None for numbers in axes.channels.values()),
+            ]
+            return made
+        raise NotFollowedError(f"a layer of type {kind}, which cannot be replaced by the layers inside it")
 
     def _inside(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
         tensors = [one for one in keras.tree.flatten((call.args, call.kwargs)) if isinstance(one, keras.KerasTensor)]
-        facts = {id(tensor): axes for tensor, axes in zip(tensors, inputs, strict=True)}
+        # Lengths that are open outside may be fixed here.
+        facts = {id(one): replace(axes, shape=tuple(one.shape)) for one, axes in zip(tensors, inputs, strict=True)}
         self._nodes(call.nodes, facts)
         return [facts[id(tensor)] for tensor in keras.tree.flatten(call.outputs)]
 
@@ -261,7 +281,7 @@ def _declared(model: Any) -> Any:
         return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), declared)
     config = model.get_build_config() or {}
     shape = config.get("input_shape")
-    if shape is None:
+    if not isinstance(shape, tuple | list) or not all(n is None or isinstance(n, int) for n in shape):
         raise ValueError(
             f"The model {model.name!r} has no declared inputs, so its calls cannot be followed. Received: "
             f"{type(model).__name__}. Build it as keras.Model(inputs, outputs)."
@@ -274,18 +294,21 @@ def _declared(model: Any) -> Any:
 
 def _grouped(model: Any, walk: _Walk) -> Channels:
     links = walk.links
+    links.keep_fixed()
     joined = _components(links.size, links.edges)
     edges = [*links.edges, *((wall.numbers, np.full(wall.numbers.size, STAYS)) for wall in links.walls)]
     of = _components(links.size, edges)
-    separate = [matrix for matrix in links.even if not _is_free(matrix, of, links.even)]
-    if separate:
-        # The channels at the same place of every part go together.
+    names = {id(weight.variable): weight for weight in weights_in(model)}
+    groups = _groups(links, of, {}, names)
+    whole = {frozenset(group.channels.tolist()) for group in groups}
+    separate = [one for one in links.even if not _is_free(one, of, links.even) or frozenset(of[one].flat) not in whole]
+    if links.even:
+        # Elsewhere the channels at the same place of every part go together.
         edges += [(np.repeat(m[0], m.shape[0] - 1), m[1:].T.reshape(-1)) for m in separate]
         of = _components(links.size, edges)
-    parts = {int(of[matrix[0, 0]]): matrix.shape[0] for matrix in links.even if _is_free(matrix, of, links.even)}
-    names = {id(weight.variable): weight for weight in weights_in(model)}
-    groups = _groups(links, of, parts, names)
-    return Channels(model, groups, _stops(links, joined, names), of, links, walk.opened)
+        free = (one for one in links.even if not any(one is other for other in separate))
+        groups = _groups(links, of, {int(of[one[0, 0]]): one for one in free}, names)
+    return Channels(model, groups, _stops(links, joined, names), of, links, walk.opened, walk.met)
 
 
 def _components(size: int, edges: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -303,7 +326,8 @@ def _is_free(matrix: np.ndarray, of: np.ndarray, others: Sequence[np.ndarray]) -
     return not any(np.isin(of[other], found).any() for other in crossing)
 
 
-def _groups(links: Links, of: np.ndarray, parts: dict[int, int], names: dict[int, Any]) -> tuple[Group, ...]:
+def _groups(links: Links, of: np.ndarray, parts: dict[int, np.ndarray], names: dict[int, Any]) -> tuple[Group, ...]:
+    """Returns the groups; `parts`: a channel -> all channels of its grouped convolution, shape (parts, channels)."""
     rows = [(axes, axis, of[numbers]) for axes in links.weights.values() for axis, numbers in axes.channels.items()]
     # Channels that occur in the same rows have the same sum of the rows' random numbers.
     signature = np.zeros(of.size, np.uint64)
@@ -319,9 +343,20 @@ def _groups(links: Links, of: np.ndarray, parts: dict[int, int], names: dict[int
         for value in dict.fromkeys(signature[flat].tolist()):
             channels.setdefault(value, flat[signature[flat] == value])
             members.setdefault(value, []).append(Member(_name(axes, names), axis, found))
-    unique = _unique([rows[0].weight.rpartition("/")[0] for rows in members.values()])
-    made = zip(unique, channels.values(), members.values(), strict=True)
-    return tuple(Group(name, found, tuple(of_group), parts.get(int(found[0]), 1)) for name, found, of_group in made)
+    # In the order of the model's layers: branches may be followed in another one.
+    places = {weight.name: place for place, weight in enumerate(names.values())}
+    order = sorted(channels, key=lambda value: places.get(members[value][0].weight, len(places)))
+    titles = {int(of[number]): title for number, title in links.titles.items()}
+    unique = _unique(
+        [titles.get(int(channels[value][0])) or members[value][0].weight.rpartition("/")[0] for value in order]
+    )
+    made = [(name, channels[value], members[value]) for name, value in zip(unique, order, strict=True)]
+    groups = []
+    for name, found, of_group in made:
+        matrix = next((one for channel, one in parts.items() if channel in found), None)
+        ordered = found if matrix is None else of[matrix].reshape(-1)
+        groups.append(Group(name, ordered, tuple(of_group), 1 if matrix is None else matrix.shape[0]))
+    return tuple(groups)
 
 
 def _unique(names: Sequence[str]) -> list[str]:

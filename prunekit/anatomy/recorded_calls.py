@@ -10,8 +10,8 @@ import keras
 
 from prunekit.anatomy.layers import sublayers
 
-# Batch size of the symbolic inputs where a layer does not accept an open one.
-BATCH = 2
+# Lengths that stand for open ones where a layer does not accept these: of the batch, and of other axes.
+BATCH, OTHERS = 2, 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class RecordedCall:
         args: Positional arguments of the recorded call, with symbolic tensors.
         kwargs: Keyword arguments, likewise.
         outputs: The outputs, in the layer's structure.
-        repeatable: True if the same calls compute the layer's outputs for every batch size and in training: no batch
-            size and no weight of the layer's own is written into them.
+        repeatable: True if the same calls do all that the layer does, for every batch size and in training: no batch
+            size and no weight of the layer's own is written into them, no loss is added and no variable assigned.
     """
 
     nodes: tuple[Any, ...]
@@ -45,9 +45,45 @@ def recorded(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recor
     found = _recorded(layer, args, kwargs, None)
     if found is not None:
         training = _recorded(layer, args, {**kwargs, "training": True}, None) if layer._call_has_training_arg else found
-        repeatable = training is not None and _signature(found) == _signature(training) and not _reads_weights(found)
+        same = training is not None and _constants(found.nodes) == _constants(training.nodes)
+        repeatable = same and found.repeatable and not _reads_weights(found) and not _has_open_lengths(found)
+        repeatable = repeatable and not _casts(layer, (args, kwargs))
         return RecordedCall(found.nodes, found.args, found.kwargs, found.outputs, repeatable)
     return _recorded(layer, args, kwargs, BATCH)
+
+
+def recorded_function(function: Any, tensor: Any) -> list[Any] | None:
+    """Returns the operations in `function(tensor)`, in order.
+
+    None if they cannot be recorded, or depend on the length of the last axis.
+    """
+    longer = keras.KerasTensor((*tensor.shape[:-1], (tensor.shape[-1] or 1) + 1), dtype=tensor.dtype)
+    try:
+        nodes, others = (_nodes_between([function(one)], {id(one)}) for one in (tensor, longer))
+    except Exception:  # noqa: BLE001  # a user's code may raise anything on tensors without values
+        return None
+    if nodes is None or others is None or _constants(nodes) != _constants(others):
+        return None
+    return nodes
+
+
+def _constants(nodes: Sequence[Any]) -> list[str]:
+    """Returns what the calls do, apart from their tensors."""
+
+    def plain(leaf: Any) -> Any:
+        return "" if isinstance(leaf, keras.KerasTensor) else leaf
+
+    found = []
+    for node in nodes:
+        given = keras.tree.map_structure(plain, (node.arguments.args, node.arguments.kwargs))
+        if isinstance(node.operation, keras.layers.Layer):
+            # The same layer object; `training` is passed on to it, and is no constant.
+            args, kwargs = given
+            found.append(repr((id(node.operation), args, {k: v for k, v in kwargs.items() if k != "training"})))
+            continue
+        settings = {name: value for name, value in vars(node.operation).items() if not name.startswith("_")}
+        found.append(repr((type(node.operation).__name__, given, {**settings, "name": ""})))
+    return found
 
 
 def _recorded(layer: Any, args: Any, kwargs: Any, batch: int | None) -> RecordedCall | None:
@@ -57,21 +93,25 @@ def _recorded(layer: Any, args: Any, kwargs: Any, batch: int | None) -> Recorded
         if not isinstance(value, keras.KerasTensor):
             return value
         if id(value) not in fresh:
-            shape = value.shape if batch is None else (batch, *value.shape[1:])
+            shape = value.shape if batch is None else (batch, *(OTHERS if n is None else n for n in value.shape[1:]))
             fresh[id(value)] = keras.KerasTensor(shape, dtype=value.dtype)
         return fresh[id(value)]
 
     args, kwargs = keras.tree.map_structure(symbol, (args, kwargs))
     before = _lengths(layer)
+    losses = len(layer._losses)
     try:
-        with keras.StatelessScope():
+        with keras.StatelessScope() as scope:
             outputs = layer.call(*args, **kwargs)
         nodes = _nodes_between(keras.tree.flatten(outputs), {id(tensor) for tensor in fresh.values()})
     except Exception:  # noqa: BLE001  # a user's code may raise anything on tensors without values
         return None
     finally:
+        pure = len(layer._losses) == losses and layer.activity_regularizer is None
+        del layer._losses[losses:]
         _forget(before)
-    return None if nodes is None else RecordedCall(tuple(nodes), args, kwargs, outputs, False)
+    pure = pure and not scope.state_mapping
+    return None if nodes is None else RecordedCall(tuple(nodes), args, kwargs, outputs, pure)
 
 
 def _lengths(layer: Any) -> list[tuple[list[Any], int]]:
@@ -115,10 +155,23 @@ def _node_of(tensor: Any) -> Any:
     return operation._inbound_nodes[index]
 
 
-def _signature(call: RecordedCall) -> list[tuple[Any, ...]]:
-    return [(type(node.operation), tuple(tuple(one.shape) for one in node.outputs)) for node in call.nodes]
+def _casts(layer: Any, arguments: Any) -> bool:
+    """Returns True if the layer casts an input to its own type before its call."""
+    types = {keras.backend.standardize_dtype(one.dtype) for one in keras.tree.flatten(arguments) if _is_symbolic(one)}
+    return layer.autocast and any("float" in dtype and dtype != layer.compute_dtype for dtype in types)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor)
+
+
+def _has_open_lengths(call: RecordedCall) -> bool:
+    """Returns True if an operation holds an open length as a number, which it cannot compute with."""
+    shapes = (getattr(node.operation, name, None) for node in call.nodes for name in ("newshape", "shape"))
+    return any(isinstance(shape, tuple | list) and None in shape for shape in shapes)
 
 
 def _reads_weights(call: RecordedCall) -> bool:
     leaves = (leaf for node in call.nodes for leaf in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)))
-    return any(isinstance(leaf, keras.Variable) for leaf in leaves)
+    # A tensor is the value of a weight, or calculated from one.
+    return any(isinstance(leaf, keras.Variable) or keras.ops.is_tensor(leaf) for leaf in leaves)

@@ -67,7 +67,7 @@ def test_a_grouped_convolution_loses_as_many_channels_in_each_group():
 
 
 def test_query_heads_go_with_their_key_and_value_heads():
-    group = groups_of(ARCHITECTURES["rms_decoder"]())["attention0/query"]
+    group = groups_of(ARCHITECTURES["rms_decoder"]())["attention0 (heads)"]
     heads = {member.weight.rpartition("/")[0]: member.channels.size for member in group.members}
     assert group.channels.size == 2 and heads["attention0/query"] == 4 and heads["attention0/key"] == 2
 

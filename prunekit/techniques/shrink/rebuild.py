@@ -9,19 +9,18 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channel_axes import resolved
-from prunekit.anatomy.channel_links import WeightAxes
+from prunekit.anatomy.channel_links import Rescale, WeightAxes
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
+from prunekit.sparsity.array_ops import array_of
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
 
 
-def without_channels(
-    channels: Channels, removed: np.ndarray, values: Mapping[int, np.ndarray] | None = None
-) -> tuple[Any, Variables]:
+def without_channels(channels: Channels, removed: np.ndarray) -> tuple[Any, Variables]:
     """Returns a new model without some channels, and the new variable of each former one.
 
     The new model is not compiled. A model without a graph of layers, and a layer whose inner layers shrink, are
@@ -30,14 +29,45 @@ def without_channels(
     Args:
         channels: The channels of the model.
         removed: The channels to remove.
-        values: id of a variable -> values, of the former shape, in the place of its own.
 
     Raises:
         ValueError: A layer cannot be made again from its config.
     """
     building = _Rebuilding(channels, channels.kept_numbers(removed))
     model = building.model()
-    return model, building.assign(values or {})
+    variables = building.variables()
+    assign_cut(channels, removed, variables, {key: array_of(old) for key, (old, _) in variables.items()})
+    return model, variables
+
+
+def assign_cut(channels: Channels, removed: np.ndarray, variables: Variables, values: Mapping[int, np.ndarray]) -> None:
+    """Assigns values of the former shapes to new variables, cut to the kept channels.
+
+    Args:
+        channels: The channels of the former model.
+        removed: The removed channels.
+        variables: The new variable of each former one.
+        values: id of a former variable -> its value.
+    """
+    kept = channels.kept_numbers(removed)
+    factors = {id(one.variable): _factor(one, kept) for one in channels.links.rescaled}
+    for key, value in values.items():
+        old, new = variables[key]
+        left = cut(value, channels.links.weights.get(key), kept)
+        factor = factors.get(key, 1.0)
+        left = left if factor == 1.0 else (left * factor).astype(left.dtype)
+        if tuple(new.shape) != left.shape:
+            raise ValueError(
+                f"The weight {old.path!r} has another shape when its layer is made again: {tuple(new.shape)} instead "
+                f"of {left.shape}. Leave the layer out with `exclude`."
+            )
+        if new is not old:
+            new.assign(left)
+
+
+def _factor(one: Rescale, kept: np.ndarray) -> float:
+    left = int(np.count_nonzero(kept[one.channels]))
+    return float((one.channels.size / left) ** one.power)
 
 
 class _Rebuilding:
@@ -91,19 +121,9 @@ class _Rebuilding:
         call = self._channels.opened.get(id(node))
         if call is None or not call.repeatable:
             return None
-        return call if any(self._changes(inner) for inner in call.nodes) else None
-
-    def _changes(self, node: Any) -> bool:
-        operation = node.operation
-        if self._call_inside(node) is not None:
-            return True
-        for variable in getattr(operation, "variables", ()):
-            axes = self._links.weights.get(id(variable))
-            if axes is not None and not all(self._kept[numbers].all() for numbers in axes.channels.values()):
-                return True
-        asked = self._links.resized.get(id(operation), {})
-        everything = np.ones_like(self._kept)
-        return repr(resolved(asked, self._kept)) != repr(resolved(asked, everything))
+        # A layer may read the lengths of its inputs: it is made again only if all that it meets stays as it was.
+        met = self._channels.met.get(id(node), [])
+        return None if all(self._kept[numbers].all() for numbers in met) else call
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -149,52 +169,55 @@ class _Rebuilding:
         return self._layers[id(operation)][1]
 
     def _again(self, operation: Any, prefix: str = "") -> Any:
+        if isinstance(operation, keras.layers.Layer) and "call" in vars(operation):
+            raise ValueError(
+                f"A smaller model is made of new layers. Received: {operation.name!r} ({type(operation).__name__}), "
+                "whose `call` was replaced on the object, which its config does not say. Remove the replacement first."
+            )
+        if hasattr(operation, "adapt"):
+            # What a preprocessing layer has learned from data is not in its config.
+            return _copied(operation)
         try:
             config = dict(operation.get_config())
             for name, layer in self._links.inner.get(id(operation), {}).items():
                 config[name] = keras.saving.serialize_keras_object(self._again(layer))
             config |= resolved(self._links.resized.get(id(operation), {}), self._kept)
+            config |= {name: "zeros" for name, value in config.items() if _is_array_initializer(name, value)}
             if prefix and isinstance(operation, keras.layers.Layer):
                 config["name"] = f"{prefix}{operation.name}"
             return type(operation).from_config(config)
         except Exception as error:
-            if isinstance(operation, keras.layers.Layer) and not operation.variables:
-                return operation
-            if not isinstance(operation, keras.layers.Layer) and id(operation) not in self._links.resized:
-                return operation
+            if not getattr(operation, "variables", ()) and id(operation) not in self._links.resized:
+                return _copied(operation)
             raise ValueError(
                 f"A smaller model is made of new layers, from the configs of the present ones. Received: "
                 f"{operation.name!r} ({type(operation).__name__}), which cannot be made again: {error}. Define "
                 "get_config and from_config, or leave the layer out with `exclude`."
             ) from error
 
-    # ---- values ------------------------------------------------------------------------------------------------------
-
-    def assign(self, values: Mapping[int, np.ndarray]) -> Variables:
-        """Assigns the values that are left of the former weights; returns the new variable of each former one."""
+    def variables(self) -> Variables:
+        """Returns the new variable of each former one."""
         found: Variables = {}
-        factors = {id(one.variable): self._factor(one) for one in self._links.rescaled}
         for old, new in self._layers.values():
             for one, other in _pairs(old, new):
-                if id(one) in found:
-                    continue
-                found[id(one)] = one, other
-                given = values.get(id(one))
-                value = keras.ops.convert_to_numpy(one) if given is None else given
-                value = cut(value, self._links.weights.get(id(one)), self._kept)
-                factor = factors.get(id(one), 1.0)
-                value = value if factor == 1.0 else (value * factor).astype(value.dtype)
-                if tuple(other.shape) != value.shape:
-                    raise ValueError(
-                        f"The layer {old.name!r} ({type(old).__name__}) has other weights when it is made again: "
-                        f"{tuple(other.shape)} instead of {value.shape} for {one.path!r}. Leave it out with `exclude`."
-                    )
-                other.assign(value)
+                if id(one) not in found:
+                    found[id(one)] = one, other
+                    other.trainable = one.trainable
         return found
 
-    def _factor(self, one: Any) -> float:
-        left = int(np.count_nonzero(self._kept[one.channels]))
-        return float((one.channels.size / left) ** one.power)
+
+def _is_array_initializer(name: str, value: Any) -> bool:
+    """Returns True for an initializer that is an array of the former shape."""
+    given = value.get("config", {}).get("value", 0) if isinstance(value, dict) else 0
+    return name.endswith("initializer") and not isinstance(given, int | float)
+
+
+def _copied(operation: Any) -> Any:
+    """Returns a copy of an operation or layer without weights that has no config, without the calls of the former."""
+    found = object.__new__(type(operation))
+    vars(found).update(vars(operation))
+    found._inbound_nodes, found._outbound_nodes = [], []
+    return found
 
 
 def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:

@@ -88,15 +88,16 @@ class Order:
         lost = zip(self._units, self.rounded(counts), strict=True)
         return np.concatenate([units[:count].reshape(-1) for (units, _), count in lost])
 
-    def nearest(self, measure: Callable[[np.ndarray], float], target: float) -> np.ndarray:
+    def nearest(self, measure: Callable[[np.ndarray], float], target: float, tolerance: float) -> np.ndarray:
         """Returns how many units each group loses, so that the measure is nearest to the target.
 
         The first units of the order, and at most one more of a group further on where that is nearer. With a multiple,
-        the measure does not fall below the target.
+        the measure does not fall below the target by more than the tolerance.
 
         Args:
             measure: Function of the removed channels; it falls with each of them.
             target: The wanted measure.
+            tolerance: Largest difference from the target that counts as reached.
         """
         low, high = 0, self.length
         while low < high:
@@ -106,7 +107,12 @@ class Order:
             else:
                 high = middle - 1
         found = self.first(low)
-        if low == self.length or self._limits.multiple > 1:
+        if self._limits.multiple > 1:
+            same = self.rounded(found)
+            steps = (self.first(length) for length in range(low + 1, self.length + 1))
+            below = next((counts for counts in steps if (self.rounded(counts) != same).any()), found)
+            return below if abs(measure(self.removed(below)) - target) <= tolerance else found
+        if low == self.length:
             return found
         groups = dict.fromkeys(self._owners[low:].tolist())
         one_more = (found + (np.arange(found.size) == group) for group in groups)

@@ -47,7 +47,8 @@ class ShrinkReport(Displayed):
         stops: What keeps channels that no group has, with reasons.
         errors: Error of each layer's outputs on the calibration data, before and after the repair.
         notes: Remarks.
-        kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries.
+        kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries; at the
+            input axis of a grouped convolution one row of indices for each group.
     """
 
     model_name: str

@@ -14,10 +14,11 @@ from prunekit.sparsity.scores import get_criterion
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.importance import Ranking, importances, producing
 from prunekit.techniques.shrink.optimizer_state import carry_over
-from prunekit.techniques.shrink.rebuild import without_channels
+from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
 from prunekit.techniques.shrink.repair import REPAIRS, RepairError, repaired
 from prunekit.techniques.shrink.selection import Limits, Order
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
+from prunekit.techniques.shrink.verification import verify
 
 # How far the reached share may be from the asked one.
 TOLERANCE = 0.02
@@ -88,10 +89,16 @@ def shrink(  # noqa: PLR0913  # one keyword for each decision
     budget = Budget(found, inputs)
     counts = _counts(order, budget, name, share, limits)
     removed = order.removed(counts)
-    repairs, errors = _repaired(found, removed, data, repair, progress)
-    smaller, variables = without_channels(found, removed, repairs)
-    kept = found.kept_numbers(removed)
-    notes = [*_rounding_notes(order, counts, limits), *carry_over(found, kept, smaller, variables)]
+    smaller, variables = without_channels(found, removed)
+    unverified = verify(found, removed, smaller, data)
+    errors = _repair_weights(found, removed, variables, data, repair, progress)
+    notes = [*_rounding_notes(order, counts, limits)]
+    notes += [f"The smaller model was not compared with the model: {unverified}."] if unverified else []
+    if type(model).train_step is not type(smaller).train_step:
+        notes.append(
+            f"The smaller model is a {type(smaller).__name__}, without the train_step of {type(model).__name__}."
+        )
+    notes += carry_over(found, found.kept_numbers(removed), smaller, variables)
     return smaller, _report(found, removed, reasons, budget, errors, notes)
 
 
@@ -157,7 +164,7 @@ def _counts(order: Order, budget: Budget, name: str, share: float, limits: Limit
         return order.first(asked)
     measure = {"parameters": budget.parameters_without, "macs": budget.macs_without}[name]
     whole = measure(np.zeros(0, int))
-    counts = order.nearest(measure, share * whole)
+    counts = order.nearest(measure, share * whole, TOLERANCE * share * whole)
     reached = measure(order.removed(counts)) / whole
     # Rounded up to a multiple, the steps may be larger than the tolerance.
     coarse = limits.multiple > 1 and counts.sum() < order.length
@@ -171,12 +178,15 @@ def _counts(order: Order, budget: Budget, name: str, share: float, limits: Limit
     return counts
 
 
-def _repaired(
-    found: Channels, removed: np.ndarray, data: Any, repair: str, progress: Any
-) -> tuple[dict[int, np.ndarray] | None, list[RepairError]]:
+def _repair_weights(  # noqa: PLR0913
+    found: Channels, removed: np.ndarray, variables: Variables, data: Any, repair: str, progress: Any
+) -> list[RepairError]:
+    """Assigns the repaired weights to the smaller model; returns the errors of the layers."""
     if repair == "none" or not removed.size:
-        return None, []
-    return repaired(found, removed, data, repair, progress)
+        return []
+    values, errors = repaired(found, removed, data, repair, progress)
+    assign_cut(found, removed, variables, values)
+    return errors
 
 
 def _rounding_notes(order: Order, counts: np.ndarray, limits: Limits) -> list[str]:
@@ -200,8 +210,11 @@ def _report(
     kept: dict[str, dict[int, np.ndarray]] = {}
     for group in found.groups:
         for member in group.members:
-            if gone[member.channels].any() and member.channels.ndim == 1:
-                kept.setdefault(member.weight, {})[member.axis] = np.flatnonzero(~gone[member.channels])
+            if gone[member.channels].any():
+                left = [np.flatnonzero(~row) for row in np.atleast_2d(gone[member.channels])]
+                kept.setdefault(member.weight, {})[member.axis] = (
+                    left[0] if member.channels.ndim == 1 else np.stack(left)
+                )
     parameters = budget.parameters, budget.parameters_without(removed)
     return ShrinkReport(
         found.model.name, parameters, _macs(budget, removed), groups, found.stops, tuple(errors), tuple(notes), kept
