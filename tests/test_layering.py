@@ -49,7 +49,10 @@ ORDER = (
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
-    ("techniques/shrink", "importance selection budget rebuild repair optimizer_state shrink_report shrinking"),
+    (
+        "techniques/shrink",
+        "importance selection budget rebuild repair optimizer_state shrink_report groups_report shrinking",
+    ),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",
@@ -57,8 +60,8 @@ ORDER = (
     (
         "delivery",
         "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
-        "plot_data plots signal_plot model_sections report_sections markup html_report terminal_report sweeps "
-        "sweep_plot comparison sensitivity sensitivity_plot notebook",
+        "plot_data plots channels_plot pictures signal_plot model_sections report_sections markup html_report "
+        "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (
         "interop/tfmot",
