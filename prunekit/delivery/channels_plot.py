@@ -45,7 +45,7 @@ def channels_figure(groups: Sequence[Mapping[str, Any]], *, width: int = 560) ->
     axes.set_ylim(max(len(groups), 2) - 0.4, -0.6)
     # Room for the figures at the right of the longest bar.
     axes.set_xlim(0, most * (1.32 if width >= _NARROW else 1.7))
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= most])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
     axes.set_xlabel("channels", color=COLOURS["muted"], fontsize=_TEXT)
