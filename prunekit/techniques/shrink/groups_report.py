@@ -132,7 +132,7 @@ def _kernels(group: ChannelGroup) -> tuple[str, ...]:
     kernels = [one for one in group.axes if len(one.shape) > 1]
     for one in kernels or group.axes:
         axes.setdefault(one.weight, []).append(one.axis)
-    return tuple(f"{weight} ({' and '.join(map(str, found))})" for weight, found in axes.items())
+    return tuple(f"{weight} ({' and '.join(map(str, sorted(found)))})" for weight, found in axes.items())
 
 
 def _plain(axis: GroupAxis) -> dict[str, Any]:
