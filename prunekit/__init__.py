@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
     from prunekit.techniques.pruning.straight_through import StraightThrough
     from prunekit.techniques.pruning.structure_decay import StructureDecay
+    from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
     from prunekit.techniques.shrink.shrinking import shrink
 
@@ -72,6 +73,7 @@ __all__ = [
     "GeometricMedian",
     "Global",
     "GraSP",
+    "GroupsReport",
     "Jobs",
     "KeepZeros",
     "L2",
@@ -114,6 +116,7 @@ __all__ = [
     "Wanda",
     "WeightSpec",
     "__version__",
+    "channel_groups",
     "compress",
     "cost",
     "distribution",
@@ -177,6 +180,7 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
     "prunekit.techniques.shrink.shrinking": ("shrink",),
 }

@@ -1,5 +1,5 @@
 """The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
-inspect | sensitivity | prune | convert | doctor.
+inspect | sensitivity | prune | shrink | convert | doctor.
 
 The commands are in `prunekit/commands/`.
 Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a run was not reproduced or an
@@ -21,7 +21,7 @@ DEFECT = 70
 COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
-    *(models.inspect, scan.sensitivity, models.prune, models.convert, models.doctor),
+    *(models.inspect, scan.sensitivity, models.prune, models.shrink, models.convert, models.doctor),
 )
 
 

@@ -143,6 +143,51 @@ class TestInspect:
         assert_mistake((done.returncode, done.stdout, done.stderr), "m.keras")
 
 
+class TestInspectGroups:
+    def test_groups_and_what_stays_are_shown(self, run, stored):
+        code, out, err = run("inspect", "--groups", stored)
+        assert (code, err) == (0, "")
+        lines = out.splitlines()
+        row = next(line for line in lines if line.startswith("hidden"))
+        assert row.split(maxsplit=3) == ["hidden", "8", "3", "hidden/kernel (1), out/kernel (0)"]
+        assert any(line.startswith("outputs") and "an output of the model" in line for line in lines)
+
+    def test_json_has_the_same(self, run, stored):
+        found = json.loads(run("inspect", "--groups", stored, "--json")[1])
+        assert [(group["name"], group["channels"]) for group in found["groups"]] == [("hidden", 8)]
+        assert found["stops"][0]["layers"] == ["out"]
+
+    def test_without_groups_it_says_so(self, run, tmp_path):
+        import keras
+
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save(tmp_path / "m.keras")
+        code, out, _ = run("inspect", "--groups", "m.keras")
+        assert code == 0 and "Groups of channels: No channels can be removed." in out
+
+    def test_a_mistake_is_one_line(self, run, stored, tmp_path):
+        (tmp_path / "bad.keras").write_bytes(b"no model")
+        assert_mistake(run("inspect", "--groups", "bad.keras"), "bad.keras")
+        assert_mistake(run("inspect", "--groups", "gone.keras"), "gone.keras: no such file.")
+        assert_mistake(run("inspect", "--groups", stored, "--input-shape", "1,8"), "Leave out --input-shape.")
+
+    def test_a_model_that_cannot_be_followed_is_a_mistake(self, run):
+        import keras
+
+        @keras.saving.register_keras_serializable("prunekit_tests")
+        class Branching(keras.Model):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.inner = keras.layers.Dense(3)
+
+            def call(self, x, training=False):
+                return self.inner(keras.ops.relu(x) if training else x)
+
+        model = Branching()
+        model(keras.ops.zeros((2, 4)))
+        model.save("branching.keras")
+        assert_mistake(run("inspect", "--groups", "branching.keras"), "its `call` cannot be followed")
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """A small model in a file."""
@@ -209,3 +254,72 @@ class TestPrune:
         before = stored.read_bytes()
         assert_mistake(run("prune", *[stored if word == "MODEL" else word for word in arguments]), message)
         assert stored.read_bytes() == before and not Path("new.keras").exists()
+
+
+class TestShrink:
+    @pytest.mark.every_backend
+    def test_a_model_is_shrunk_into_a_new_file(self, run, stored):
+        import keras
+
+        before = stored.read_bytes()
+        code, out, _ = run("shrink", stored, "--channels", "0.5", "-o", "new/net.keras")
+        assert code == 0 and "Groups of channels" in out and "Channels that stay" in out
+        left = "56 of 108 parameters (0.519), 48 of 96 MACs (0.500), 4 of 8 channels are left."
+        assert out.endswith(f"\n{left} Written to new/net.keras\n")
+        assert stored.read_bytes() == before
+        shapes = [one.shape for one in keras.models.load_model("new/net.keras").get_weights()]
+        assert shapes == [(8, 4), (4,), (4, 4), (4,)]
+        assert [path.name for path in Path("new").iterdir()] == ["net.keras"]
+
+    @pytest.mark.parametrize("target", [("--macs", "0.5"), ("--parameters", "0.515")], ids=["macs", "parameters"])
+    def test_the_other_targets_and_options_are_those_of_python(self, run, stored, target):
+        options = ("--criterion", "l2", "--allocation", "global", "--multiple", "4", "--include", "hidden")
+        code, out, _ = run("shrink", stored, *target, *options, "-o", "new.keras", "--json")
+        found = json.loads(out)
+        assert code == 0 and found["path"] == "new.keras"
+        assert [(group["name"], group["after"]) for group in found["report"]["groups"]] == [("hidden", 4)]
+
+    def test_with_data_the_layers_are_repaired_and_their_errors_are_shown(self, run, stored):
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        np.savez("d.npz", x_train=rng.normal(size=(80, 8)).astype("float32"), y_train=rng.normal(size=(80, 4)))
+        options = ("--channels", "0.5", "--data", "d.npz", "--examples", "60", "-o", "new.keras")
+        code, out, _ = run("shrink", stored, *options, "--criterion", "mean_activation")
+        assert code == 0 and "Errors of the layers" in out
+        code, out, _ = run("shrink", stored, *options, "--repair", "none", "--force", "--json")
+        assert code == 0 and json.loads(out)["report"]["errors"] == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["MODEL", "-o", "new.keras"], "Pass exactly one of --channels, --parameters and --macs. Received: none."),
+            (["MODEL", "--channels", "0.5", "--macs", "0.5", "-o", "new.keras"], "Received: --channels and --macs."),
+            (["MODEL", "--channels", "50", "-o", "new.keras"], "For 50 %, pass 0.5."),
+            (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
+            (["MODEL", "--channels", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
+            (["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
+            (
+                ["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "hidden"],
+                "no channels that can be removed",
+            ),
+            (["MODEL", "--channels", "0.5", "-o", "MODEL"], "exists already. Pass --force to replace it."),
+            (["MODEL", "--channels", "0.5", "-o", "new.h5"], "-o takes the name of a .keras file."),
+            (["gone.keras", "--channels", "0.5", "-o", "new.keras"], "gone.keras: no such file."),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_writes_nothing(self, run, stored, arguments, message):
+        before = stored.read_bytes()
+        assert_mistake(run("shrink", *[stored if word == "MODEL" else word for word in arguments]), message)
+        assert stored.read_bytes() == before and not Path("new.keras").exists()
+
+    def test_an_interrupted_save_leaves_no_file(self, run, stored, monkeypatch):
+        import keras
+
+        def broken(self, path, *arguments, **options):
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(keras.Model, "save", broken)
+        assert_mistake(run("shrink", stored, "--channels", "0.5", "-o", "new.keras"), "No space left")
+        assert not [path for path in Path(".").iterdir() if path.suffix == ".keras"]

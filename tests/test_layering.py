@@ -51,7 +51,8 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "importance selection budget rebuild repair verification optimizer_state shrink_report shrinking",
+        "importance selection budget rebuild repair verification optimizer_state shrink_report groups_report "
+        "shrinking",
     ),
     (
         "loops",
@@ -60,8 +61,8 @@ ORDER = (
     (
         "delivery",
         "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
-        "plot_data plots signal_plot model_sections report_sections markup html_report terminal_report sweeps "
-        "sweep_plot comparison sensitivity sensitivity_plot notebook",
+        "plot_data plots channels_plot pictures signal_plot model_sections report_sections markup html_report "
+        "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (
         "interop/tfmot",

@@ -1,4 +1,4 @@
-"""Commands on models and on this machine: inspect, prune, convert, doctor.
+"""Commands on models and on this machine: inspect, prune, shrink, convert, doctor.
 
 Keras and its backend are imported inside the commands: --help starts fast.
 """
@@ -18,39 +18,97 @@ from prunekit.terminal import console, load_keras_quietly
 
 @click.command()
 @click.argument("model")
+@click.option("--groups", is_flag=True, help="Show the groups of channels that `prunekit shrink` can remove.")
 @input_shape_option
 @json_option
-def inspect(model: str, inputs: Any, as_json: bool) -> int:
-    """Show the weights of a model.
+def inspect(model: str, groups: bool, inputs: Any, as_json: bool) -> int:
+    """Show the weights of a model, or its groups of channels.
 
     MODEL is a .keras file. The table has zeros, pattern, multiplications and bytes of each weight. The multiplications
-    of a model whose inputs have no fixed size need --input-shape."""
+    of a model whose inputs have no fixed size need --input-shape. With --groups, one table has the channels that can
+    be removed together, with the weights that shrink, and another one the channels that stay, with the reasons."""
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
+    if groups and inputs is not None:
+        raise click.UsageError("--groups reads no example inputs. Leave out --input-shape.")
     load_keras_quietly()
-    from prunekit.anatomy.inspection import inspect as inspect_model
     from prunekit.anatomy.model_files import load_model
 
     # Not compiled: a custom loss or metric must not prevent the inspection.
-    report = inspect_model(load_model(model, compile=False), inputs=inputs)
+    found = load_model(model, compile=False)
+    return _show_groups(found, as_json) if groups else _show_weights(found, inputs, as_json)
+
+
+def _show_weights(model: Any, inputs: Any, as_json: bool) -> int:
+    from prunekit.anatomy.inspection import inspect as inspect_model
+    from prunekit.delivery.terminal_report import inspect_table
+
+    report = inspect_model(model, inputs=inputs)
     if as_json:
         print_json(report.to_dict())
         return 0
-    from prunekit.delivery.terminal_report import inspect_table
-
     console().print(inspect_table(report))
     for note in report.notes:
         click.echo(f"note: {note}")
     return 0
 
 
+def _show_groups(model: Any, as_json: bool) -> int:
+    from prunekit.techniques.shrink.groups_report import channel_groups
+
+    report = channel_groups(model)
+    if as_json:
+        print_json(report.to_dict())
+        return 0
+    _print_sections(report)
+    return 0
+
+
+def _print_sections(report: Any) -> None:
+    from prunekit.delivery.terminal_report import print_section
+
+    for section in report.sections():
+        print_section(section, console())
+
+
+_Command = Callable[..., Any]
+
+
+def _options_of_a_removal(verb: str, matched: str) -> Callable[[_Command], _Command]:
+    """Returns a decorator with the options of commands that write a model with less weights.
+
+    Args:
+        verb: What the command does, in help texts.
+        matched: What the patterns of `include` and `exclude` match.
+    """
+    options = (
+        click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write."),
+        click.option(
+            "--data", metavar="DATA", help="Training examples: an .npz file or a saved data set. Repairs the model."
+        ),
+        click.option(
+            "--examples", type=click.IntRange(1), default=1024, help="Examples to read of --data.  [default: 1024]"
+        ),
+        click.option(
+            "--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]"
+        ),
+        click.option("--include", multiple=True, metavar="PATTERN", help=f"{matched} to {verb}. May be repeated."),
+        click.option("--exclude", multiple=True, metavar="PATTERN", help=f"{matched} to leave. May be repeated."),
+        click.option("--force", is_flag=True, help="Replace an existing file."),
+        json_option,
+    )
+
+    def decorated(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
 @click.command()
 @click.argument("model")
 @click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
-@click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
-@click.option("--data", metavar="DATA", help="Training examples: an .npz file or a saved data set. Repairs the model.")
-@click.option("--examples", type=click.IntRange(1), default=1024, help="Examples to read of --data.  [default: 1024]")
-@click.option("--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]")
 @click.option(
     "--criterion",
     default="magnitude",
@@ -62,10 +120,7 @@ def inspect(model: str, inputs: Any, as_json: bool) -> int:
 @click.option(
     "--allocation", default="uniform", help="uniform, global, erk, lamp; layer_error with --data.  [default: uniform]"
 )
-@click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to prune. May be repeated.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@json_option
+@_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
 
@@ -73,30 +128,14 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     kept weights are fitted to what each layer computed before. To prune while training, to export, or to read other
     kinds of data, use a recipe: prunekit init."""
     _check_files(model, output, force)
-    name, examples, repair = (options.pop(key) for key in ("data", "examples", "repair"))
-    if repair is not None and name is None:
-        raise click.UsageError("--repair needs --data.")
-    load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
+    found, data = _loaded(model, options)
     from prunekit.anatomy.reports import layer_error_section
     from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
-    found = load_model(model, compile=False)
-    if name is None:
-        done = prune_model(found, sparsity, **options)
-    else:
-        with _progress() as progress:
-            done = prune_model(found, sparsity, _examples(name, examples), repair=repair, progress=progress, **options)
-    target = Path(output)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Keras chooses the format by the ending of the name.
-    partial = target.with_name(f".unfinished-{target.name}")
-    try:
-        found.save(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _progress("Pruned", data) as progress:
+        done = prune_model(found, sparsity, data, progress=progress, **options)
+    _write(found, Path(output))
     if as_json:
         print_json({"path": output, "report": done.to_dict()})
         return 0
@@ -107,6 +146,77 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
         click.echo(f"note: {note}", err=True)
     click.echo(f"Sparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
     return 0
+
+
+_TARGETS = ("channels", "parameters", "macs")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--channels", type=float, help="Fraction of the removable channels to keep, in (0, 1].")
+@click.option("--parameters", type=float, help="Fraction of the parameters to keep.")
+@click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
+@click.option(
+    "--criterion", default="magnitude", help="As for prune; mean_activation ... with --data.  [default: magnitude]"
+)
+@click.option("--allocation", default="uniform", help="uniform, alike or global.  [default: uniform]")
+@click.option(
+    "--multiple",
+    type=click.IntRange(1),
+    default=1,
+    help="Rounds the kept channels of each group up to a multiple.  [default: 1]",
+)
+@input_shape_option
+@_options_of_a_removal("shrink", "Layers")
+def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
+    """Remove channels from a model, which becomes smaller and faster.
+
+    MODEL is a .keras file; it is not changed. Exactly one of --channels, --parameters and --macs says how much is kept.
+    NEW.keras holds the smaller model without its optimizer. With --data the kept weights are fitted to what each layer
+    computed before. `prunekit inspect --groups` shows which channels can be removed."""
+    targets = {name: options.pop(name) for name in _TARGETS}
+    asked = {name: value for name, value in targets.items() if value is not None}
+    if len(asked) != 1:
+        received = " and ".join(f"--{name}" for name in asked) or "none"
+        raise click.UsageError(f"Pass exactly one of --channels, --parameters and --macs. Received: {received}.")
+    _check_files(model, output, force)
+    found, data = _loaded(model, options)
+    from prunekit.techniques.shrink.shrinking import shrink as shrink_model
+
+    with _progress("Repaired", data) as progress:
+        smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
+    _write(smaller, Path(output))
+    if as_json:
+        print_json({"path": output, "report": report.to_dict()})
+        return 0
+    _print_sections(report)
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"\n{report.verdict()} Written to {output}")
+    return 0
+
+
+def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the model, not compiled, and training examples or None; takes the options of the data out."""
+    name, examples = options.pop("data"), options.pop("examples")
+    if options["repair"] is not None and name is None:
+        raise click.UsageError("--repair needs --data.")
+    load_keras_quietly()
+    from prunekit.anatomy.model_files import load_model
+
+    return load_model(model, compile=False), None if name is None else _examples(name, examples)
+
+
+def _write(model: Any, target: Path) -> None:
+    """Writes a .keras file; an interruption leaves no part of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Keras chooses the format by the ending of the name.
+    partial = target.with_name(f".unfinished-{target.name}")
+    try:
+        model.save(partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _examples(name: str, count: int) -> Any:
@@ -126,15 +236,15 @@ def _examples(name: str, count: int) -> Any:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function that shows which weight was pruned; it shows nothing where standard error is no terminal."""
+def _progress(verb: str, data: Any) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function that shows the weights that are done, where there are data and standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     shown = Console(stderr=True)
-    columns = (TextColumn("Pruned"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task("", total=None)
+    columns = (TextColumn("{task.fields[verb]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=shown, transient=True, disable=data is None or not shown.is_terminal) as bar:
+        task = bar.add_task("", total=None, verb=verb)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 
 

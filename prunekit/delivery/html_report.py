@@ -8,9 +8,11 @@ from functools import cache
 from importlib.resources import files
 
 from prunekit.anatomy.sections import Picture, Section
-from prunekit.delivery import markup, plots
+from prunekit.delivery import markup
 from prunekit.delivery.formatting import NO_ROWS, clean
 from prunekit.delivery.markup import Markup
+from prunekit.delivery.pictures import PLOTS
+from prunekit.delivery.plots import to_svg
 from prunekit.delivery.report_sections import sections_of, summary
 from prunekit.delivery.run_report import RunReport
 
@@ -129,11 +131,11 @@ def _picture(picture: Picture, key: str) -> Markup:
 
 
 def _drawing(picture: Picture, key: str) -> Markup:
-    draw = plots.PLOTS.get(picture.plot)
+    draw = PLOTS.get(picture.plot)
     if draw is None:
         return markup.paragraph(f"This version of prunekit has no plot {clean(picture.plot)!r}.")
     widths = _WIDTHS if picture.wide else {"": _WIDTH}
     return markup.joined(
-        plots.to_svg(draw(picture.data, width), picture.label, prefix=f"{key}-{width}", css_class=css)
+        to_svg(draw(picture.data, width), picture.label, prefix=f"{key}-{width}", css_class=css)
         for css, width in widths.items()
     )

@@ -34,6 +34,8 @@ from prunekit.gradients.diagnosis import Diagnosis
 from prunekit.initialization.signal_report import SignalReport
 from prunekit.loops.weight_changes import ChangeReport
 from prunekit.techniques.pruning.rounds import RoundsReport
+from prunekit.techniques.shrink.groups_report import GroupsReport
+from prunekit.techniques.shrink.shrink_report import ShrinkReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,6 +88,20 @@ def _(result: ChangeReport) -> str:
 @html_of.register
 def _(result: RoundsReport) -> str:
     return _block([], [result.section])
+
+
+@html_of.register
+def _(result: GroupsReport) -> str:
+    figures = f"{count(len(result.groups))} groups with {count(result.channels)} channels can shrink."
+    return _block([markup.paragraph(figures, "verdict")], result.sections())
+
+
+@html_of.register
+def _(result: ShrinkReport) -> str:
+    lines = [markup.paragraph(result.verdict(), "verdict")]
+    if result.notes:
+        lines.append(markup.bullets(result.notes, "notes warn"))
+    return _block(lines, result.sections())
 
 
 @html_of.register

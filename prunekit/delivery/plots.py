@@ -10,7 +10,7 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,14 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from prunekit.anatomy.reports import Event
 from prunekit.delivery.formatting import clean, count, is_number, short_count, shorten, sparsity
-from prunekit.delivery.plot_data import asked_line, row_sparsities
+from prunekit.delivery.plot_data import row_sparsities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.gridspec import SubplotSpec
 
-    from prunekit.anatomy.reports import WeightRow
+    from prunekit.anatomy.reports import Event, WeightRow
 
 # Name -> drawn colour. `to_svg` writes the CSS variable of the same name; page.css defines it for both themes.
 COLOURS = {
@@ -270,33 +269,6 @@ def plain_axes(axes: Axes) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(COLOURS["grid"])
-
-
-# ---- plots by name, for the pictures of sections ---------------------------------------------------------------------
-
-
-def _sparsity_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return sparsity_figure(data["sparsities"], width=width, overall=data.get("overall"))
-
-
-def _schedule_plot(data: Mapping[str, Any], width: int) -> Figure:
-    events = [Event(**event) for event in data["events"]]
-    curve = [(step, value) for step, value in data.get("curve", ())]
-    asked = asked_line(data.get("schedule"), events, max((step for step, _ in curve), default=0))
-    metric = str(data.get("metric", "accuracy"))
-    return schedule_figure(events, asked, curve, baseline=data.get("baseline"), metric=metric, width=width)
-
-
-def _histogram_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return histogram_figure(data, width=width)
-
-
-# Name in `Picture.plot` -> function of the picture's data and its width in CSS pixels.
-PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
-    "sparsity": _sparsity_plot,
-    "schedule": _schedule_plot,
-    "histogram": _histogram_plot,
-}
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------

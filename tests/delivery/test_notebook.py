@@ -42,11 +42,13 @@ def results(model, tmp_path_factory):
         "run": run,
         "sweep": SweepReport("net", tmp_path_factory.mktemp("sweep"), {"final": [0.5]}, "smallest", (point,)),
         "rounds": pk.RoundsReport((Round(0, 0.0, 0, None), Round(1, 0.5, 24, 0.75)), pk.inspect(model)),
+        "groups": pk.channel_groups(model),
+        "shrink": pk.shrink(model, channels=0.5)[1],
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }
 
 
-KINDS = ("report", "cost", "signals", "changes", "diagnosis", "run", "sweep", "rounds", "section")
+KINDS = ("report", "cost", "signals", "changes", "diagnosis", "run", "sweep", "rounds", "groups", "shrink", "section")
 
 
 class Checker(html.parser.HTMLParser):
@@ -92,6 +94,12 @@ def test_a_run_has_the_sections_of_its_page(results):
     assert results["run"].verdict()[:40] in text
 
 
+def test_a_removal_of_channels_shows_what_is_left_and_the_picture(results):
+    text = results["shrink"]._repr_html_()
+    assert "39 of 75 parameters" in text and "3 of 6 channels are left." in text
+    assert "6 → 3" in text and "<svg" in text
+
+
 def test_the_style_reaches_nothing_outside_the_element(results):
     style = results["cost"]._repr_html_().partition("<style>")[2].partition("</style>")[0]
     depth, outside = 0, ""
@@ -131,6 +139,7 @@ def test_other_results_are_refused():
         ("changes", "hidden/kernel", {"change", "relative"}),
         ("diagnosis", "hidden/kernel", {"verdict", "rms"}),
         ("sweep", "a", {"final", "outcome", "accuracy_after", "size", "pareto"}),
+        ("groups", "hidden", {"channels", "parts", "weight", "axis", "shape"}),
         ("section", "a", {"Value"}),
     ],
 )

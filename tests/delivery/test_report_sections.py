@@ -13,7 +13,7 @@ from prunekit import cli
 from prunekit.anatomy.sections import KINDS, Column, Picture, Section
 from prunekit.delivery import formatting, markup, report_sections
 from prunekit.delivery.html_report import render_html
-from prunekit.delivery.plots import PLOTS
+from prunekit.delivery.pictures import PLOTS
 from prunekit.delivery.report_sections import sections_of
 from prunekit.delivery.run_report import RunReport, json_ready
 from prunekit.delivery.terminal_report import FittedTable, render_terminal

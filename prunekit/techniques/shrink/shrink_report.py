@@ -10,8 +10,13 @@ import numpy as np
 
 from prunekit.anatomy.channels import Stop
 from prunekit.anatomy.display import Displayed
-from prunekit.anatomy.sections import Column, Section
+from prunekit.anatomy.sections import Column, Picture, Section, Value
 from prunekit.techniques.shrink.repair import RepairError
+
+# Place of the stops at the outputs of a model, which have no path.
+OUTPUTS = "outputs"
+# Most bars in the picture of the groups.
+MOST_BARS = 60
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,11 @@ class ShrinkReport(Displayed):
             found.append(_errors_section(self.errors))
         return found
 
+    def verdict(self) -> str:
+        """Returns one sentence: parameters and multiply-accumulates that are left."""
+        channels = f"{self.channels[1]:,} of {self.channels[0]:,} channels"
+        return f"{_left('parameters', self.parameters)}, {_left('MACs', self.macs)}, {channels} are left."
+
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
         return {
@@ -79,7 +89,7 @@ class ShrinkReport(Displayed):
             "parameters": list(self.parameters),
             "macs": list(self.macs),
             "groups": [{**asdict(group), "kept": list(group.kept)} for group in self.groups],
-            "stops": [asdict(stop) for stop in self.stops],
+            "stops": [{**asdict(stop), "layers": list(stop.layers)} for stop in self.stops],
             "errors": [asdict(error) for error in self.errors],
             "notes": list(self.notes),
             "kept": {
@@ -89,48 +99,89 @@ class ShrinkReport(Displayed):
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.model_name}: {_change('parameters', self.parameters)}, {_change('MACs', self.macs)}"]
+        lines = [f"{self.model_name}: {self.verdict()}"]
         lines += [f"  {group.name}: {group.before} -> {group.after} channels" for group in self.groups]
-        lines += [f"  stays: {stop.place or self.model_name}: {stop.reason} ({stop.channels})" for stop in self.stops]
+        lines += [f"  stays: {stop_line(stop)}" for stop in self.stops]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
-def _change(name: str, pair: Sequence[int | None]) -> str:
+def _left(name: str, pair: Sequence[int | None]) -> str:
     before, after = pair
     if not before or after is None:
-        return f"{name} not known"
-    return f"{name} {before:,} -> {after:,} ({after / before:.2f})"
+        return f"an unknown number of {name}"
+    return f"{after:,} of {before:,} {name} ({after / before:.3f})"
+
+
+def stop_line(stop: Stop) -> str:
+    """Returns a stop as a line: place, reason and number of channels."""
+    return f"{stop.place or OUTPUTS}: {stop.reason} ({stop.channels:,} channels)"
 
 
 def groups_section(groups: Sequence[ShrunkGroup]) -> Section:
-    """Returns a table of the groups with their sizes before and after."""
-    rows = [(group.name, group.before, group.after, group.axes, group.reason) for group in groups]
+    """Returns a table of the groups with their sizes before and after, and a picture."""
+    limited = any(group.reason for group in groups)
     columns = (
         Column("Group", "name"),
         Column("before", "count", group="Channels"),
         Column("after", "count", group="Channels"),
         Column("Axes", "count", keep=3),
-        Column("Stays whole because", "text", keep=5),
+        *([Column("Stays whole because", "text", keep=5)] if limited else []),
+    )
+    rows: list[tuple[Value, ...]] = [
+        (group.name, group.before, group.after, group.axes, *([group.reason] if limited else [])) for group in groups
+    ]
+    before, after = sum(group.before for group in groups), sum(group.after for group in groups)
+    total: tuple[Value, ...] = (
+        "All groups",
+        before,
+        after,
+        sum(group.axes for group in groups),
+        *([""] if limited else []),
     )
     return Section(
         "Groups of channels",
         columns,
         tuple(rows),
+        total if rows else (),
         explanation="A group holds channels that occur in the same axes of the same weights. It has the name of the "
         "layer that computes them; with each channel, all these axes lose an entry.",
+        pictures=(_groups_picture(groups),) if groups else (),
+    )
+
+
+def _groups_picture(groups: Sequence[ShrunkGroup]) -> Picture:
+    """Returns a picture with a bar for each group, or for each of the largest groups, in the model's order."""
+    largest = sorted(range(len(groups)), key=lambda index: -groups[index].before)[:MOST_BARS]
+    shown = [groups[index] for index in sorted(largest)]
+    which = f"The {len(shown)} largest of {len(groups)} groups" if len(shown) < len(groups) else "All groups"
+    before, after = sum(group.before for group in groups), sum(group.after for group in groups)
+    return Picture(
+        "Channels before and after",
+        f"{which}, in the model's order. Grey: before; blue: after.",
+        f"Bars of {len(shown)} groups: {before} channels before, {after} after; the table has the figures.",
+        "channels",
+        {"groups": [{"name": one.name, "before": one.before, "after": one.after} for one in shown]},
+        wide=True,
     )
 
 
 def stops_section(stops: Sequence[Stop]) -> Section:
     """Returns a table of what keeps channels, with reasons."""
-    rows = [(stop.place or "outputs", stop.channels, stop.reason, stop.layers[:8]) for stop in stops]
+    rows = [(stop.place or OUTPUTS, stop.channels, stop.reason, stop.layers) for stop in stops]
     columns = (
         Column("At", "name"),
         Column("Channels", "count"),
         Column("Reason", "text"),
         Column("Channels of", "names", keep=3),
     )
-    return Section("Channels that stay", columns, tuple(rows))
+    return Section(
+        "Channels that stay",
+        columns,
+        tuple(rows),
+        explanation="Where channels stop: what keeps them, how many, and the layers that compute them. The other "
+        "channels of these layers may be in a group.",
+        notes=() if rows else ("No channels stay.",),
+    )
 
 
 def _errors_section(errors: Sequence[RepairError]) -> Section:
