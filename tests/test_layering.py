@@ -49,7 +49,12 @@ ORDER = (
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
-    ("techniques/shrink", "importance selection budget rebuild repair optimizer_state shrink_report shrinking"),
+    (
+        "techniques/shrink",
+        "importance selection budget layer_copies rebuild repair optimizer_state shrink_report shrinking "
+        "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
+        "simplifying blocks block_report block_removal",
+    ),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",

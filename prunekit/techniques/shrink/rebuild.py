@@ -11,9 +11,9 @@ import numpy as np
 from prunekit.anatomy.channel_axes import resolved
 from prunekit.anatomy.channel_links import WeightAxes
 from prunekit.anatomy.channels import Channels
-from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
+from prunekit.techniques.shrink.layer_copies import finish, from_config, pairs_of, takes_a_graph
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
@@ -80,7 +80,7 @@ class _Rebuilding:
         self._run(nodes, facts, "")
         inputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.input)
         outputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.output)
-        kind = type(model) if _takes_a_graph(type(model)) else keras.Model
+        kind = type(model) if takes_a_graph(type(model)) else keras.Model
         return kind(inputs, outputs, name=model.name)
 
     def _replaced(self, nodes: Sequence[Any]) -> list[Any]:
@@ -150,13 +150,13 @@ class _Rebuilding:
 
     def _again(self, operation: Any, prefix: str = "") -> Any:
         try:
-            config = dict(operation.get_config())
+            config: dict[str, Any] = {}
             for name, layer in self._links.inner.get(id(operation), {}).items():
                 config[name] = keras.saving.serialize_keras_object(self._again(layer))
             config |= resolved(self._links.resized.get(id(operation), {}), self._kept)
             if prefix and isinstance(operation, keras.layers.Layer):
                 config["name"] = f"{prefix}{operation.name}"
-            return type(operation).from_config(config)
+            return from_config(operation, config)
         except Exception as error:
             if isinstance(operation, keras.layers.Layer) and not operation.variables:
                 return operation
@@ -175,7 +175,7 @@ class _Rebuilding:
         found: Variables = {}
         factors = {id(one.variable): self._factor(one) for one in self._links.rescaled}
         for old, new in self._layers.values():
-            for one, other in _pairs(old, new):
+            for one, other in pairs_of(old, new):
                 if id(one) in found:
                     continue
                 found[id(one)] = one, other
@@ -190,37 +190,12 @@ class _Rebuilding:
                         f"{tuple(other.shape)} instead of {value.shape} for {one.path!r}. Leave it out with `exclude`."
                     )
                 other.assign(value)
+            finish(new)
         return found
 
     def _factor(self, one: Any) -> float:
         left = int(np.count_nonzero(self._kept[one.channels]))
         return float((one.channels.size / left) ** one.power)
-
-
-def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(old, keras.layers.Layer):
-        return []
-    _copy_trainable(old, new)
-    variables, others = old.variables, new.variables
-    if len(variables) != len(others):
-        raise ValueError(
-            f"The layer {old.name!r} ({type(old).__name__}) has {len(variables)} variables, and {len(others)} when it "
-            "is made again from its config. Leave it out with `exclude`."
-        )
-    return list(zip(variables, others, strict=True))
-
-
-def _copy_trainable(old: Any, new: Any) -> None:
-    if old is new:
-        return
-    new.trainable = old.trainable
-    for one, other in zip(sublayers(old), sublayers(new), strict=False):
-        _copy_trainable(one, other)
-
-
-def _takes_a_graph(kind: type) -> bool:
-    """Returns True if models of a class are made from inputs and outputs, as keras.Model is."""
-    return kind.__name__ == "Functional" or vars(kind).get("__init__") is None
 
 
 def cut(value: np.ndarray, axes: WeightAxes | None, kept: np.ndarray) -> np.ndarray:
