@@ -86,9 +86,9 @@ class BlocksReport(Displayed):
             "Blocks",
             columns,
             rows,
-            explanation="Change: squared change of the model's outputs without this block alone, relative to the squared "
-            "outputs. Removed: the order of the removals. Total change: the change after the removal, together with "
-            "those before it.",
+            explanation="Change: squared change of the model's outputs without this block alone, relative to the "
+            "squared outputs. Removed: the order of the removals. Total change: the change after the removal, together "
+            "with those before it.",
             notes=(_change("parameters", self.parameters), _change("multiply-accumulates", self.macs), *self.notes),
         )
         left = Section(

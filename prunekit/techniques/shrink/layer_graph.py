@@ -220,8 +220,10 @@ class LayerGraph:
 
 
 def _opened(model: Any) -> Graph:
-    if hasattr(model, "inputs") and getattr(model, "inputs", None):
-        inputs: Any = keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), model.input)
+    declared = getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
+    if declared:
+        given = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
+        inputs: Any = keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), given)
     else:
         shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
         single = isinstance(shape, list | tuple) and all(one is None or isinstance(one, int) for one in shape)
