@@ -99,9 +99,19 @@ def _reason(block: Block) -> str:
         return "without it, an output of the model would be an input or another output"
     if any(len(call.outputs) != 1 for call in block.calls):
         return "it contains a layer with several outputs"
-    if get_keras_mask(block.entry) is not get_keras_mask(block.exit):
+    if not _keeps_mask(block):
         return "the mask after it is another one than the mask before it"
     return ""
+
+
+def _keeps_mask(block: Block) -> bool:
+    mask = get_keras_mask(block.entry)
+    if mask is get_keras_mask(block.exit):
+        return True
+    # An Add layer makes a new mask, the conjunction of the masks that it reads.
+    added = block.calls[-1]
+    conjunction = block.kind == RESIDUAL and isinstance(added.operation, L.Add)
+    return conjunction and all(get_keras_mask(one) is mask for one in summands(added))
 
 
 def _alike(one: Any, other: Any) -> bool:
