@@ -53,14 +53,19 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
     from prunekit.techniques.pruning.straight_through import StraightThrough
     from prunekit.techniques.pruning.structure_decay import StructureDecay
+    from prunekit.techniques.shrink.block_removal import remove_blocks
+    from prunekit.techniques.shrink.block_report import BlocksReport
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
     from prunekit.techniques.shrink.shrinking import shrink
+    from prunekit.techniques.shrink.simplify_report import SimplifyReport
+    from prunekit.techniques.shrink.simplifying import simplify
 
 __all__ = [
     "Apoz",
     "BatchNormalizationScale",
     "Block",
+    "BlocksReport",
     "Channel",
     "ConstantSparsity",
     "CosineDecay",
@@ -104,6 +109,7 @@ __all__ = [
     "SensitivityAllocation",
     "SensitivityReport",
     "ShrinkReport",
+    "SimplifyReport",
     "Snip",
     "SparseGPT",
     "StraightThrough",
@@ -129,9 +135,11 @@ __all__ = [
     "prune",
     "prune_in_rounds",
     "register_layer",
+    "remove_blocks",
     "sensitivity",
     "shrink",
     "signal_picture",
+    "simplify",
     "sweep",
 ]
 
@@ -181,8 +189,12 @@ _MODULES = {
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
     "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
+    "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
+    "prunekit.techniques.shrink.block_report": ("BlocksReport",),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
     "prunekit.techniques.shrink.shrinking": ("shrink",),
+    "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
+    "prunekit.techniques.shrink.simplifying": ("simplify",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -34,8 +34,10 @@ from prunekit.gradients.diagnosis import Diagnosis
 from prunekit.initialization.signal_report import SignalReport
 from prunekit.loops.weight_changes import ChangeReport
 from prunekit.techniques.pruning.rounds import RoundsReport
+from prunekit.techniques.shrink.block_report import BlocksReport
 from prunekit.techniques.shrink.groups_report import GroupsReport
 from prunekit.techniques.shrink.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.simplify_report import SimplifyReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,6 +90,12 @@ def _(result: ChangeReport) -> str:
 @html_of.register
 def _(result: RoundsReport) -> str:
     return _block([], [result.section])
+
+
+@html_of.register(BlocksReport)
+@html_of.register(SimplifyReport)
+def _(result: BlocksReport | SimplifyReport) -> str:
+    return _block([], result.sections())
 
 
 @html_of.register

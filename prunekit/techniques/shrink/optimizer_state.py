@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -29,17 +30,41 @@ def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict
     former = channels.model
     if not getattr(former, "compiled", False):
         return []
-    notes: list[str] = []
-    settings = dict(former._compile_config.config)
-    optimizer = former.optimizer
+    if former.optimizer is None:
+        compile_like(former, model, None)
+        return []
+    optimizer, lost = _optimizer(former.optimizer, channels, kept, variables)
+    compile_like(former, model, optimizer)
+    if not lost:
+        return []
+    return [f"The optimizer's state of {', '.join(lost)} starts anew: its shape says nothing about the channels."]
+
+
+def compile_like(former: Any, model: Any, optimizer: Any, names: Mapping[str, str] | None = None) -> None:
+    """Compiles a model with the settings of a compiled one, and metrics of its own.
+
+    Args:
+        former: The compiled model.
+        model: The new model.
+        optimizer: The new model's optimizer; None leaves the setting as it was given.
+        names: Former name of an output -> its new name, in losses and metrics that are given by name.
+    """
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {(names or {}).get(key, key): one for key, one in value.items()}
+        return value
+
+    settings = {name: renamed(_again(value)) for name, value in former._compile_config.config.items()}
     if optimizer is not None:
-        settings["optimizer"], lost = _optimizer(optimizer, channels, kept, variables)
-        if lost:
-            notes.append(
-                f"The optimizer's state of {', '.join(lost)} starts anew: its shape says nothing about the channels."
-            )
-    model.compile(**{name: value if name == "optimizer" else _again(value) for name, value in settings.items()})
-    return notes
+        settings["optimizer"] = optimizer
+    model.compile(**settings)
+
+
+def new_optimizer(former: Any) -> Any:
+    """Returns an optimizer of the same config without state; None for a model without one."""
+    optimizer = former.optimizer
+    return None if optimizer is None else type(optimizer).from_config(optimizer.get_config())
 
 
 def _again(value: Any) -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 from prunekit.anatomy.channel_axes import resolved
 from prunekit.anatomy.channel_links import Rescale, WeightAxes
 from prunekit.anatomy.channels import Channels
-from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.shrink.layer_copies import made_again, pairs_of, takes_a_graph
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
@@ -110,7 +110,7 @@ class _Rebuilding:
         self._run(nodes, facts, "")
         inputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.input)
         outputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.output)
-        kind = type(model) if _takes_a_graph(type(model)) else keras.Model
+        kind = type(model) if takes_a_graph(type(model)) else keras.Model
         return kind(inputs, outputs, name=model.name)
 
     def _replaced(self, nodes: Sequence[Any]) -> list[Any]:
@@ -169,81 +169,23 @@ class _Rebuilding:
         return self._layers[id(operation)][1]
 
     def _again(self, operation: Any, prefix: str = "") -> Any:
-        if isinstance(operation, keras.layers.Layer) and "call" in vars(operation):
-            raise ValueError(
-                f"A smaller model is made of new layers. Received: {operation.name!r} ({type(operation).__name__}), "
-                "whose `call` was replaced on the object, which its config does not say. Remove the replacement first."
-            )
-        if hasattr(operation, "adapt"):
-            # What a preprocessing layer has learned from data is not in its config.
-            return _copied(operation)
-        try:
-            config = dict(operation.get_config())
-            for name, layer in self._links.inner.get(id(operation), {}).items():
-                config[name] = keras.saving.serialize_keras_object(self._again(layer))
-            config |= resolved(self._links.resized.get(id(operation), {}), self._kept)
-            config |= {name: "zeros" for name, value in config.items() if _is_array_initializer(name, value)}
-            if prefix and isinstance(operation, keras.layers.Layer):
-                config["name"] = f"{prefix}{operation.name}"
-            return type(operation).from_config(config)
-        except Exception as error:
-            if not getattr(operation, "variables", ()) and id(operation) not in self._links.resized:
-                return _copied(operation)
-            raise ValueError(
-                f"A smaller model is made of new layers, from the configs of the present ones. Received: "
-                f"{operation.name!r} ({type(operation).__name__}), which cannot be made again: {error}. Define "
-                "get_config and from_config, or leave the layer out with `exclude`."
-            ) from error
+        changes: dict[str, Any] = {}
+        for name, layer in self._links.inner.get(id(operation), {}).items():
+            changes[name] = keras.saving.serialize_keras_object(self._again(layer))
+        changes |= resolved(self._links.resized.get(id(operation), {}), self._kept)
+        if prefix and isinstance(operation, keras.layers.Layer):
+            changes["name"] = f"{prefix}{operation.name}"
+        return made_again(operation, changes)
 
     def variables(self) -> Variables:
         """Returns the new variable of each former one."""
         found: Variables = {}
         for old, new in self._layers.values():
-            for one, other in _pairs(old, new):
+            for one, other in pairs_of(old, new):
                 if id(one) not in found:
                     found[id(one)] = one, other
                     other.trainable = one.trainable
         return found
-
-
-def _is_array_initializer(name: str, value: Any) -> bool:
-    """Returns True for an initializer that is an array of the former shape."""
-    given = value.get("config", {}).get("value", 0) if isinstance(value, dict) else 0
-    return name.endswith("initializer") and not isinstance(given, int | float)
-
-
-def _copied(operation: Any) -> Any:
-    """Returns a copy of an operation or layer without weights that has no config, without the calls of the former."""
-    found = object.__new__(type(operation))
-    vars(found).update(vars(operation))
-    found._inbound_nodes, found._outbound_nodes = [], []
-    return found
-
-
-def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(old, keras.layers.Layer):
-        return []
-    _copy_trainable(old, new)
-    variables, others = old.variables, new.variables
-    if len(variables) != len(others):
-        raise ValueError(
-            f"The layer {old.name!r} ({type(old).__name__}) has {len(variables)} variables, and {len(others)} when it "
-            "is made again from its config. Leave it out with `exclude`."
-        )
-    return list(zip(variables, others, strict=True))
-
-
-def _copy_trainable(old: Any, new: Any) -> None:
-    if old is new:
-        return
-    new.trainable = old.trainable
-    for one, other in zip(sublayers(old), sublayers(new), strict=False):
-        _copy_trainable(one, other)
-
-
-def _takes_a_graph(kind: type) -> bool:
-    """Returns True if models of a class are made from inputs and outputs, as keras.Model is."""
-    return kind.__name__ == "Functional" or vars(kind).get("__init__") is None
 
 
 def cut(value: np.ndarray, axes: WeightAxes | None, kept: np.ndarray) -> np.ndarray:

@@ -1,0 +1,91 @@
+"""Makes layers again from their configs, and pairs their variables with those of the former layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.layers import sublayers
+
+
+def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
+    """Returns a new layer or operation of the same config, apart from changed entries.
+
+    A layer or operation without weights that has no config is copied, and so is a preprocessing layer that has learned
+    from data, which its config does not say.
+
+    Args:
+        operation: A layer or operation.
+        changes: Entries of the config that differ.
+
+    Raises:
+        ValueError: It has weights, or changes, and cannot be made from its config.
+    """
+    is_layer = isinstance(operation, keras.layers.Layer)
+    if is_layer and "call" in vars(operation):
+        raise ValueError(
+            f"The new model is made of new layers. Received: {operation.name!r} ({type(operation).__name__}), whose "
+            "`call` was replaced on the object, which its config does not say. Remove the replacement first."
+        )
+    if hasattr(operation, "adapt") and not changes:
+        return _copied(operation)
+    try:
+        config = {**operation.get_config(), **(changes or {})}
+        config |= {name: "zeros" for name, value in config.items() if _is_array_initializer(name, value)}
+        return type(operation).from_config(config)
+    except Exception as error:
+        if not getattr(operation, "variables", ()) and not changes:
+            return _copied(operation)
+        raise ValueError(
+            f"The new model is made of new layers, from the configs of the present ones. Received: {operation.name!r} "
+            f"({type(operation).__name__}), which cannot be made again: {error}. Define get_config and from_config, or "
+            "leave the layer out with `exclude`."
+        ) from error
+
+
+def _is_array_initializer(name: str, value: Any) -> bool:
+    """Returns True for an initializer that is an array of the former shape."""
+    given = value.get("config", {}).get("value", 0) if isinstance(value, dict) else 0
+    return name.endswith("initializer") and not isinstance(given, int | float)
+
+
+def _copied(operation: Any) -> Any:
+    """Returns a copy of a layer or operation without the calls of the former one; variables are shared."""
+    found = object.__new__(type(operation))
+    vars(found).update(vars(operation))
+    found._inbound_nodes, found._outbound_nodes = [], []
+    return found
+
+
+def pairs_of(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    """Returns the variables of a layer with those of the layer made again; freezes what was frozen.
+
+    Raises:
+        ValueError: The new layer has another number of variables.
+    """
+    if not isinstance(old, keras.layers.Layer):
+        return []
+    copy_trainable(old, new)
+    variables, others = old.variables, new.variables
+    if len(variables) != len(others):
+        raise ValueError(
+            f"The layer {old.name!r} ({type(old).__name__}) has {len(variables)} variables, and {len(others)} when it "
+            "is made again from its config. Leave it out with `exclude`."
+        )
+    return list(zip(variables, others, strict=True))
+
+
+def copy_trainable(old: Any, new: Any) -> None:
+    """Makes trainable in a new layer, and in the layers inside it, what is trainable in the former one."""
+    if old is new:
+        return
+    new.trainable = old.trainable
+    for one, other in zip(sublayers(old), sublayers(new), strict=False):
+        copy_trainable(one, other)
+
+
+def takes_a_graph(kind: type) -> bool:
+    """Returns True if models of a class are made from inputs and outputs, as keras.Model is."""
+    return kind.__name__ == "Functional" or vars(kind).get("__init__") is None
