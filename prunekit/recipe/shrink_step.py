@@ -85,8 +85,8 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         if prepared.settings.allocation != "uniform":
             notes.append(
                 f"shrink, allocation {prepared.settings.allocation}: how many channels each layer loses follows from "
-                "the weights at that time. The sizes above, also those of later steps, are for the weights that the model "
-                "has now; the run calculates them anew."
+                "the weights at that time. The sizes above, also those of later steps, are for the weights that the "
+                "model has now; the run calculates them anew."
             )
         return notes
 
