@@ -121,7 +121,7 @@ class PruneStep(StepHandler[PreparedPruning]):
 def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, StepResult]:
     """Prunes, and returns the pruner and the result of the step."""
     settings, schedule = prepared.settings, prepared.schedule
-    data = _calibration_data(prepared, workspace.run) if settings.reads_data else None
+    data = calibration_data(workspace.run, settings.calibration) if settings.reads_data else None
     if settings.one_shot:
         options = PruningOptions(**prepared.options)
         pruning = OneShotPruning(workspace.model, schedule, options, data, repair=settings.repair)
@@ -132,12 +132,17 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     return callback.pruner, StepResult(history=history)
 
 
-def _calibration_data(prepared: PreparedPruning, run: RunInputs) -> Any:
-    """Returns training examples drawn by the recipe's seed; None if the recipe has no data."""
+def calibration_data(run: RunInputs, examples: int | None) -> Any:
+    """Returns training examples drawn by the recipe's seed; None if the recipe has no data.
+
+    Args:
+        run: Data and seed of the run.
+        examples: How many; None means `CALIBRATION_EXAMPLES`.
+    """
     given = run.data
     if given is None:
         return None
-    wanted = min(prepared.settings.calibration or CALIBRATION_EXAMPLES, given.train.examples)
+    wanted = min(examples or CALIBRATION_EXAMPLES, given.train.examples)
     draw = np.random.default_rng(run.recipe.seed)
     return given.train.subset(np.sort(draw.choice(given.train.examples, wanted, replace=False))).calibration_data()
 
@@ -176,7 +181,7 @@ def _options(prune: Prune, seed: int) -> Options:
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:
     found = prepared.found
     reads_data = "data" in sources_of(found.options.needs) and not found.calculator.shares_known
-    data = _calibration_data(prepared, prepared.run) if reads_data else None
+    data = calibration_data(prepared.run, prepared.settings.calibration) if reads_data else None
     try:
         return planned_targets(found, found.options, data)
     except ValueError as error:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
 from prunekit.recipe.rounds_settings import Rounds
-from prunekit.recipe.step_settings import Expect, Export, Prune, Train
+from prunekit.recipe.shrink_settings import Shrink
+from prunekit.recipe.step_settings import Expect, Export, Prune, Train, parse_pattern
 from prunekit.registry import Registry, Row
 
 
@@ -104,10 +105,14 @@ def _prune_text(prune: Prune) -> str:
     return ", ".join(parts)
 
 
+def _texts_of_patterns(step: Prune | Rounds | Shrink) -> list[str]:
+    patterns = {"include": step.include, "exclude": step.exclude}
+    return [f"{name} {' '.join(given)}" for name, given in patterns.items() if given]
+
+
 def _texts_of_weights(step: Prune | Rounds) -> list[str]:
     """Returns what a step says of single weights: which are pruned, and how much of them."""
-    patterns = {"include": step.include, "exclude": step.exclude}
-    texts = [f"{name} {' '.join(given)}" for name, given in patterns.items() if given]
+    texts = _texts_of_patterns(step)
     texts += [f"{pattern} to {share:g}" for pattern, share in step.overrides.items()]
     for pattern, bounds in step.bounds.items():
         given = bounds.model_dump(exclude_none=True)
@@ -116,6 +121,7 @@ def _texts_of_weights(step: Prune | Rounds) -> list[str]:
 
 
 def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
+    _check_widths(prune, earlier)
     for step in reversed(earlier):
         before = step.settings
         # Compare only steps with equal include and exclude: without the model the targets are not known.
@@ -127,6 +133,24 @@ def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
                     *prune.final_at(),
                 )
             return
+
+
+def _check_widths(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
+    """Refuses an N:M pattern that may not fit the layers that an earlier shrink step leaves."""
+    parsed = parse_pattern(prune.pattern)
+    if parsed.kind != "nm" or prune.misfits == "skip":
+        return
+    group = parsed.numbers[1]
+    for step in earlier:
+        before = step.settings
+        # With "uniform" the plan knows the number of channels that is left.
+        if isinstance(before, Shrink) and before.allocation != "uniform" and before.multiple % group:
+            raise refusal(
+                f"{prune.pattern} needs input axes whose lengths are multiples of {group}, and with allocation: "
+                f"{before.allocation} the earlier shrink step may leave any number of channels. Write multiple: "
+                f"{group} in the shrink step, or misfits: skip here.",
+                "pattern",
+            )
 
 
 def _prune_trains(prune: Prune) -> bool:
@@ -152,6 +176,41 @@ def _rounds_text(rounds: Rounds) -> str:
 def _check_rounds(rounds: Rounds, earlier: Sequence[EarlierStep]) -> None:
     if any(isinstance(step.settings, Prune | Rounds) for step in earlier):
         raise refusal("rounds start from a model that no step has pruned. Remove the pruning steps before this one.")
+
+
+# ---- shrink ----------------------------------------------------------------------------------------------------------
+
+
+def _shrink_text(shrink: Shrink) -> str:
+    parts = [f"{shrink.measure} to {shrink.share:g}"]
+    if shrink.rounds > 1:
+        parts.append(f"in {shrink.rounds} rounds")
+    if shrink.epochs_per_round:
+        parts.append(f"{shrink.epochs_per_round} epochs {'each' if shrink.rounds > 1 else 'after the removal'}")
+    if shrink.learning_rate is not None:
+        parts.append(f"learning rate {shrink.learning_rate:g}")
+    parts += [str(shrink.criterion), shrink.allocation]
+    parts += [f"{name} {value}" for name in ("minimum", "multiple") if (value := getattr(shrink, name)) > 1]
+    if shrink.repair is not None:
+        parts.append(f"repair {shrink.repair}")
+    return ", ".join(parts + _texts_of_patterns(shrink))
+
+
+def _check_shrink(shrink: Shrink, earlier: Sequence[EarlierStep]) -> None:
+    if shrink.repair == "weights" and any(isinstance(step.settings, Prune | Rounds) for step in earlier):
+        raise refusal(
+            "an earlier step prunes single weights, and repair: weights fits all weights anew, pruned ones too. Write "
+            "repair: outputs, or shrink before the prune step.",
+            "repair",
+        )
+
+
+def _shrink_trains(shrink: Shrink) -> bool:
+    return shrink.epochs_per_round > 0
+
+
+def _shrink_reads_data(shrink: Shrink) -> bool:
+    return shrink.reads_data
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -192,7 +251,8 @@ def _expect_text(expect: Expect) -> str:
 
 def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
     if not any(isinstance(step.settings, Prune | Rounds) for step in earlier):
-        for name in expect.given("accuracy_drop", "drop", "sparsity"):
+        shrunk = any(isinstance(step.settings, Shrink) for step in earlier)
+        for name in expect.given(*([] if shrunk else ["accuracy_drop", "drop"]), "sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
     wanted = expect.bytes or {}
     if not wanted:
@@ -253,6 +313,17 @@ STEP_KINDS: Registry[StepKind] = Registry(
             check=_check_rounds,
             trains=_yes,
             changes_weights=_yes,
+        ),
+        StepKind(
+            "shrink",
+            "prunekit.recipe.shrink_step:ShrinkStep",
+            Shrink,
+            _shrink_text,
+            check=_check_shrink,
+            trains=_shrink_trains,
+            reads_data=_shrink_reads_data,
+            changes_weights=_yes,
+            returns_new_model=True,
         ),
     ],
 )

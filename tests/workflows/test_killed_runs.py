@@ -51,6 +51,14 @@ def test_a_recipe_that_was_killed_in_its_rounds_ends_with_the_same_bytes(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.thorough
+def test_a_recipe_that_was_killed_while_it_removes_channels_ends_with_the_same_bytes(tmp_path):
+    shrink = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2, "repair": "outputs"}
+    killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}, {"shrink": shrink}])
+    check(killed("recipe", tmp_path, range(8), 8, {"array", "replace", "read", "batch"}), tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["rigl", "set", "ac_dc", {"type": "straight_through", "decay": 0.01}], ids=str)
 def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
     schedule = {"type": "constant", "target_sparsity": 0.7, "end": {"steps": 15}, "frequency": 3}

@@ -1,0 +1,124 @@
+"""Settings of the step kind shrink. Reads no file and imports neither Keras nor NumPy."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from prunekit.recipe.fields import (
+    Configured,
+    Count,
+    Positive,
+    Settings,
+    WeightPatterns,
+    name_of,
+    refusal,
+    registered,
+    shown,
+)
+from prunekit.sparsity.shorthands import CRITERIA, sources_of
+
+MEASURES = ("channels", "parameters", "macs")
+
+
+def _share(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value <= 1:
+        return value
+    hint = f" Write {value / 100:g} for {value:g} %." if 1 < value <= 100 else ""
+    raise refusal(f"expected the share that is left, in (0, 1]. Received: {shown(value)}.{hint}")
+
+
+Share = Annotated[float, BeforeValidator(_share)]
+
+
+class Shrink(Settings):
+    """A step that removes channels, at once or in rounds with training after each removal.
+
+    Attributes:
+        channels: Share of the removable channels that is left after the step, in (0, 1].
+        parameters: Share of the parameters that is left.
+        macs: Share of the multiply-accumulates that is left. Exactly one of the three is given.
+        calibration: Training examples that criterion and repair read.
+        rounds: Number of removals. The share that is left falls by the same factor in each.
+        epochs_per_round: Epochs of training after each removal.
+        learning_rate: Learning rate of the training; None means that of the compile settings.
+    """
+
+    example: ClassVar[str] = "{macs: 0.5}"
+    channels: Share | None = None
+    parameters: Share | None = None
+    macs: Share | None = None
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
+    reduction: Literal["mean", "sum", "max"] = "mean"
+    normalize: bool = True
+    allocation: Literal["uniform", "alike", "global"] = "uniform"
+    minimum: Count = 1
+    multiple: Count = 1
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+    calibration: Count | None = None
+    repair: Literal["none", "outputs", "weights"] | None = None
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 1
+    epochs_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    learning_rate: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.exactly_one(*MEASURES)
+        self._check_criterion()
+        if self.rounds > 1 and not self.epochs_per_round:
+            raise refusal(
+                f"{self.rounds} rounds train after each removal: add 'epochs_per_round', or leave 'rounds' out.",
+                "rounds",
+            )
+        if self.learning_rate is not None and not self.epochs_per_round:
+            raise refusal("'learning_rate' needs 'epochs_per_round', which is missing here.", "learning_rate")
+        if self.calibration is not None and not self.reads_data:
+            raise refusal("'calibration' needs 'repair', or a criterion that reads data.", "calibration")
+        return self
+
+    def _check_criterion(self) -> None:
+        name = name_of(self.criterion)
+        row = CRITERIA[name]
+        if "training" in sources_of(row.needs):
+            raise refusal(
+                f"channels are removed without training, and {name!r} measures how training changes the weights: "
+                "choose another criterion.",
+                "criterion",
+            )
+        given = (self.criterion.model_extra or {}) if isinstance(self.criterion, Configured) else {}
+        rounds = given.get("rounds", row.options.get("rounds", (int, 1))[1])
+        if rounds > 1:
+            raise refusal(
+                f"channels are selected once, and {name!r} selects in {rounds} rounds: choose another criterion.",
+                "criterion",
+            )
+
+    @property
+    def measure(self) -> str:
+        """Name of the target: "channels", "parameters" or "macs"."""
+        return self.given(*MEASURES)[0]
+
+    @property
+    def share(self) -> float:
+        """Share that is left after the step."""
+        return float(getattr(self, self.measure))
+
+    @property
+    def shares(self) -> list[float]:
+        """Share of the model before the step that is left after each round."""
+        return [self.share ** (number / self.rounds) for number in range(1, self.rounds)] + [self.share]
+
+    @property
+    def epochs(self) -> int | None:
+        """Number of epochs of the whole step; None without training."""
+        return self.rounds * self.epochs_per_round or None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the statistics that the criterion needs."""
+        return CRITERIA[name_of(self.criterion)].needs
+
+    @property
+    def reads_data(self) -> bool:
+        """True if criterion or repair need a pass over data."""
+        return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)

@@ -1,0 +1,287 @@
+"""The handler of the step kind shrink: removes channels, at once or in rounds with training after each removal."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.channels import find_channels
+from prunekit.anatomy.example_inputs import declared_inputs
+from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.sections import Column, Section
+from prunekit.anatomy.targets import find_targets
+from prunekit.core.statistics import check_statistics
+from prunekit.delivery.formatting import count, names, short_count
+from prunekit.recipe.checkpoint import CheckpointState
+from prunekit.recipe.fields import make, name_of
+from prunekit.recipe.prune_step import calibration_data
+from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.run_state import RunMasks
+from prunekit.recipe.shrink_settings import Shrink
+from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.recipe.workspace import Workspace
+from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
+from prunekit.techniques.shrink.importance import Ranking
+from prunekit.techniques.shrink.rebuild import cut, without_channels
+from prunekit.techniques.shrink.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.shrinking import shrink
+
+# Most groups of channels that a note of the plan names.
+_LISTED_GROUPS = 12
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedShrink(PreparedStep):
+    """A shrink step, resolved for one model and one set of data.
+
+    Attributes:
+        rows: Sizes of the stand-in before and after each round, as in `RunState.rounds`.
+        left: Name of a group of channels -> its size in the stand-in before and after the step.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    left: Mapping[str, tuple[int, int]]
+
+
+class ShrinkStep(StepHandler[PreparedShrink]):
+    """Removes channels, and trains after each removal if the settings say so."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedShrink:
+        """Returns the step with a stand-in: the model without the channels that its present magnitudes select.
+
+        Raises:
+            ValueError, TypeError: The target cannot be reached, no channel can be removed, a pattern matches nothing,
+                the criterion does not exist on this backend, or a statistic does not exist for a weight.
+        """
+        for name in settings.needs:
+            require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
+        options = _options(settings, run)
+        Ranking(options["criterion"])
+        _check_statistics(settings, run.model)
+        options["criterion"] = "magnitude"
+        # Refuses a target that cannot be reached, in the words of the recipe.
+        model, report = _shrunk(run.model, {settings.measure: settings.share, **options})
+        rows = [_row(1, report)]
+        before = {group.name: group.before for group in report.groups}
+        if settings.rounds > 1:
+            model, rows = run.model, []
+            for number in range(1, settings.rounds + 1):
+                model, report = _smaller(model, settings.measure, _share(settings, rows), options)
+                rows.append(_row(number, report))
+        left = {group.name: (before.get(group.name, group.before), group.after) for group in report.groups}
+        return PreparedShrink(settings, model=model, rows=tuple(rows), left=left)
+
+    def planned(self, prepared: PreparedShrink, step: PlannedStep) -> PlannedStep:
+        """Returns the entry of the plan, with the sizes before and after the step."""
+        return dataclasses.replace(step, text=f"{step.text}: {_sizes(prepared.rows)}")
+
+    def plan_notes(self, prepared: PreparedShrink) -> Sequence[str]:
+        """Returns the channels that are left, and a note if they depend on the weights at the time of the step."""
+        changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
+        notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
+        if prepared.settings.allocation != "uniform":
+            notes.append(
+                f"shrink, allocation {prepared.settings.allocation}: how many channels each layer loses follows from "
+                "the weights at that time. The sizes above, also those of later steps, are for the weights that the "
+                "model has now; the run calculates them anew."
+            )
+        return notes
+
+    def run(self, prepared: PreparedShrink, workspace: Workspace) -> StepResult:
+        """Runs the rounds; a resumed step goes on in the round of its checkpoint."""
+        workspace.remember_before()
+        settings, state, resumed = prepared.settings, workspace.state, workspace.step.resumed
+        each, history = settings.epochs_per_round, resumed.history
+        for number in range(max(1, len(state.rounds)), settings.rounds + 1):
+            begin = (number - 1) * each
+            # Checkpoints inside the step follow the removal of their round, which has a row then.
+            removes = number > len(state.rounds)
+            if removes:
+                _remove(settings, workspace)
+                workspace.step.resumed = CheckpointState(workspace.step.index, begin, history=history)
+            with workspace.holding_masks():
+                if each and removes:
+                    workspace.save_epoch(begin, history)
+                if each:
+                    history = workspace.fit(begin + each, settings.learning_rate, begin=begin)
+            if each:
+                state.metrics = workspace.evaluate()
+                state.rounds[-1]["metric"] = _main_metric(workspace)
+        rows, state.rounds = state.rounds, []
+        return StepResult(
+            model=workspace.model, history=history, sections=_sections(rows, workspace), text=_sizes(rows)
+        )
+
+
+# ---- one removal -----------------------------------------------------------------------------------------------------
+
+
+def _remove(settings: Shrink, workspace: Workspace) -> None:
+    """Removes the channels of the next round, and goes on with the smaller model; adds a row to the rounds."""
+    run, state, former = workspace.run, workspace.state, workspace.model
+    options = _options(settings, run)
+    data = calibration_data(run, settings.calibration) if settings.reads_data else None
+    repair = _repair(settings, options["criterion"], workspace)
+
+    def progress(done: int, total: int, name: str) -> None:
+        workspace.report_progress(len(state.rounds) / settings.rounds, f"repaired {name}, {done} of {total}")
+
+    with run.replicas.scope(), workspace.noting():
+        share = _share(settings, state.rounds)
+        model, report = _smaller(former, settings.measure, share, options, data, repair=repair, progress=progress)
+        _cut_masks(former, report, workspace)
+    workspace.replace_model(model)
+    for note in report.notes:
+        workspace.note(f"shrink: {note}")
+    state.rounds.append(_row(len(state.rounds) + 1, report))
+
+
+def _share(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the share of the present model that the next round leaves; `rows` are the rounds so far."""
+    asked = settings.shares[len(rows)]
+    if not rows:
+        return asked
+    whole, present = rows[0][settings.measure][0], rows[-1][settings.measure][1]
+    return min(1.0, asked * whole / present)
+
+
+def _options(settings: Shrink, run: RunInputs) -> dict[str, Any]:
+    """Returns the arguments of `shrink` that all rounds share."""
+    shared = ("reduction", "normalize", "allocation", "minimum", "multiple", "include", "exclude")
+    return {
+        "criterion": make(CRITERIA, settings.criterion, run.recipe.seed),
+        "inputs": _example_inputs(run),
+        **{name: getattr(settings, name) for name in shared},
+    }
+
+
+def _example_inputs(run: RunInputs) -> Any:
+    """Returns an example of the data for a model that leaves sizes of its inputs open; else None."""
+    declared = keras.tree.flatten(declared_inputs(run.model))
+    is_open = any(one is None or None in tuple(one.shape)[1:] for one in declared)
+    return run.data.train.example[0] if is_open and run.data is not None else None
+
+
+def _repair(settings: Shrink, criterion: Any, workspace: Workspace) -> str | None:
+    """Returns the repair: not "weights" if weights are pruned, because a new fit would fill their zeros."""
+    automatic = settings.repair is None and settings.reads_data and not criterion.before_training
+    if not workspace.state.masks.all or not (automatic or settings.repair == "weights"):
+        return settings.repair
+    workspace.note("shrink: repair: outputs in the place of weights, because weights of the model are pruned.")
+    return "outputs"
+
+
+def _smaller(
+    model: Any, measure: str, share: float, options: Mapping[str, Any], data: Any = None, **others: Any
+) -> tuple[Any, ShrinkReport]:
+    """Returns the model and the report of `shrink`; removes the nearest number of channels if none is near enough."""
+    try:
+        return _shrunk(model, {measure: share, "data": data, **options, **others})
+    except ValueError:
+        # The importances are new, so the channels of the plan may be others: a run does not end here.
+        nearest = _nearest(model, measure, share, {**options, "data": data, "repair": "none"})
+        return _shrunk(model, {"channels": nearest, "data": data, **options, **others})
+
+
+def _shrunk(model: Any, arguments: Mapping[str, Any]) -> tuple[Any, ShrinkReport]:
+    return shrink(model, **arguments)
+
+
+def _nearest(model: Any, measure: str, share: float, options: Mapping[str, Any]) -> float:
+    """Returns the share of channels with which the share that is left of a measure is nearest to `share`."""
+    total = _row(0, _shrunk(model, {"channels": 1.0, **options})[1])["channels"][0]
+
+    def left(removed: int) -> float:
+        try:
+            before, after = _row(0, _shrunk(model, {"channels": 1 - removed / total, **options})[1])[measure]
+        except ValueError:
+            # More channels than can be removed.
+            return -1.0
+        return float(after / before)
+
+    low, high = 0, total - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left(middle) >= share else (low, middle - 1)
+    after = left(low + 1) if low + 1 < total else -1.0
+    removed = low + 1 if after >= 0 and share - after < left(low) - share else low
+    return 1 - removed / total
+
+
+def _cut_masks(model: Any, report: ShrinkReport, workspace: Workspace) -> None:
+    """Cuts the masks of earlier steps to the kept channels, and names them as the weights of the new model."""
+    state = workspace.state
+    if not state.masks.all and not state.targets:
+        return
+    channels = find_channels(model)
+    groups = zip(channels.groups, report.groups, strict=True)
+    gone = [np.delete(group.channels, np.array(row.kept, int)) for group, row in groups]
+    removed = np.concatenate([np.zeros(0, int), *gone])
+    twin, variables = without_channels(channels, removed)
+    kept, named = channels.kept_numbers(removed), {id(weight.variable): weight.name for weight in weights_in(twin)}
+    new_names: dict[str, str] = {}
+    axes: dict[str, Any] = {}
+    for weight in weights_in(model):
+        _, new = variables.get(id(weight.variable), (None, None))
+        new_names[weight.name] = named.get(id(new), weight.name)
+        axes[weight.name] = channels.links.weights.get(id(weight.variable))
+
+    def smaller(masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {new_names[name]: cut(mask, axes[name], kept) for name, mask in masks.items()}
+
+    state.masks = RunMasks(smaller(state.masks.pruned), smaller(state.masks.original))
+    state.targets = [new_names[name] for name in state.targets]
+
+
+def _check_statistics(settings: Shrink, model: Any) -> None:
+    if not settings.needs:
+        return
+    members = {member.weight for group in find_channels(model).groups for member in group.members}
+    targets = [one for one in find_targets(model, also=("depthwise_kernel",))[0] if one.name in members]
+    check_statistics(settings.needs, model, targets)
+
+
+# ---- what the report says --------------------------------------------------------------------------------------------
+
+
+def _row(number: int, report: ShrinkReport) -> dict[str, Any]:
+    """Returns the sizes before and after a round, and the sections of its report, as JSON values."""
+    free = [group for group in report.groups if not group.reason]
+    return {
+        "round": number,
+        "channels": [sum(group.before for group in free), sum(group.after for group in free)],
+        "parameters": list(report.parameters),
+        "macs": list(report.macs),
+        "metric": None,
+        "sections": [section.to_dict() for section in report.sections()],
+    }
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> str:
+    first, last = rows[0], rows[-1]
+    parameters = f"parameters {count(first['parameters'][0])} -> {count(last['parameters'][1])}"
+    return f"{parameters}, MACs {short_count(first['macs'][0])} -> {short_count(last['macs'][1])}"
+
+
+def _main_metric(workspace: Workspace) -> float | None:
+    return workspace.state.metrics.get(workspace.metrics[0].name) if workspace.metrics else None
+
+
+def _sections(rows: Sequence[Mapping[str, Any]], workspace: Workspace) -> list[Section]:
+    """Returns the table of the rounds if there are several, and the sections of the last one for the whole step."""
+    groups, *others = rows[-1]["sections"]
+    before = {row[0]: row[1] for row in rows[0]["sections"][0]["rows"]}
+    groups = groups | {"rows": [[row[0], before.get(row[0], row[1]), *row[2:]] for row in groups["rows"]]}
+    found = [Section.from_dict(one) for one in (groups, *others)]
+    return [_rounds_section(rows, workspace), *found] if len(rows) > 1 else found
+
+
+def _rounds_section(rows: Sequence[Mapping[str, Any]], workspace: Workspace) -> Section:
+    metric = workspace.metrics[0].name if workspace.metrics else "Metric"
+    sizes = (Column("Channels", "count"), Column("Parameters", "count"), Column("MACs", "short_count"))
+    columns = (Column("Round", "count"), *sizes, Column(metric, "number"))
+    values = [(row["round"], row["channels"][1], row["parameters"][1], row["macs"][1], row["metric"]) for row in rows]
+    return Section("Rounds", columns, tuple(values), explanation="Sizes after each removal; metric after the training.")

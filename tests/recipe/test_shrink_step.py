@@ -1,0 +1,408 @@
+"""The recipe step `shrink`: refusals, plan, sizes of what a run writes, masks, rounds, interruptions and repetition."""
+
+import json
+import typing
+
+import keras
+import numpy as np
+import pytest
+from tiny_recipes import prune, recipe, zeros
+
+from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.models import model_digest, weight_arrays
+from prunekit.recipe.runner import compress, plan, verify
+from prunekit.recipe.shrink_settings import Shrink
+from prunekit.recipe.shrink_step import _smaller
+from prunekit.recipe.workspace import Workspace
+from prunekit.techniques.shrink.importance import REDUCTIONS
+from prunekit.techniques.shrink.repair import REPAIRS
+from prunekit.techniques.shrink.selection import ALLOCATIONS
+
+TRAIN = {"train": {"epochs": 1}}
+HALF = {"channels": 0.5}
+ROUNDS = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2}
+
+
+def shrink(**settings):
+    return {"shrink": settings or HALF}
+
+
+def network(width=16):
+    keras.utils.set_random_seed(20)
+    layers = [
+        keras.layers.Dense(width, activation="relu", name="hidden"),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.Dropout(0.3, name="drop"),
+        keras.layers.Dense(12, activation="relu", name="second"),
+        keras.layers.Dense(4, name="logits"),
+    ]
+    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+
+
+def shapes(model):
+    return {name: array.shape for name, array in weight_arrays(model).items() if name.endswith("kernel")}
+
+
+def told(report):
+    values = report.to_dict()
+    for step in values["steps"]:
+        del step["seconds"]
+    return values
+
+
+class Stop:
+    """Interrupts a run when so many ends of epochs and steps were reported."""
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    def __call__(self, item):
+        if item.epoch is not None or item.fraction == 1.0:
+            self.ends -= 1
+            if not self.ends:
+                raise KeyboardInterrupt
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+TEXT = """\
+version: 1
+model: {builtin: digits-cnn}
+data: {builtin: digits}
+compile: {optimizer: adam}
+steps:
+  - train: {epochs: 1}
+  - prune: {sparsity: 0.5, exclude: [logits]}
+  - STEP
+"""
+MISTAKES = {
+    "no target": ("shrink: {multiple: 8}", "8:13", "expected one of channels, parameters, macs. Received: none"),
+    "two targets": ("shrink: {macs: 0.5, channels: 0.5}", "8:20", "expected only one of channels, parameters, macs"),
+    "a percentage": ("shrink: {macs: 50}", "8:20", "the share that is left, in (0, 1]. Received: 50. Write 0.5 for 50"),
+    "nothing left": ("shrink: {macs: 0}", "8:20", "the share that is left, in (0, 1]"),
+    "a key": ("shrink: {mac: 0.5}", "8:14", "unknown key 'mac'. Did you mean 'macs'?"),
+    "criterion": ("shrink: {macs: 0.5, criterion: magnitud}", "8:36", "'magnitud'. Did you mean 'magnitude'?"),
+    "training": ("shrink: {macs: 0.5, criterion: movement}", "8:36", "'movement' measures how training changes"),
+    "rounds of a criterion": ("shrink: {macs: 0.5, criterion: synflow}", "8:36", "'synflow' selects in 100 rounds"),
+    "allocation": ("shrink: {macs: 0.5, allocation: globl}", "8:37", "'globl'. Did you mean 'global'?"),
+    "rounds": ("shrink: {macs: 0.5, rounds: 3}", "8:33", "3 rounds train after each removal: add 'epochs_per_round'"),
+    "learning rate": ("shrink: {macs: 0.5, learning_rate: 0.1}", "8:40", "'learning_rate' needs 'epochs_per_round'"),
+    "calibration": ("shrink: {macs: 0.5, calibration: 64}", "8:38", "'calibration' needs 'repair', or a criterion"),
+    "repair": ("shrink: {macs: 0.5, repair: weights}", "8:33", "an earlier step prunes single weights"),
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("step", "place", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_recipe_have_line_and_column(tmp_path, run, step, place, message):
+    (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))
+    code, _, error = run("check", "r.yaml")
+    assert code == 2 and f"r.yaml:{place}:" in error and message in error
+
+
+@pytest.mark.one_backend
+def test_check_describes_the_step(tmp_path, run):
+    step = "shrink: {macs: 0.5, rounds: 3, epochs_per_round: 2, allocation: global, multiple: 8, exclude: [conv_1]}"
+    (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))
+    code, out, _ = run("check", "r.yaml")
+    text = "macs to 0.5, in 3 rounds, 2 epochs each, magnitude, global, multiple 8, exclude conv_1"
+    assert code == 0 and f"  3. shrink: {text}\n" in out
+
+
+@pytest.mark.one_backend
+def test_a_criterion_of_rounds_is_accepted_with_one_round():
+    load_recipe(recipe(shrink(channels=0.5, criterion={"type": "synflow", "rounds": 1})), data_given=True)
+
+
+@pytest.mark.one_backend
+def test_a_criterion_that_reads_data_needs_data():
+    model = {"model": {"builtin": "digits-cnn"}}
+    with pytest.raises(RecipeError, match="this step reads data, and the recipe has no 'data'"):
+        load_recipe(recipe(shrink(channels=0.5, criterion="wanda"), **model))
+
+
+@pytest.mark.one_backend
+def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
+    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4"}}
+    with pytest.raises(RecipeError, match=r"steps\[1\]\.prune\.pattern: .*Write multiple: 4 in the shrink step"):
+        load_recipe(recipe(shrink(channels=0.5, allocation="global"), nm), data_given=True)
+    load_recipe(recipe(shrink(channels=0.5, allocation="global", multiple=4), nm), data_given=True)
+    load_recipe(recipe(shrink(channels=0.5), nm), data_given=True)
+
+
+@pytest.mark.one_backend
+def test_a_drop_is_measured_after_a_shrink_step_and_a_sparsity_is_not():
+    load_recipe(recipe(TRAIN, shrink(), {"expect": {"accuracy_drop": {"max": 0.5}}}), data_given=True)
+    with pytest.raises(RecipeError, match="'sparsity' can be measured only after a prune step"):
+        load_recipe(recipe(TRAIN, shrink(), {"expect": {"sparsity": {"min": 0.5}}}), data_given=True)
+
+
+@pytest.mark.one_backend
+def test_the_settings_name_what_the_technique_has():
+    hints = typing.get_type_hints(Shrink)
+    assert typing.get_args(hints["reduction"]) == REDUCTIONS
+    assert typing.get_args(hints["allocation"]) == ALLOCATIONS
+    assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
+
+
+IMPOSSIBLE = {
+    "no such layer": ({"channels": 0.5, "include": ["hiden"]}, r"'hiden' in `include` matches .*'hidden'"),
+    "no such excluded layer": ({"channels": 0.5, "exclude": ["hiden"]}, r"'hiden' in `exclude` matches"),
+    "nothing left to remove": ({"channels": 0.5, "include": ["logits"]}, "no channels that can be removed"),
+    "out of reach": ({"parameters": 0.01}, r"parameters=0\.01 cannot be reached .*reachable range"),
+    "out of reach in rounds": ({"parameters": 0.01, "rounds": 2, "epochs_per_round": 1}, r"parameters=0\.01 cannot"),
+    "minimum": ({"channels": 0.1, "minimum": 6}, "minimum=6"),
+    "a statistic": ({"channels": 0.5, "criterion": "batch_normalization_scale"}, "second"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_run_is_refused_before_a_weight_moves(pairs, settings, message):
+    model = network()
+    before = model_digest(model)
+    with pytest.raises(RecipeError, match=rf"^steps\[1\]\.shrink: .*{message}"):
+        compress(recipe(TRAIN, shrink(**settings)), model, pairs)
+    assert model_digest(model) == before
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_shows_the_sizes_and_later_targets_of_the_smaller_model(pairs):
+    found = plan(recipe(shrink(), prune()), network(), pairs)
+    assert found.steps[0].text == "channels to 0.5, magnitude, uniform: parameters 464 -> 186, MACs 368 -> 136"
+    targets = {target.name: target.shape for target in found.steps[1].targets}
+    assert targets == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
+    assert found.notes == ("shrink leaves channels: hidden 8 of 16, second 6 of 12.",)
+
+
+def test_the_plan_notes_sizes_that_follow_from_the_weights(pairs):
+    notes = plan(recipe(TRAIN, shrink(**ROUNDS, allocation="global"), prune()), network(), pairs).notes
+    assert any("how many channels each layer loses follows from the weights at that time" in note for note in notes)
+
+
+def test_the_plan_counts_the_epochs_of_the_rounds(pairs):
+    step = plan(recipe(shrink(**ROUNDS)), network(), pairs).steps[0]
+    assert (step.epochs, step.updates) == (4, 20)
+    assert plan(recipe(shrink()), network(), pairs).steps[0].epochs is None
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.every_backend(cases=0)
+def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
+    steps = TRAIN, shrink(channels=0.5, repair="weights", calibration=32), {"finetune": {"epochs": 1}}
+    later = {"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}}
+    result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run")
+    sizes = {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
+    assert shapes(result.model) == sizes
+    assert shapes(keras.models.load_model(tmp_path / "run" / "exports" / "model.keras", compile=False)) == sizes
+    assert shapes(keras.models.load_model(tmp_path / "run" / "model.keras")) == sizes
+    values = json.loads((tmp_path / "run" / "report.json").read_text())
+    groups, stops, errors = values["steps"][1]["sections"]
+    assert [row[:3] for row in groups["rows"]] == [["hidden", 16, 8], ["second", 12, 6]]
+    assert errors["title"] == "Errors of the layers"
+    assert result.report.before.parameters == 464 and result.report.after.parameters == 186
+    assert zeros(result.model, "hidden/kernel") == 32
+    # The optimizer went on with its slots: five updates in each of two epochs.
+    assert int(result.model.optimizer.iterations) == 10
+
+
+def test_a_step_tells_the_sizes_at_its_end(pairs):
+    told_texts = []
+    compress(recipe(shrink()), network(), pairs, progress=lambda item: told_texts.append(item.text))
+    assert "parameters 464 -> 186, MACs 368 -> 136" in told_texts
+
+
+def test_without_data_channels_are_removed(perceptron):
+    result = compress({"version": 1, "steps": [shrink()]}, perceptron)
+    assert shapes(result.model) == {"hidden/kernel": (8, 8), "logits/kernel": (8, 4)}
+
+
+@pytest.mark.parametrize("measure", ["parameters", "macs"])
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+def test_every_allocation_reaches_the_target_by_another_criterion_than_that_of_the_plan(pairs, measure, allocation):
+    settings = {measure: 0.5, "allocation": allocation, "criterion": "taylor", "calibration": 64}
+    report = compress(recipe(shrink(**settings)), network(width=120), pairs).report
+    before, after = report.before, report.after
+    share = after.parameters / before.parameters if measure == "parameters" else after.macs / before.macs
+    assert abs(share - 0.5) <= 0.01
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(("share", "left"), [(0.5, 0.514), (0.01, 0.035), (1.0, 1.0)])
+def test_a_share_that_no_selection_reaches_is_replaced_by_the_nearest(share, left):
+    options = {"allocation": "global", "criterion": "magnitude"}
+    _, report = _smaller(network(), "macs", share, options)
+    before, after = report.macs
+    assert after / before == pytest.approx(left, abs=0.0005)
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+def counts(model):
+    return {name: zeros(model, name) for name in ("hidden/kernel", "second/kernel", "logits/kernel")}
+
+
+@pytest.mark.every_backend(cases=1)
+@pytest.mark.parametrize(
+    "settings", [{}, {"criterion": "wanda"}, {"repair": "outputs", "epochs_per_round": 1}], ids=str
+)
+def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs, settings):
+    seen = []
+    inner = Workspace.replace_model
+
+    def replace(self, model, *args):
+        former = self.state.masks.pruned
+        inner(self, model, *args)
+        seen.append((model, {name: int((~mask).sum()) for name, mask in former.items()}))
+
+    steps = {"prune": {"sparsity": 0.75}}, shrink(channels=0.5, **settings), {"finetune": {"epochs": 2}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "replace_model", replace)
+        result = compress(recipe(TRAIN, *steps), network(), pairs)
+    ((model, masked),) = seen
+    assert result.model is model
+    assert counts(model) == masked and all(masked.values())
+    assert result.report.after.targets == ("hidden/kernel", "second/kernel", "logits/kernel")
+
+
+def test_a_fit_of_all_weights_is_replaced_by_one_of_the_outputs(pairs):
+    result = compress(recipe({"prune": {"sparsity": 0.5}}, shrink(channels=0.5, criterion="wanda")), network(), pairs)
+    assert any("repair: outputs in the place of weights" in note for note in result.report.notes)
+
+
+def test_a_later_prune_step_prunes_further_where_a_mask_was_cut(pairs):
+    steps = {"prune": {"sparsity": 0.5}}, shrink(), {"prune": {"sparsity": 0.5}}, {"prune": {"sparsity": 0.75}}
+    result = compress(recipe(TRAIN, *steps), network(), pairs)
+    assert counts(result.model) == {"hidden/kernel": 48, "second/kernel": 36, "logits/kernel": 18}
+
+
+def test_zeros_that_the_model_came_with_hold(pairs):
+    model = network()
+    kernel = model.get_layer("second").kernel
+    kernel.assign(np.where(np.arange(192).reshape(16, 12) % 5 == 0, 0, keras.ops.convert_to_numpy(kernel)))
+    result = compress(recipe(TRAIN, shrink(), {"finetune": {"epochs": 1}}), model, pairs)
+    assert zeros(result.model, "second/kernel") > 0
+    assert not result.report.after.targets
+
+
+def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    inner = keras.Sequential([layers.Conv2D(8, 3, padding="same", activation="relu", name="one")], name="inner")
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            inner,
+            layers.Conv2D(8, 3, groups=2, padding="same", name="grouped"),
+            layers.GlobalAveragePooling2D(name="pool"),
+            layers.Dense(3, name="logits"),
+        ]
+    )
+    pruned = {"prune": {"sparsity": 0.5, "criterion": "random"}}
+    seen = []
+    inner_call = Workspace.replace_model
+
+    def replace(self, model, *args):
+        seen.append(dict(self.state.masks.pruned))
+        inner_call(self, model, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "replace_model", replace)
+        result = compress({"version": 1, "seed": 3, "steps": [pruned, shrink()]}, model)
+    (masks,) = seen
+    weights = weight_arrays(result.model)
+    assert len(masks) == 3 and list(masks) == list(result.report.after.targets)
+    assert all(np.array_equal(weights[name] != 0, mask) for name, mask in masks.items())
+
+
+# ---- rounds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    samples = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
+    return samples, samples
+
+
+IN_ROUNDS = recipe(
+    TRAIN, {"prune": {"sparsity": 0.5}}, shrink(**ROUNDS, allocation="global"), {"finetune": {"epochs": 1}}
+)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    return compress(IN_ROUNDS, network(), data, tmp_path_factory.mktemp("shrink") / "whole")
+
+
+@pytest.mark.every_backend(cases=0)
+def test_rounds_remove_by_the_same_factor_and_train_after_each_removal(whole):
+    rounds, groups, *_ = whole.report.steps[2]["sections"]
+    # 28 channels: 28 * 0.5 ** (1 / 2) and 28 * 0.5.
+    assert [row[:2] for row in rounds["rows"]] == [[1, 20], [2, 14]]
+    assert all(0 <= row[4] <= 1 for row in rounds["rows"])
+    assert [row[:2] for row in groups["rows"]] == [["hidden", 16], ["second", 12]]
+    assert sum(row[2] for row in groups["rows"]) == 14
+    assert len(whole.report.steps[2]["history"]["loss"]) == 4
+    # An epoch before, four in the rounds, an epoch after.
+    assert int(whole.model.optimizer.iterations) == 30
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.thorough)])
+def test_rounds_end_at_the_target_of_a_single_removal(pairs, rounds):
+    settings = {"parameters": 0.4, "rounds": rounds, "epochs_per_round": 1}
+    result = compress(recipe(shrink(**settings)), network(), pairs)
+    assert abs(result.report.after.parameters / result.report.before.parameters - 0.4) < 0.02
+
+
+def test_rounds_of_a_multiple_end_with_multiples(pairs):
+    settings = {"channels": 0.5, "multiple": 4, "rounds": 2, "epochs_per_round": 1}
+    result = compress(recipe(shrink(**settings)), network(), pairs)
+    assert shapes(result.model) == {"hidden/kernel": (8, 8), "second/kernel": (8, 8), "logits/kernel": (8, 4)}
+
+
+def interrupted(kind, number, data, folder):
+    """A run that is interrupted at an end of an epoch or step, or at the start of a training after a removal."""
+    inner, calls = Workspace.fit, []
+
+    def fit(self, *args, **kwargs):
+        calls.append(None)
+        if kind == "training" and len(calls) == number:
+            raise KeyboardInterrupt
+        return inner(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Workspace, "fit", fit)
+        compress(IN_ROUNDS, network(), data, folder, progress=Stop(number) if kind == "end" else None)
+
+
+# Trainings: the train step, two rounds. Ends: train 1 and 2, prune 3, epochs of the rounds 4 to 7, the step 8, 9.
+POINTS = {("training", 2): 5, ("end", 6): 2}
+MORE = {("training", 3): 3, ("end", 3): 5, ("end", 4): 4, ("end", 5): 4, ("end", 7): 3, ("end", 8): 3, ("end", 9): 0}
+
+
+@pytest.mark.every_backend(cases=1)
+@pytest.mark.parametrize(
+    ("point", "epochs"), [*POINTS.items(), *(pytest.param(*row, marks=pytest.mark.thorough) for row in MORE.items())]
+)
+def test_a_run_that_is_interrupted_goes_on_in_its_round_and_ends_with_the_same_bytes(
+    data, whole, tmp_path, point, epochs
+):
+    interrupted(*point, data, tmp_path / "run")
+    seen = []
+    result = compress(IN_ROUNDS, network(), data, tmp_path / "run", resume=True, progress=seen.append)
+    assert sum(item.epoch is not None for item in seen) == epochs
+    assert model_digest(result.model) == model_digest(whole.model)
+    assert told(result.report) == told(whole.report)
+    variables = zip(result.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
+    assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in variables)
+
+
+def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
+    assert verify(whole.directory, model=network(), data=data).identical
+    again = compress(IN_ROUNDS, network(), data, whole.directory, resume=True)
+    assert model_digest(again.model) == model_digest(whole.model)
