@@ -186,7 +186,8 @@ def _shrink_text(shrink: Shrink) -> str:
     if shrink.rounds > 1:
         parts.append(f"in {shrink.rounds} rounds")
     if shrink.epochs_per_round:
-        parts.append(f"{shrink.epochs_per_round} epochs {'each' if shrink.rounds > 1 else 'after the removal'}")
+        epochs = f"{shrink.epochs_per_round} epoch{'s' if shrink.epochs_per_round > 1 else ''}"
+        parts.append(f"{epochs} {'each' if shrink.rounds > 1 else 'after the removal'}")
     if shrink.learning_rate is not None:
         parts.append(f"learning rate {shrink.learning_rate:g}")
     parts += [str(shrink.criterion), shrink.allocation]
