@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -49,7 +49,8 @@ def recorded(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recor
         repeatable = same and found.repeatable and not _reads_weights(found) and not _has_open_lengths(found)
         repeatable = repeatable and not _casts(layer, (args, kwargs))
         return RecordedCall(found.nodes, found.args, found.kwargs, found.outputs, repeatable)
-    return _recorded(layer, args, kwargs, BATCH)
+    fixed = _recorded(layer, args, kwargs, BATCH)
+    return None if fixed is None else replace(fixed, repeatable=False)
 
 
 def recorded_function(function: Any, tensor: Any) -> list[Any] | None:

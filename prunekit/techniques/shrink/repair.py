@@ -17,7 +17,7 @@ from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.layerwise import LayerwiseRepair
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.reconstruction import DAMPING, damped_hessian
+from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
 
 REPAIRS = ("none", "outputs", "weights")
 
@@ -61,7 +61,8 @@ def repaired(
     """Returns {id of a variable: repaired values, of the former shape}, and the errors of the layers.
 
     Each layer is fitted to the outputs that it had, from the inputs that it receives when the layers before it are
-    repaired: its kept weights by least squares ("weights"), or a scale and a bias for each output ("outputs").
+    repaired: its kept weights by least squares ("weights"), or a scale and a bias for each output ("outputs"). Weights
+    that are exactly zero stay zero.
 
     Args:
         channels: The channels of the model.
@@ -123,16 +124,16 @@ class _Solver:
         """Returns the new value of target `index`, zero at removed channels."""
         target = self._targets[index]
         axes = self._weights[id(target.variable)]
-        mask = masked(np.ones(weight.shape, bool), axes, self._kept)
+        mask = masked(weight != 0, axes, self._kept)
         masks = product.matrix(mask)
         matrices = np.where(masks, product.matrix(weight).astype("float64"), 0.0)
         corrects_bias = self.repairs and product.bias(moments.output_sums) is not None
         # The outputs that are removed have no error.
-        outputs = masks.any(axis=1)
+        outputs = product.matrix(masked(np.ones(weight.shape, bool), axes, self._kept)).any(axis=1)
         moments = moments.of_outputs(outputs)
         self.before[target.name] = LayerFit(product, moments, centred=False).error(matrices)
         fit = LayerFit(product, moments, centred=corrects_bias)
-        if moments.same and masks.any(axis=2).all():
+        if moments.same and (masks | (product.matrix(weight) == 0)).any(axis=2).all():
             # The inputs are what they were: the kept weights are right.
             pass
         elif self._repair == "weights":
@@ -146,10 +147,10 @@ class _Solver:
 
 
 def _fitted(fit: LayerFit, group: int, matrix: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the least-squares matrix whose rows are zero where the mask is.
+    """Returns the least-squares matrix that is zero where the mask is.
 
-    All outputs have the same kept inputs, so one factorization serves them all. A small damping towards the present
-    weights keeps inputs apart that depend on one another.
+    Where all outputs have the same kept inputs, one factorization serves them all; otherwise conjugate gradients fit
+    the kept weights of each. A small damping towards the present weights keeps inputs apart that depend on one another.
     """
     rows = np.flatnonzero(mask.any(axis=1))
     if not rows.size:
@@ -159,4 +160,7 @@ def _fitted(fit: LayerFit, group: int, matrix: np.ndarray, mask: np.ndarray) -> 
     added = (damped.diagonal() - gram.diagonal())[:, None]
     found = np.zeros_like(matrix)
     found[rows] = np.linalg.solve(damped, fit.cross[group][rows] + added * matrix[rows])
+    outputs = mask.any(axis=0)
+    if not mask[np.ix_(rows, np.flatnonzero(outputs))].all():
+        found[rows] = refit(found[rows], mask[rows], damped, start=matrix[rows])
     return np.where(mask, found, 0.0)

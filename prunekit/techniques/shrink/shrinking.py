@@ -193,7 +193,11 @@ def _rounding_notes(order: Order, counts: np.ndarray, limits: Limits) -> list[st
     if limits.multiple == 1:
         return []
     more = int((counts - order.rounded(counts)).sum())
-    return [f"The kept channels of each group are rounded up to a multiple of {limits.multiple}: {more} more are kept."]
+    left = 1 - order.rounded(counts).sum() / order.total
+    return [
+        f"The kept channels of each group are rounded up to a multiple of {limits.multiple}: {more} more are kept, "
+        f"{left:.3f} of all."
+    ]
 
 
 def _report(

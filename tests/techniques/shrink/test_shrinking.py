@@ -205,6 +205,19 @@ def test_a_repair_makes_the_error_of_the_layers_smaller(name, repair):
     assert sum(error.after for error in report.errors) < sum(error.before for error in report.errors)
 
 
+@pytest.mark.parametrize("repair", ["outputs", "weights"])
+def test_a_repair_keeps_the_zeros_of_an_earlier_pruning(repair, data):
+    model = redundant()
+    pk.prune(model, 0.6)
+    smaller, report = pk.shrink(model, channels=0.5, data=data, repair=repair)
+    for layer in ("one", "two", "hidden"):
+        former, kept = np.array(model.get_layer(layer).kernel), report.kept[f"{layer}/kernel"]
+        for axis, indices in kept.items():
+            former = np.take(former, indices, axis)
+        assert not np.array(smaller.get_layer(layer).kernel)[former == 0].any()
+    assert all(error.after <= error.before * 1.01 for error in report.errors)
+
+
 def test_labels_are_not_read_by_a_repair(data):
     first, _ = pk.shrink(redundant_once := redundant(), channels=0.5, data=data)
     second, _ = pk.shrink(redundant_once, channels=0.5, data=data[0])
