@@ -13,6 +13,7 @@ from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.sections import Column, Section
 from prunekit.anatomy.targets import find_targets
+from prunekit.core.random_state import random_state
 from prunekit.core.statistics import check_statistics
 from prunekit.delivery.formatting import count, names, short_count
 from prunekit.recipe.checkpoint import CheckpointState
@@ -101,7 +102,10 @@ class ShrinkStep(StepHandler[PreparedShrink]):
             removes = number > len(state.rounds)
             if removes:
                 _remove(settings, workspace)
-                workspace.step.resumed = CheckpointState(workspace.step.index, begin, history=history)
+                # The training begins with these random states, in a resumed run too: the first `fit` of a new model
+                # draws numbers on PyTorch before its first epoch.
+                random = random_state(workspace.model)
+                workspace.step.resumed = CheckpointState(workspace.step.index, begin, history=history, random=random)
             with workspace.holding_masks():
                 if each and removes:
                     workspace.save_epoch(begin, history)
