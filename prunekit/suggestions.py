@@ -1,7 +1,7 @@
 """Suggests the known names that an unknown name may stand for: the "Did you mean" of every error message."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # Similarity from which difflib's matches are suggested, between 0 (nothing in common) and 1 (equal).
 _CUTOFF = 0.5
@@ -19,6 +19,18 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, write: Calla
     """
     found = _closest(name, known)[:most]
     return f" Did you mean {', '.join(map(write, found))}?" if found else ""
+
+
+def check_names(options: Iterable[str], known: Sequence[str]) -> None:
+    """Raises for an option that a call does not have.
+
+    Raises:
+        TypeError: A name is not known.
+    """
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise TypeError(f"Unknown option. Received: {name!r}. Valid are: {', '.join(known)}.{hint}")
 
 
 def _closest(name: str, known: Iterable[str]) -> list[str]:

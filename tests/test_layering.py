@@ -51,8 +51,8 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "importance selection budget layer_copies rebuild repair verification optimizer_state shrink_report "
-        "groups_report shrinking "
+        "options importance selection budget layer_copies weight_entries rebuild repair verification "
+        "optimizer_state shrink_report groups_report shrinking "
         "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
     ),

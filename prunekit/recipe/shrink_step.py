@@ -12,7 +12,6 @@ from prunekit.anatomy.channels import find_channels
 from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.sections import Column, Section
-from prunekit.anatomy.targets import find_targets
 from prunekit.core.random_state import random_state
 from prunekit.core.statistics import check_statistics
 from prunekit.delivery.formatting import count, names, short_count
@@ -25,10 +24,11 @@ from prunekit.recipe.shrink_settings import Shrink
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
-from prunekit.techniques.shrink.importance import Ranking
-from prunekit.techniques.shrink.rebuild import cut, without_channels
+from prunekit.techniques.shrink.importance import ranked_weights
+from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.shrink_report import ShrinkReport
-from prunekit.techniques.shrink.shrinking import shrink
+from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
+from prunekit.techniques.shrink.weight_entries import cut
 
 # Most groups of channels that a note of the plan names.
 _LISTED_GROUPS = 12
@@ -59,21 +59,22 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         """
         for name in settings.needs:
             require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
-        options = _options(settings, run)
-        Ranking(options["criterion"])
+        options, inputs = _options(settings, run), _example_inputs(run)
         _check_statistics(settings, run.model)
-        options["criterion"] = "magnitude"
+        options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
-        model, report = _shrunk(run.model, {settings.measure: settings.share, **options})
-        rows = [_row(1, report)]
-        before = {group.name: group.before for group in report.groups}
+        found = shrunk(run.model, Target(settings.measure, settings.share), options, inputs=inputs)
+        rows = [_row(1, found.report)]
+        before = {group.name: group.before for group in found.report.groups}
         if settings.rounds > 1:
+            options = dataclasses.replace(options, tolerance=None)
             model, rows = run.model, []
             for number in range(1, settings.rounds + 1):
-                model, report = _smaller(model, settings.measure, _share(settings, rows), options)
-                rows.append(_row(number, report))
-        left = {group.name: (before.get(group.name, group.before), group.after) for group in report.groups}
-        return PreparedShrink(settings, model=model, rows=tuple(rows), left=left)
+                found = shrunk(model, Target(settings.measure, _share(settings, rows)), options, inputs=inputs)
+                model = found.model
+                rows.append(_row(number, found.report))
+        left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
+        return PreparedShrink(settings, model=found.model, rows=tuple(rows), left=left)
 
     def planned(self, prepared: PreparedShrink, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with the sizes before and after the step."""
@@ -125,22 +126,23 @@ class ShrinkStep(StepHandler[PreparedShrink]):
 
 def _remove(settings: Shrink, workspace: Workspace) -> None:
     """Removes the channels of the next round, and goes on with the smaller model; adds a row to the rounds."""
-    run, state, former = workspace.run, workspace.state, workspace.model
+    run, state = workspace.run, workspace.state
     options = _options(settings, run)
     data = calibration_data(run, settings.calibration) if settings.reads_data else None
-    repair = _repair(settings, options["criterion"], workspace)
+    # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
+    options = dataclasses.replace(options, repair=_repair(settings, options.criterion, workspace), tolerance=None)
 
     def progress(done: int, total: int, name: str) -> None:
         workspace.report_progress(len(state.rounds) / settings.rounds, f"repaired {name}, {done} of {total}")
 
     with run.replicas.scope(), workspace.noting():
-        share = _share(settings, state.rounds)
-        model, report = _smaller(former, settings.measure, share, options, data, repair=repair, progress=progress)
-        _cut_masks(former, report, workspace)
-    workspace.replace_model(model)
-    for note in report.notes:
+        target = Target(settings.measure, _share(settings, state.rounds))
+        found = shrunk(workspace.model, target, options, data, inputs=_example_inputs(run), progress=progress)
+        _cut_masks(found, workspace)
+    workspace.replace_model(found.model)
+    for note in found.report.notes:
         workspace.note(f"shrink: {note}")
-    state.rounds.append(_row(len(state.rounds) + 1, report))
+    state.rounds.append(_row(len(state.rounds) + 1, found.report))
 
 
 def _share(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> float:
@@ -152,14 +154,11 @@ def _share(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> float:
     return min(1.0, asked * whole / present)
 
 
-def _options(settings: Shrink, run: RunInputs) -> dict[str, Any]:
-    """Returns the arguments of `shrink` that all rounds share."""
-    shared = ("reduction", "normalize", "allocation", "minimum", "multiple", "include", "exclude")
-    return {
-        "criterion": make(CRITERIA, settings.criterion, run.recipe.seed),
-        "inputs": _example_inputs(run),
-        **{name: getattr(settings, name) for name in shared},
-    }
+def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
+    """Returns the options that all rounds share."""
+    shared = ("reduction", "normalize", "allocation", "minimum", "multiple", "include", "exclude", "repair")
+    criterion = make(CRITERIA, settings.criterion, run.recipe.seed)
+    return ShrinkOptions(criterion, **{name: getattr(settings, name) for name in shared})
 
 
 def _example_inputs(run: RunInputs) -> Any:
@@ -178,58 +177,17 @@ def _repair(settings: Shrink, criterion: Any, workspace: Workspace) -> str | Non
     return "outputs"
 
 
-def _smaller(
-    model: Any, measure: str, share: float, options: Mapping[str, Any], data: Any = None, **others: Any
-) -> tuple[Any, ShrinkReport]:
-    """Returns the model and the report of `shrink`; removes the nearest number of channels if none is near enough."""
-    try:
-        return _shrunk(model, {measure: share, "data": data, **options, **others})
-    except ValueError:
-        # The importances are new, so the channels of the plan may be others: a run does not end here.
-        nearest = _nearest(model, measure, share, {**options, "data": data, "repair": "none"})
-        return _shrunk(model, {"channels": nearest, "data": data, **options, **others})
-
-
-def _shrunk(model: Any, arguments: Mapping[str, Any]) -> tuple[Any, ShrinkReport]:
-    return shrink(model, **arguments)
-
-
-def _nearest(model: Any, measure: str, share: float, options: Mapping[str, Any]) -> float:
-    """Returns the share of channels with which the share that is left of a measure is nearest to `share`."""
-    total = _row(0, _shrunk(model, {"channels": 1.0, **options})[1])["channels"][0]
-
-    def left(removed: int) -> float:
-        try:
-            before, after = _row(0, _shrunk(model, {"channels": 1 - removed / total, **options})[1])[measure]
-        except ValueError:
-            # More channels than can be removed.
-            return -1.0
-        return float(after / before)
-
-    low, high = 0, total - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if left(middle) >= share else (low, middle - 1)
-    after = left(low + 1) if low + 1 < total else -1.0
-    removed = low + 1 if after >= 0 and share - after < left(low) - share else low
-    return 1 - removed / total
-
-
-def _cut_masks(model: Any, report: ShrinkReport, workspace: Workspace) -> None:
+def _cut_masks(found: Shrunk, workspace: Workspace) -> None:
     """Cuts the masks of earlier steps to the kept channels, and names them as the weights of the new model."""
-    state = workspace.state
+    state, channels = workspace.state, found.channels
     if not state.masks.all and not state.targets:
         return
-    channels = find_channels(model)
-    groups = zip(channels.groups, report.groups, strict=True)
-    gone = [np.delete(group.channels, np.array(row.kept, int)) for group, row in groups]
-    removed = np.concatenate([np.zeros(0, int), *gone])
-    twin, variables = without_channels(channels, removed)
-    kept, named = channels.kept_numbers(removed), {id(weight.variable): weight.name for weight in weights_in(twin)}
+    kept = channels.kept_numbers(found.removed)
+    named = {id(weight.variable): weight.name for weight in weights_in(found.model)}
     new_names: dict[str, str] = {}
     axes: dict[str, Any] = {}
-    for weight in weights_in(model):
-        _, new = variables.get(id(weight.variable), (None, None))
+    for weight in weights_in(channels.model):
+        _, new = found.variables.get(id(weight.variable), (None, None))
         new_names[weight.name] = named.get(id(new), weight.name)
         axes[weight.name] = channels.links.weights.get(id(weight.variable))
 
@@ -244,7 +202,7 @@ def _check_statistics(settings: Shrink, model: Any) -> None:
     if not settings.needs:
         return
     members = {member.weight for group in find_channels(model).groups for member in group.members}
-    targets = [one for one in find_targets(model, also=("depthwise_kernel",))[0] if one.name in members]
+    targets = [one for one in ranked_weights(model)[0] if one.name in members]
     check_statistics(settings.needs, model, targets)
 
 

@@ -11,7 +11,7 @@ from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.suggestions import did_you_mean
+from prunekit.suggestions import check_names
 from prunekit.techniques.pruning.policy import MaskPolicy, get_policy
 
 
@@ -155,9 +155,5 @@ def as_options(options: Mapping[str, Any]) -> PruningOptions:
         TypeError: A name is not a pruning option.
         ValueError: As `PruningOptions`.
     """
-    known = [option.name for option in fields(PruningOptions)]
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise TypeError(f"Unknown option. Received: {name!r}. Valid are: {', '.join(known)}.{hint}")
+    check_names(options, [option.name for option in fields(PruningOptions)])
     return PruningOptions(**options)

@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.channels import Channels, Group, Member
+from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.shorthands import sources_of
-
-REDUCTIONS = ("mean", "sum", "max")
-# Weights that are no targets of pruning by default, but have entries for each channel.
-_ALSO = ("depthwise_kernel",)
+from prunekit.techniques.shrink.options import ShrinkOptions
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """How channels are compared.
+def ranked_weights(model: Any, include: Any = (), exclude: Any = ()) -> tuple[list[Target], list[Skipped]]:
+    """Returns the weights whose entries rank channels, and the other weights with reasons.
 
-    Attributes:
-        criterion: Criterion of single weights, or its name.
-        reduction: How the axes that a channel occurs in are reduced to one number: "mean", "sum" or "max".
-        normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
-            each weight counts alike, and large weights do not decide alone.
+    Depthwise kernels count, which pruning leaves out: they have entries for each channel.
     """
-
-    criterion: Any = "magnitude"
-    reduction: str = "mean"
-    normalize: bool = True
-
-    def __post_init__(self) -> None:
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(f"`reduction` is one of {', '.join(REDUCTIONS)}. Received: {self.reduction!r}.")
-        criterion = get_criterion(self.criterion)
-        if "training" in sources_of(criterion.needs):
-            raise ValueError(
-                f"The criterion {criterion} needs a training, and channels are removed without one. Choose another "
-                "criterion."
-            )
-        if criterion.rounds > 1:
-            raise ValueError(
-                f"Channels are selected once. Received: the criterion {criterion}, which selects in {criterion.rounds} "
-                "rounds. Choose another criterion."
-            )
+    return find_targets(model, include, exclude, also=("depthwise_kernel",))
 
 
-def importances(channels: Channels, ranking: Ranking, data: Any = None) -> list[np.ndarray]:
+def importances(channels: Channels, options: ShrinkOptions, data: Any = None) -> list[np.ndarray]:
     """Returns the importance of each channel of each group, arrays of shape (channels,); higher = keep.
 
     The importance of a channel at an axis of a weight is the mean of the criterion's importances over the entries at
@@ -60,18 +33,18 @@ def importances(channels: Channels, ranking: Ranking, data: Any = None) -> list[
 
     Args:
         channels: The channels of a model.
-        ranking: How channels are compared.
+        options: Criterion, reduction and normalization.
         data: Calibration data, for a criterion that needs them.
 
     Raises:
         ValueError: The criterion needs data and there are none; an importance is NaN.
     """
-    criterion = get_criterion(ranking.criterion)
+    criterion = get_criterion(options.criterion)
     members: dict[str, list[tuple[int, Member]]] = {}
     for index, group in enumerate(channels.groups):
         for member in group.members:
             members.setdefault(member.weight, []).append((index, member))
-    targets = [target for target in find_targets(channels.model, also=_ALSO)[0] if target.name in members]
+    targets = [target for target in ranked_weights(channels.model)[0] if target.name in members]
     statistics = Collectors(criterion.needs, channels.model, targets, data).values()
     found: list[list[np.ndarray]] = [[] for _ in channels.groups]
     for number, target in enumerate(targets):
@@ -80,8 +53,8 @@ def importances(channels: Channels, ranking: Ranking, data: Any = None) -> list[
         for index, member in members[target.name]:
             values = _of_channels(scores, member, channels.groups[index])
             average = values.mean()
-            found[index].append(values / average if ranking.normalize and average > 0 else values)
-    reduce: Any = {"mean": np.mean, "sum": np.sum, "max": np.max}[ranking.reduction]
+            found[index].append(values / average if options.normalize and average > 0 else values)
+    reduce: Any = {"mean": np.mean, "sum": np.sum, "max": np.max}[options.reduction]
     empty = (np.zeros(group.channels.size) for group in channels.groups)
     return [reduce(rows, axis=0) if rows else zeros for rows, zeros in zip(found, empty, strict=True)]
 
@@ -113,7 +86,7 @@ def _of_channels(scores: np.ndarray, member: Member, group: Group) -> np.ndarray
     return sums / np.maximum(np.bincount(places[ours], minlength=group.channels.size), 1)
 
 
-def producing(channels: Channels, group: Group, targets: Sequence[Target]) -> list[str]:
+def producing(group: Group, targets: Sequence[Target]) -> list[str]:
     """Returns the names of the targets that compute the channels of a group."""
     axes = {target.name: target.out_axes for target in targets}
     return [member.weight for member in group.members if member.axis in axes.get(member.weight, ())]

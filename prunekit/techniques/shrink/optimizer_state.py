@@ -12,7 +12,7 @@ from prunekit.anatomy.channels import Channels
 from prunekit.core.backend import native
 from prunekit.core.optimizers import parts_of, slots_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.rebuild import cut
+from prunekit.techniques.shrink.weight_entries import cut
 
 
 def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict[int, Any]) -> list[str]:
@@ -85,11 +85,10 @@ def _optimizer(
     made = type(optimizer).from_config(optimizer.get_config())
     if not optimizer.built:
         return made, []
-    former = {id(part): part for part in parts_of(optimizer)}
     by_native = {id(native(old)): new for old, new in variables.values()}
     made.build([by_native[id(native(one))] for one in optimizer._trainable_variables])
     owners: dict[int, Any] = {}
-    for part in former.values():
+    for part in parts_of(optimizer):
         held = {id(one): one for one in part._trainable_variables}
         owners |= {id(slot): held[key] for key, _, slot in slots_of(part, held)}
     weights = {id(native(axes.variable)): axes for axes in channels.links.weights.values()}

@@ -9,12 +9,13 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channel_axes import resolved
-from prunekit.anatomy.channel_links import Rescale, WeightAxes
+from prunekit.anatomy.channel_links import Rescale
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.layer_copies import made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.weight_entries import cut
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
@@ -77,7 +78,6 @@ class _Rebuilding:
         self._channels, self._links, self._kept = channels, channels.links, kept
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, Any] = {}
-        self._names: set[str] = set()
 
     # ---- models ------------------------------------------------------------------------------------------------------
 
@@ -186,29 +186,3 @@ class _Rebuilding:
                     found[id(one)] = one, other
                     other.trainable = one.trainable
         return found
-
-
-def cut(value: np.ndarray, axes: WeightAxes | None, kept: np.ndarray) -> np.ndarray:
-    """Returns the entries of a weight that belong to kept channels alone.
-
-    Args:
-        value: The weight's values, or an optimizer's state of the same shape.
-        axes: Its axes with channels; None for a weight without channels.
-        kept: True for each kept number.
-    """
-    if axes is None:
-        return value
-    grouped = [axis for axis, numbers in axes.channels.items() if numbers.ndim > 1]
-    for axis in grouped:
-        value = _cut_groups(value, axis, axes.channels[axis], axes.channels[value.ndim - 1], kept)
-    for axis, numbers in axes.channels.items():
-        if axis not in grouped:
-            value = np.take(value, np.flatnonzero(kept[numbers]), axis)
-    return value
-
-
-def _cut_groups(value: np.ndarray, axis: int, inputs: np.ndarray, units: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns a grouped kernel whose groups have lost inputs, each its own; the output axis, the last, stays whole."""
-    parts = np.split(value, inputs.shape[0], axis=-1)
-    left = [np.take(part, np.flatnonzero(kept[row]), axis) for part, row in zip(parts, inputs, strict=True)]
-    return np.concatenate(left, axis=-1)

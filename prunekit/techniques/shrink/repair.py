@@ -18,8 +18,7 @@ from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.layerwise import LayerwiseRepair
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
-
-REPAIRS = ("none", "outputs", "weights")
+from prunekit.techniques.shrink.weight_entries import masked, zeroed
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,6 @@ class RepairError:
     weight: str
     before: float
     after: float
-
-
-def masked(value: np.ndarray, axes: WeightAxes, kept: np.ndarray) -> np.ndarray:
-    """Returns a copy of a weight's values with zeros at all entries of removed channels."""
-    value = np.array(value)
-    for axis, numbers in axes.channels.items():
-        if numbers.ndim == 1:
-            np.moveaxis(value, axis, 0)[~kept[numbers]] = 0
-            continue
-        parts = np.split(value, numbers.shape[0], axis=-1)
-        for part, row in zip(parts, numbers, strict=True):
-            np.moveaxis(part, axis, 0)[~kept[row]] = 0
-        value = np.concatenate(parts, axis=-1)
-    return value
 
 
 def repaired(
@@ -68,7 +53,7 @@ def repaired(
         channels: The channels of the model.
         removed: The removed channels.
         data: Calibration data, as `batches_of` takes them; labels are not read.
-        repair: One of `REPAIRS`.
+        repair: "outputs", "weights", or "none".
         progress: Told of each layer: (done, total, name).
 
     Raises:
@@ -82,11 +67,7 @@ def repaired(
     targets = [target for target in find_targets(channels.model)[0] if _is_fitted(target, channels)]
     solver = _Solver(targets, weights, kept, repair)
     fitted = {id(target.variable) for target in targets}
-    others = [
-        (axes.variable, masked(array_of(axes.variable), axes, kept))
-        for key, axes in weights.items()
-        if key not in fitted and not all(kept[numbers].all() for numbers in axes.channels.values())
-    ]
+    others = [pair for pair in zeroed(channels, kept) if id(pair[0]) not in fitted]
     work = LayerwiseRepair(channels.model, targets, solver, progress, others)
     work.run([inputs for inputs, _ in batches_of(data)])
     values = {id(variable): array_of(value) for variable, value in work.values}

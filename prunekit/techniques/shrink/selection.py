@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from prunekit.anatomy.channels import Group
-from prunekit.sparsity.arguments import whole
-
-ALLOCATIONS = ("uniform", "alike", "global")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many channels each group keeps at least, and to which multiples.
-
-    Attributes:
-        minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
-        multiple: The kept channels of a group are rounded up to a multiple of this number. A group of fewer channels
-            stays whole.
-    """
-
-    minimum: int = 1
-    multiple: int = 1
-
-    def __post_init__(self) -> None:
-        whole("minimum", self.minimum, 1)
-        whole("multiple", self.multiple, 1)
+from prunekit.techniques.shrink.options import ShrinkOptions
 
 
 class Order:
@@ -41,20 +20,15 @@ class Order:
     Args:
         groups: The groups that may shrink.
         importances: Importance of each channel of each group.
-        allocation: "uniform", "alike" or "global".
-        limits: What each group keeps.
+        options: Allocation, minimum and multiple.
 
     Attributes:
         length: How many units can be removed; a unit is one channel, or one of each part of a grouped convolution.
         total: How many units there are.
     """
 
-    def __init__(
-        self, groups: Sequence[Group], importances: Sequence[np.ndarray], allocation: str, limits: Limits
-    ) -> None:
-        if allocation not in ALLOCATIONS:
-            raise ValueError(f"`allocation` is one of {', '.join(ALLOCATIONS)}. Received: {allocation!r}.")
-        self._limits = limits
+    def __init__(self, groups: Sequence[Group], importances: Sequence[np.ndarray], options: ShrinkOptions) -> None:
+        self._minimum, self._multiple, allocation = options.minimum, options.multiple, options.allocation
         self._units = [_units(*pair) for pair in zip(groups, importances, strict=True)]
         self.total = sum(len(values) for _, values in self._units)
         pools: dict[object, list[int]] = {}
@@ -71,7 +45,7 @@ class Order:
         ranks = np.concatenate([np.arange(self._sizes[i]) for i in pool])
         order = np.lexsort((ranks, owners, np.concatenate([self._units[i][1] for i in pool])))
         share = (np.arange(order.size) + 0.5) / order.size
-        allowed = ranks[order] < self._sizes[owners[order]] - self._limits.minimum
+        allowed = ranks[order] < self._sizes[owners[order]] - self._minimum
         return share[allowed], owners[order][allowed]
 
     def first(self, length: int) -> np.ndarray:
@@ -80,7 +54,7 @@ class Order:
 
     def rounded(self, counts: np.ndarray) -> np.ndarray:
         """Returns how many units each group loses when its kept ones are rounded up to the multiple."""
-        kept = -(-(self._sizes - counts) // self._limits.multiple) * self._limits.multiple
+        kept = -(-(self._sizes - counts) // self._multiple) * self._multiple
         return np.maximum(self._sizes - kept, 0)
 
     def removed(self, counts: np.ndarray) -> np.ndarray:
@@ -107,7 +81,7 @@ class Order:
             else:
                 high = middle - 1
         found = self.first(low)
-        if self._limits.multiple > 1:
+        if self._multiple > 1:
             same = self.rounded(found)
             steps = (self.first(length) for length in range(low + 1, self.length + 1))
             below = next((counts for counts in steps if (self.rounded(counts) != same).any()), found)

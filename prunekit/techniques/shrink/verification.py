@@ -11,7 +11,7 @@ from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.repair import masked
+from prunekit.techniques.shrink.weight_entries import zeroed
 
 EXAMPLES = 2
 # Length of an open axis of drawn inputs.
@@ -41,8 +41,7 @@ def verify(channels: Channels, removed: np.ndarray, smaller: Any, data: Any) -> 
         inputs = _examples(model, data)
     except Exception as error:  # noqa: BLE001  # inputs of a user's model may be anything
         return f"no inputs could be made ({error})"
-    weights = channels.links.weights.values()
-    values = [(axes.variable, masked(array_of(axes.variable), axes, kept)) for axes in weights]
+    values = zeroed(channels, kept)
     mapping = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in values]
     try:
         with keras.StatelessScope(state_mapping=mapping):

@@ -1,0 +1,123 @@
+"""Options of the removal of channels, shared by `shrink` and the recipe step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from prunekit.sparsity.arguments import positive, whole
+from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.sparsity.shorthands import sources_of
+
+REDUCTIONS = ("mean", "sum", "max")
+ALLOCATIONS = ("uniform", "alike", "global")
+REPAIRS = ("none", "outputs", "weights")
+MEASURES = ("channels", "parameters", "macs")
+
+
+class Options(TypedDict, total=False):
+    """Types of the keyword options of `shrink`; see `ShrinkOptions`."""
+
+    criterion: str | Criterion | Callable[..., Any]
+    reduction: str
+    normalize: bool
+    allocation: str
+    minimum: int
+    multiple: int
+    include: Sequence[str] | str
+    exclude: Sequence[str] | str
+    repair: str | None
+    tolerance: float | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """How much of the model is left.
+
+    Attributes:
+        measure: "channels", "parameters" or "macs".
+        share: Share of the measure that is left, in (0, 1].
+    """
+
+    measure: str
+    share: float
+
+    def __post_init__(self) -> None:
+        share = float(positive(self.measure, self.share))
+        if share > 1:
+            hint = f" For {share:g} %, pass {share / 100:g}." if share <= 100 else ""
+            raise ValueError(
+                f"{self.measure} is the share that is left, in (0, 1]. Received: {self.measure}={self.share}.{hint}"
+            )
+
+
+@dataclass(frozen=True)
+class ShrinkOptions:
+    """Selection of the removed channels, and the repair.
+
+    Args:
+        criterion: Importance of single weights, as in `pk.prune`; a channel's is the mean over its entries.
+        reduction: How the axes that a channel occurs in are reduced to one importance: "mean", "sum" or "max".
+        normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
+            each weight counts alike, and large weights do not decide alone.
+        allocation: "uniform": each group loses the same share; "alike": groups of the same kind compete; "global": all
+            groups compete.
+        minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
+        multiple: Rounds the kept channels of each group up to a multiple, such as 8. A group of fewer channels stays
+            whole.
+        include: Names, globs or `re:` patterns of layers whose channels may be removed; empty = all.
+        exclude: Names, globs or `re:` patterns of layers whose channels stay; overrides `include`.
+        repair: With data: "weights" fits the kept weights of each layer to its former outputs, "outputs" a scale and a
+            bias for each output; both update moving statistics. "none" changes nothing. None = "weights" with data, or
+            "none" for criteria of untrained models.
+        tolerance: Largest difference from the share of parameters or multiply-accumulates, relative to the share, that
+            is not refused. None takes the nearest model.
+    """
+
+    criterion: str | Criterion | Callable[..., Any] = "magnitude"
+    reduction: str = "mean"
+    normalize: bool = True
+    allocation: str = "uniform"
+    minimum: int = 1
+    multiple: int = 1
+    include: Sequence[str] | str = ()
+    exclude: Sequence[str] | str = ()
+    repair: str | None = None
+    tolerance: float | None = 0.02
+
+    def __post_init__(self) -> None:
+        for name, known in (("reduction", REDUCTIONS), ("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
+            if getattr(self, name) not in known:
+                listed = ", ".join(filter(None, known))
+                raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")
+        whole("minimum", self.minimum, 1)
+        whole("multiple", self.multiple, 1)
+        if self.tolerance is not None:
+            positive("tolerance", self.tolerance)
+        criterion = get_criterion(self.criterion)
+        if "training" in sources_of(criterion.needs):
+            raise ValueError(
+                f"The criterion {criterion} needs a training, and channels are removed without one. Choose another "
+                "criterion."
+            )
+        if criterion.rounds > 1:
+            raise ValueError(
+                f"Channels are selected once. Received: the criterion {criterion}, which selects in {criterion.rounds} "
+                "rounds. Choose another criterion."
+            )
+        object.__setattr__(self, "criterion", criterion)
+
+    def repair_with(self, data: Any) -> str:
+        """Returns the repair on these calibration data: one of `REPAIRS`.
+
+        Raises:
+            ValueError: A repair is asked for, and there are no data.
+        """
+        if data is None:
+            if self.repair not in (None, "none"):
+                raise ValueError(
+                    f"A repair reads calibration data. Received: repair={self.repair!r} without data. Pass `data`."
+                )
+            return "none"
+        return self.repair or ("none" if get_criterion(self.criterion).before_training else "weights")
