@@ -24,7 +24,8 @@ ORDER = (
         "name_patterns model_weights model_graph targets layer_names fans watching "
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
-        "channel_axes channel_links channel_calls channel_layers channel_operations recorded_calls channels",
+        "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
+        "channel_attention channel_layers channel_operations recorded_calls channels",
     ),
     (
         "core",

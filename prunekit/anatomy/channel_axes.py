@@ -42,6 +42,11 @@ class Axes:
         shape[axis], found[axis] = length, channels
         return replace(self, shape=tuple(shape), channels=tuple(found))
 
+    def without(self, axes: Sequence[int]) -> Axes:
+        """Returns the axes without channels at some of them."""
+        gone = {axis % len(self.shape) for axis in axes}
+        return replace(self, channels=tuple(None if i in gone else n for i, n in enumerate(self.channels)))
+
     @property
     def labelled(self) -> tuple[int, ...]:
         """The axes that have channels."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 
-from prunekit.anatomy.channel_axes import Axes, Numbers
-from prunekit.anatomy.channel_links import Links
+from prunekit.anatomy.channel_axes import Axes, Kept, Numbers
+from prunekit.anatomy.channel_links import STAYS, Links
+from prunekit.anatomy.layers import makes_weights
 
 Shape = tuple[int | None, ...]
 
@@ -157,6 +158,37 @@ def contracted(walk: Walk, inputs: Sequence[Axes], letters: Sequence[str], outpu
     return Axes(shape, tuple(found.get(letter) for letter in output), zero)
 
 
+def concatenated(walk: Walk, inputs: Sequence[Axes], axis: int, shape: Sequence[int | None]) -> Axes:
+    """Returns the axes of a concatenation; an input without channels gets channels that stay."""
+    links, axis = walk.links, axis % len(shape)
+    joined = None
+    if any(one.channels[axis] is not None for one in inputs):
+        parts = []
+        for one in inputs:
+            numbers, length = one.channels[axis], one.shape[axis]
+            if length is None:
+                links.keep_all(inputs, "concatenated with an axis of unknown length")
+                return Axes.fixed(shape)
+            parts.append(np.full(length, STAYS) if numbers is None else numbers)
+        joined = np.concatenate(parts)
+    shapes = [one.with_axis(axis, 1, None) for one in inputs]
+    rest = elementwise(walk, shapes, (*shape[:axis], 1, *shape[axis + 1 :]), "all")
+    return replace(rest.with_axis(axis, shape[axis], joined), zero=rest.zero and all(one.zero for one in inputs))
+
+
+def sizes(shape: Sequence[Any], channels: Sequence[Numbers]) -> tuple[Any, ...]:
+    """Returns a shape in which axes with channels have the number of kept ones; -1 remains."""
+    pairs = zip(shape, channels, strict=True)
+    return tuple(
+        size if numbers is None or not isinstance(size, int) or size < 0 else Kept(numbers) for size, numbers in pairs
+    )
+
+
+def axes_of(layer: Any) -> list[int]:
+    """Returns the axes of a layer with one or several."""
+    return list(layer.axis) if isinstance(layer.axis, list | tuple) else [layer.axis]
+
+
 def activated(walk: Walk, function: Any, x: Axes) -> Axes:
     """Returns the axes after an activation function.
 
@@ -166,7 +198,7 @@ def activated(walk: Walk, function: Any, x: Axes) -> Axes:
     if function is None or function is keras.activations.linear:
         return x
     if isinstance(function, keras.layers.Layer):
-        if function.weights:
+        if makes_weights(function):
             raise NotFollowedError("its activation is a layer with weights")
         return walk.follow(function, x)[0]
     name = getattr(function, "__name__", str(function))

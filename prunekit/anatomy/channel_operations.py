@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import keras
 import numpy as np
 
 from prunekit.anatomy.channel_axes import Axes, Kept, KeptSlice, Numbers
@@ -16,11 +15,14 @@ from prunekit.anatomy.channel_calls import (
     NotFollowedError,
     Rule,
     Walk,
+    channel_axis,
+    concatenated,
     contracted,
     elementwise,
+    keep_other_axes,
     maps_zero_to_zero,
+    sizes,
 )
-from prunekit.anatomy.channel_layers import concatenated, sizes
 
 # ---- entry by entry --------------------------------------------------------------------------------------------------
 
@@ -126,10 +128,9 @@ def _softmax(walk: Walk, call: Call) -> list[Axes]:
 
 
 def _without(walk: Walk, x: Axes, axes: Any, shape: Sequence[int | None], reason: str) -> Axes:
-    gone = {axis % len(x.shape) for axis in axes}
-    for axis in gone:
+    for axis in axes:
         walk.links.keep(x.at(axis), reason)
-    return Axes(tuple(shape), tuple(None if i in gone else n for i, n in enumerate(x.channels)), False)
+    return replace(x.without(axes), shape=tuple(shape), zero=False)
 
 
 def _reduction(walk: Walk, call: Call) -> list[Axes]:
@@ -319,10 +320,8 @@ def _pad(walk: Walk, call: Call) -> list[Axes]:
 
 def _pool(walk: Walk, call: Call) -> list[Axes]:
     x = call.x
-    axis = 1 if call.operation.data_format == "channels_first" else len(x.shape) - 1
-    for place in x.labelled:
-        if place != axis:
-            walk.links.keep(x.channels[place], "an axis of places")
+    axis = channel_axis(call.operation, len(x.shape))
+    keep_other_axes(walk, x, axis)
     return [replace(Axes.fixed(call.outputs[0]).with_axis(axis, x.shape[axis], x.channels[axis]), zero=x.zero)]
 
 
@@ -373,8 +372,3 @@ def operation_rule(operation: Any) -> Rule | None:
     if module is None or not module.__name__.startswith("keras.src.ops"):
         return None
     return _TABLE.get(type(operation).__name__)
-
-
-def is_layer(operation: Any) -> bool:
-    """Returns True for a layer, False for an operation of `keras.ops`."""
-    return isinstance(operation, keras.layers.Layer)

@@ -22,35 +22,37 @@ def float64():
     keras.config.set_dtype_policy("float32")
 
 
-def check_exact(model, inputs, tolerance, seeds=(0, 1)):
+def largest_difference(model, inputs, seeds=(0, 1)):
+    """(the largest relative difference of the smaller models and the zeroed ones, the last smaller model)."""
     randomize(model)
     channels = find_channels(model)
+    found = []
     for seed in seeds:
         removed = drawn(channels, seed)
         smaller, _ = without_channels(channels, removed)
         wanted = outputs_with(model, zeroed(channels, removed), inputs)
-        assert difference(wanted, arrays(smaller(inputs))) <= tolerance
-    return smaller
+        found.append(difference(wanted, arrays(smaller(inputs))))
+    return max(found), smaller
 
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_smaller_model_computes_what_the_zeroed_one_does(name):
     model = ARCHITECTURES[name]()
-    check_exact(model, inputs_of(model, seed=1, examples=8), 1e-5)
+    assert largest_difference(model, inputs_of(model, seed=1, examples=8))[0] <= 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in NOT_IN_FLOAT64])
 def test_in_float64_to_twelve_digits(name, float64):
     model = ARCHITECTURES[name]()
-    check_exact(model, inputs_of(model, seed=1, examples=8), 1e-12, seeds=(2,))
+    assert largest_difference(model, inputs_of(model, seed=1, examples=8), seeds=(2,))[0] <= 1e-12
 
 
 @pytest.mark.parametrize("name", ["resnet20", "efficientnet_v2", "transformer_encoder", "subclassed_model", "nested"])
 def test_the_smaller_model_loads_from_its_file(name, tmp_path):
     model = ARCHITECTURES[name]()
     inputs = inputs_of(model, seed=1, examples=4)
-    smaller = check_exact(model, inputs, 1e-5, seeds=(0,))
+    _, smaller = largest_difference(model, inputs, seeds=(0,))
     smaller.save(tmp_path / "smaller.keras")
     loaded = keras.models.load_model(tmp_path / "smaller.keras")
     assert difference(arrays(smaller(inputs)), arrays(loaded(inputs))) == 0
