@@ -11,7 +11,6 @@ import numpy as np
 
 from prunekit.anatomy.channel_axes import Axes, Kept, Numbers
 from prunekit.anatomy.channel_links import STAYS, Links
-from prunekit.anatomy.layers import makes_weights
 
 Shape = tuple[int | None, ...]
 
@@ -198,8 +197,8 @@ def activated(walk: Walk, function: Any, x: Axes) -> Axes:
     if function is None or function is keras.activations.linear:
         return x
     if isinstance(function, keras.layers.Layer):
-        if makes_weights(function):
-            raise NotFollowedError("its activation is a layer with weights")
+        if function.weights or not function.built:
+            raise NotFollowedError("its activation is a layer with weights, or is not built")
         return walk.follow(function, x)[0]
     name = getattr(function, "__name__", str(function))
     if name in ("softmax", "log_softmax", "sparsemax"):
