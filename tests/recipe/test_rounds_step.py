@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import recipe
+from tiny_recipes import Stop, recipe, told
 
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import model_digest, weight_arrays
@@ -26,26 +26,6 @@ def network():
         keras.layers.Dense(4, name="logits"),
     ]
     return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
-
-
-def told(report):
-    values = report.to_dict()
-    for step in values["steps"]:
-        del step["seconds"]
-    return values
-
-
-class Stop:
-    """Interrupts a run when so many epochs have ended."""
-
-    def __init__(self, epochs):
-        self.epochs = epochs
-
-    def __call__(self, item):
-        if item.epoch is not None:
-            self.epochs -= 1
-            if not self.epochs:
-                raise KeyboardInterrupt
 
 
 def watched(document, pairs, folder):
@@ -78,7 +58,7 @@ def whole(pairs, tmp_path_factory):
 @pytest.mark.parametrize("epochs", [5, *(pytest.param(epochs, marks=pytest.mark.thorough) for epochs in (2, 3, 4, 6))])
 def test_an_interrupted_run_ends_as_one_that_was_not(pairs, whole, tmp_path, epochs):
     with pytest.raises(KeyboardInterrupt):
-        compress(of(), network(), pairs, tmp_path / "run", progress=Stop(epochs))
+        compress(of(), network(), pairs, tmp_path / "run", progress=Stop(epochs, steps=False))
     result = compress(of(), network(), pairs, tmp_path / "run", resume=True)
     assert told(result.report) == told(whole[0].report)
     assert model_digest(result.model) == model_digest(whole[0].model)

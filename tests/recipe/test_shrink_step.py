@@ -6,7 +6,7 @@ import typing
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import prune, recipe, zeros
+from tiny_recipes import Stop, prune, recipe, told, zeros
 
 import prunekit as pk
 from prunekit.recipe.loader import RecipeError, load_recipe
@@ -39,26 +39,6 @@ def network(width=16):
 
 def shapes(model):
     return {name: array.shape for name, array in weight_arrays(model).items() if name.endswith("kernel")}
-
-
-def told(report):
-    values = report.to_dict()
-    for step in values["steps"]:
-        del step["seconds"]
-    return values
-
-
-class Stop:
-    """Interrupts a run when so many ends of epochs and steps were reported."""
-
-    def __init__(self, ends):
-        self.ends = ends
-
-    def __call__(self, item):
-        if item.epoch is not None or item.fraction == 1.0:
-            self.ends -= 1
-            if not self.ends:
-                raise KeyboardInterrupt
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from backends import tensorflow_only
 from outside_step import HALVE
-from tiny_recipes import prune, recipe, zeros
+from tiny_recipes import Stop, prune, recipe, told, zeros
 
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe.directory import unfinished
@@ -44,19 +44,6 @@ def network():
     return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
 
 
-class Stop:
-    """Interrupts a run when so many ends of epochs and steps were reported."""
-
-    def __init__(self, ends):
-        self.ends = ends
-
-    def __call__(self, item):
-        if item.epoch is not None or item.fraction == 1.0:
-            self.ends -= 1
-            if not self.ends:
-                raise KeyboardInterrupt
-
-
 @pytest.fixture(autouse=True)
 def halve():
     register_step(HALVE)
@@ -69,13 +56,6 @@ def data():
     rng = np.random.default_rng(3)
     pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
     return pair, pair
-
-
-def told(report):
-    values = report.to_dict()
-    for step in values["steps"]:
-        del step["seconds"]
-    return values
 
 
 # ---- a whole run -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Recipes for the perceptron of conftest.py, of which an epoch has five updates."""
+"""Recipes for the perceptron of conftest.py, of which an epoch has five updates; their interruption and report."""
 
 import numpy as np
 from backends import sync_model_state
@@ -30,3 +30,24 @@ WHOLE = recipe(
 def zeros(model, name):
     sync_model_state(model)
     return int(np.sum(weight_arrays(model)[name] == 0))
+
+
+class Stop:
+    """Interrupts a run when so many ends of epochs, and of steps unless `steps` is False, were reported."""
+
+    def __init__(self, ends, error=KeyboardInterrupt, *, steps=True):
+        self.ends, self.error, self.steps = ends, error, steps
+
+    def __call__(self, item):
+        if item.epoch is not None or (self.steps and item.fraction == 1.0):
+            self.ends -= 1
+            if not self.ends:
+                raise self.error
+
+
+def told(report):
+    """A report without what takes its time."""
+    values = report.to_dict()
+    for step in values["steps"]:
+        del step["seconds"]
+    return values

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND
+from tiny_recipes import Stop
 
 from prunekit.recipe.runner import compress
 
@@ -41,19 +42,6 @@ def data():
     rng = np.random.default_rng(3)
     pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
     return pair, pair
-
-
-class Stop:
-    """Interrupts a run when so many ends of epochs and steps were reported."""
-
-    def __init__(self, ends, error=KeyboardInterrupt):
-        self.ends, self.error = ends, error
-
-    def __call__(self, item):
-        if item.epoch is not None or item.fraction == 1.0:
-            self.ends -= 1
-            if not self.ends:
-                raise self.error
 
 
 def interrupted(pairs, path, ends=5, recipe=WHOLE, error=KeyboardInterrupt, **options):

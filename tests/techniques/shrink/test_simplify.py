@@ -1,8 +1,6 @@
 """Simplified models compute the same outputs with fewer layers."""
 
 import math
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
+from without_prunekit import outputs_of_file
 
 import prunekit as pk
 from prunekit.techniques.shrink.folding import FOLDED
@@ -569,15 +568,7 @@ def test_the_saved_file_loads_without_prunekit(tmp_path):
     randomize(model)
     simplified, _ = pk.simplify(model)
     images = inputs_of(model)
-    simplified.save(tmp_path / "model.keras")
-    np.save(tmp_path / "images.npy", images)
-    code = (
-        "import sys, keras, numpy as np; m = keras.models.load_model('model.keras'); "
-        "np.save('found.npy', keras.ops.convert_to_numpy(m(np.load('images.npy')))); "
-        "assert 'prunekit' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), outputs(simplified, images)[0], atol=1e-6)
+    np.testing.assert_allclose(outputs_of_file(simplified, images, tmp_path), outputs(simplified, images)[0], atol=1e-6)
 
 
 # ---- refusals and the report -----------------------------------------------------------------------------------------
