@@ -57,9 +57,9 @@ def example_inputs(model: Any, inputs: Any) -> Any:
         if declared is None:
             return _tensor(inputs, None, "the input")
         leaves = keras.tree.flatten(declared)
-        if len(leaves) == 1 or not any(_fits(inputs, leaf) for leaf in leaves):
+        if len(leaves) == 1 or not any(fits(inputs, leaf) for leaf in leaves):
             return _mapped(lambda name, leaf: _tensor(inputs, leaf, name), declared)
-        return _mapped(lambda name, leaf: _tensor(inputs, leaf, name) if _fits(inputs, leaf) else leaf, declared)
+        return _mapped(lambda name, leaf: _tensor(inputs, leaf, name) if fits(inputs, leaf) else leaf, declared)
     if isinstance(inputs, Mapping) and any(map(_is_shape, inputs.values())):
         return _by_name(inputs, declared)
     if isinstance(inputs, list | tuple) and any(map(_is_shape, inputs)):
@@ -106,7 +106,8 @@ def _given(value: Any, declared: Any, name: str) -> Any:
     return _tensor(value, declared, name) if _is_shape(value) else value
 
 
-def _fits(shape: Any, declared: Any) -> bool:
+def fits(shape: Any, declared: Any) -> bool:
+    """Returns True if a shape, apart from the batch axis, is one that a declared input accepts."""
     known = tuple(declared.shape)
     return len(shape) == len(known) and all(
         length is None or given == length for given, length in zip(shape[1:], known[1:], strict=True)
@@ -118,7 +119,7 @@ def _tensor(shape: Any, declared: Any, name: str) -> Any:
         raise ValueError(f"A shape has positive sizes after the batch axis. Received: {tuple(shape)} for {name}.")
     if declared is None:
         return keras.KerasTensor(tuple(shape), keras.config.floatx())
-    if not _fits(shape, declared):
+    if not fits(shape, declared):
         raise ValueError(
             f"The shape of the input {declared.name!r} is {tuple(declared.shape)}, with the batch first. "
             f"Received: {tuple(shape)}."

@@ -1,10 +1,12 @@
 """Calibration data: batches of inputs and labels from arrays, datasets and lists of batches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+
+from prunekit.anatomy.example_inputs import declared_inputs, fits
 
 _BATCH = 64
 _EXPECTED = (
@@ -50,6 +52,34 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
         yield _parts(batch)
     if empty:
         raise ValueError(f"{_EXPECTED}. Received: no batches.")
+
+
+def check_inputs(model: Any, inputs: Any) -> None:
+    """Raises if a batch of inputs does not fit the declared inputs of a model.
+
+    Raises:
+        ValueError: Another number of inputs, or another shape, than the model declares.
+    """
+    declared = declared_inputs(model)
+    if declared is None:
+        return
+    known, given = keras.tree.flatten(declared), keras.tree.flatten(inputs)
+    if len(known) != len(given):
+        raise ValueError(
+            f"The inputs of the model {model.name!r} are {', '.join(one.name for one in known)}. Received: calibration "
+            f"data of {len(given)} inputs. Pass several inputs as a dictionary, or as a pair ([first, second], labels)."
+        )
+    if isinstance(inputs, Mapping) is not isinstance(declared, Mapping):
+        # Keras finds each input by its name.
+        return
+    for one, leaf in zip(known, given, strict=True):
+        # Keras adds and removes a last axis of length 1.
+        shape = tuple(leaf.shape)
+        if not any(fits(alike, one) for alike in (shape, (*shape, 1), shape[:-1] if shape[-1:] == (1,) else shape)):
+            raise ValueError(
+                f"The shape of the input {one.name!r} is {tuple(one.shape)}, with the batch first. Received: "
+                f"calibration data of shape {shape}."
+            )
 
 
 def _is_arrays(data: Any) -> bool:

@@ -10,6 +10,7 @@ from keras import ops
 
 from prunekit.anatomy.reports import LayerError
 from prunekit.anatomy.targets import Target
+from prunekit.core.calibration import check_inputs
 from prunekit.core.calibration_walk import Call, Pair, walk
 from prunekit.core.layer_fit import Solver
 from prunekit.core.layer_inputs import LayerMoments, observing_inputs, rows_in_parts
@@ -85,8 +86,9 @@ class LayerwiseRepair:
             batches: Inputs of the model.
 
         Raises:
-            ValueError: The model does not call the layer of a target on these inputs.
+            ValueError: The inputs do not fit the model; the model does not call the layer of a target on them.
         """
+        check_inputs(self.model, batches[0])
         walk(self.model, batches, self._visit)
         missed = [target.name for target in self.targets if target.name not in self.errors]
         if missed:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.channels import Channels, Group, find_channels
+from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
 from prunekit.suggestions import check_names
@@ -112,6 +113,8 @@ def shrunk(
     """
     repair = options.repair_with(data)
     found = find_channels(model)
+    if data is not None:
+        check_inputs(model, next(iter(batches_of(data)))[0])
     reasons = _reasons(found, options)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     if not free:

@@ -237,6 +237,21 @@ def test_an_interrupted_repair_leaves_the_model_as_it_was(data):
         np.testing.assert_array_equal(one, other)
 
 
+def test_data_that_do_not_fit_the_model_are_refused_in_one_line(data):
+    with pytest.raises(
+        ValueError, match=r"input .* is \(None, 12, 12, 3\), with the batch first. Received: .*\(64, 9, 9"
+    ):
+        pk.shrink(cnn(), channels=0.5, data=np.zeros((96, 9, 9, 3), "float32"))
+    with pytest.raises(ValueError, match=r"The shape of the input .*\(64, 9, 9, 3\)"):
+        pk.prune(cnn(), 0.5, np.zeros((96, 9, 9, 3), "float32"))
+    model = ARCHITECTURES["two_towers"]()
+    first, second = (np.zeros((8, *one.shape[1:]), "float32") for one in model.inputs)
+    with pytest.raises(ValueError, match=r"data of 1 inputs. Pass several inputs as a dictionary, or as a pair"):
+        pk.shrink(model, channels=0.5, data=[first, second])
+    _, report = pk.shrink(model, channels=0.5, data=([first, second], None))
+    assert report.errors
+
+
 # ---- training goes on ------------------------------------------------------------------------------------------------
 
 
