@@ -206,7 +206,8 @@ class RunReport(Displayed):
         """Returns the result of the run in one sentence with figures."""
         rows = self.pruned
         if not rows:
-            return "No weight was pruned." + self._metric_clause(" The ", ".")
+            done = f"The model is smaller: {self._left}." if self._left else "No weight was pruned."
+            return done + self._metric_clause(" The ", ".")
         zeros, total = sum(row.zeros for row in rows), sum(row.size for row in rows)
         where = "1 weight matrix" if len(rows) == 1 else f"{len(rows)} weight matrices"
         text = (
@@ -219,7 +220,15 @@ class RunReport(Displayed):
             if is_number(best.gzip_bytes):
                 text += f" ({size(best.gzip_bytes)} with gzip)"
             text += f", where the weights before pruning take {size(self.before.bytes)}"
+        if self._left:
+            text += f"; the model is smaller: {self._left}"
         return text + "."
+
+    @property
+    def _left(self) -> str:
+        """Parameters that are left of a model that became smaller, as text; "" for a model of the same size."""
+        before, after = self.before.parameters, self.after.parameters
+        return f"{count(after)} of {count(before)} parameters are left" if after < before else ""
 
     def _metric_clause(self, start: str, end: str) -> str:
         if self.main is None:
@@ -227,7 +236,8 @@ class RunReport(Displayed):
         before, after = self.metric_values(self.main)
         if not is_number(after):
             return ""
-        was = f", {self.main.text(before)} before pruning" if is_number(before) else ""
+        when = "before pruning" if self.pruned or not self._left else "before"
+        was = f", {self.main.text(before)} {when}" if is_number(before) else ""
         return f"{start}{self.main.title} is {self.main.text(after)}{was}{end}"
 
     def cards(self) -> list[tuple[str, str, str]]:
@@ -249,6 +259,11 @@ class RunReport(Displayed):
         best = self.smallest
         if best is not None:
             found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
+        if self._left:
+            left = share(self.after.parameters, self.before.parameters)
+            found.append(
+                ("Parameters", count(self.after.parameters), f"{left} of {count(self.before.parameters)} before")
+            )
         card = self._macs_card()
         return [*found, card] if card else found
 

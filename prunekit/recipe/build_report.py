@@ -63,7 +63,7 @@ def report_of(
         histograms=_histograms(now, record),
         hashes={**hashes, "weights": model_digest(model)},
         notes=tuple(record.notes),
-        advice=tuple(runtime_advice(after, model)),
+        advice=tuple(runtime_advice(after, model, record.before)),
         compressed=compressed_sizes(record.weights_before, now),
         changes=record.changes,
         measures=tuple(metric for metric in metrics if metric.name in record.metrics),

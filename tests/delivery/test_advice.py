@@ -7,6 +7,7 @@ from backends import tensorflow_only
 from exported_networks import identity, mobile_network, prune
 from keras import layers
 
+import prunekit as pk
 from prunekit.anatomy.inspection import inspect
 from prunekit.delivery.export import runtime_advice
 
@@ -25,6 +26,13 @@ def test_a_dense_model_gets_no_advice(perceptron):
     lines = advice_for(perceptron)
     assert {line.what_it_buys for line in lines.values()} == {"nothing"}
     assert len(lines) == 9
+
+
+def test_a_model_that_became_smaller_is_faster_on_every_runtime(perceptron):
+    smaller, _ = pk.shrink(perceptron, channels=0.5)
+    *_, line = runtime_advice(inspect(smaller), smaller, inspect(perceptron))
+    assert line.runtime == "any, by removing channels" and line.what_it_buys == "speed and size"
+    assert line.why.startswith("0.509 of the parameters are left")
 
 
 def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):

@@ -186,6 +186,7 @@ def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
     assert zeros(result.model, "hidden/kernel") == 32
     # The optimizer went on with its slots: five updates in each of two epochs.
     assert int(result.model.optimizer.iterations) == 10
+    assert "; the model is smaller: 186 of 464 parameters are left." in result.report.verdict()
 
 
 def test_a_step_tells_the_sizes_at_its_end(pairs):
@@ -197,6 +198,8 @@ def test_a_step_tells_the_sizes_at_its_end(pairs):
 def test_without_data_channels_are_removed(perceptron):
     result = compress({"version": 1, "steps": [shrink()]}, perceptron)
     assert shapes(result.model) == {"hidden/kernel": (8, 8), "logits/kernel": (8, 4)}
+    assert result.report.verdict() == "The model is smaller: 108 of 212 parameters are left."
+    assert ("Parameters", "108", "50.9 % of 212 before") in result.report.cards()
 
 
 @pytest.mark.parametrize("measure", ["parameters", "macs"])
