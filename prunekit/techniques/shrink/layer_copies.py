@@ -47,8 +47,9 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
 
 def _is_array_initializer(name: str, value: Any) -> bool:
     """Returns True for an initializer that is an array of the former shape."""
-    given = value.get("config", {}).get("value", 0) if isinstance(value, dict) else 0
-    return name.endswith("initializer") and not isinstance(given, int | float)
+    if not name.endswith("initializer") or not isinstance(value, dict) or not isinstance(value.get("config"), dict):
+        return False
+    return not isinstance(value["config"].get("value", 0), int | float)
 
 
 def _copied(operation: Any) -> Any:

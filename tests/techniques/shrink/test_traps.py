@@ -27,6 +27,11 @@ def summed(x):
 
 
 @register
+def doubled_relu(x):
+    return 2 * ops.relu(x)
+
+
+@register
 class DividedByWidth(layers.Layer):
     def call(self, x):
         return x / x.shape[-1]
@@ -239,6 +244,7 @@ MODELS = {
         lambda i: dense(3)(layers.AdditiveAttention()([dense(8)(i), dense(8)(i)])), (6, 4)
     ),
     "an activation with weights": lambda: functional(lambda i: dense(3)(dense(8, activation=layers.PReLU())(i))),
+    "an activation of one's own": lambda: functional(lambda i: dense(3)(dense(8, activation=doubled_relu)(i))),
     "an array as initializer": lambda: functional(
         lambda i: dense(3)(dense(8, kernel_initializer=keras.initializers.Constant(np.ones((6, 8))))(i))
     ),
