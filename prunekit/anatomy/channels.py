@@ -80,25 +80,25 @@ class Channels:
         model: The model.
         groups: The groups of channels that can be removed.
         stops: What keeps the other channels, with reasons.
-        of: The channel of each number in `links`: numbers that are tied have the same channel.
+        channel_of: The channel of each number in `links`: numbers that are tied have the same channel.
         links: Weights, and arguments of layers, that depend on channels.
         opened: id of a call's node -> the calls inside it.
-    met: id of a call's node -> the channels of all tensors and weights inside it.
+        met: id of a call's node -> the channels of all tensors and weights inside it.
     """
 
     model: Any
     groups: tuple[Group, ...]
     stops: tuple[Stop, ...]
-    of: np.ndarray
+    channel_of: np.ndarray
     links: Links
     opened: dict[int, RecordedCall] = field(default_factory=dict)
     met: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     def kept_numbers(self, removed: np.ndarray) -> np.ndarray:
         """Returns for each number whether its channel is kept, for an array of removed channels."""
-        kept = np.ones(self.of.size, bool)
+        kept = np.ones(self.channel_of.size, bool)
         kept[removed] = False
-        return kept[self.of]
+        return kept[self.channel_of]
 
     def sizes(self, kept: np.ndarray) -> dict[int, int]:
         """Returns {id of a weight: its number of entries} for the weights that depend on channels."""

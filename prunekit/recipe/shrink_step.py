@@ -169,7 +169,7 @@ def _example_inputs(run: RunInputs) -> Any:
 
 
 def _repair(settings: Shrink, criterion: Any, workspace: Workspace) -> str | None:
-    """Returns the repair: not "weights" if weights are pruned, because a new fit would fill their zeros."""
+    """Returns the repair: "outputs" in the place of "weights" if weights are pruned."""
     automatic = settings.repair is None and settings.reads_data and not criterion.before_training
     if not workspace.state.masks.all or not (automatic or settings.repair == "weights"):
         return settings.repair

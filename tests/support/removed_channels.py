@@ -16,7 +16,7 @@ def drawn(channels, seed, share=0.5):
 
 def zeroed(channels, removed):
     """{variable path: values} of the model's weights with zeros at all entries of the removed channels."""
-    gone = np.isin(channels.of, removed)
+    gone = np.isin(channels.channel_of, removed)
     values = {}
     for axes in channels.links.weights.values():
         value = np.array(axes.variable)

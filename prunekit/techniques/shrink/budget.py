@@ -27,7 +27,7 @@ class Budget:
         self._channels = channels
         self._inputs = inputs
         self.parameters = sum(math.prod(one.shape) for one in channels.model.weights)
-        self._sizes = channels.sizes(np.ones(channels.of.size, bool))
+        self._sizes = channels.sizes(np.ones(channels.channel_of.size, bool))
         self._uses: dict[int, int] | None = None
         self._products: dict[int, int] = {}
 

@@ -214,7 +214,7 @@ def _report(
     errors: Sequence[RepairError],
     notes: Sequence[str],
 ) -> ShrinkReport:
-    gone = np.zeros(found.of.size, bool)
+    gone = np.zeros(found.channel_of.size, bool)
     gone[removed] = True
     groups = tuple(_row(group, gone, reason) for group, reason in zip(found.groups, reasons, strict=True))
     kept: dict[str, dict[int, np.ndarray]] = {}
