@@ -25,7 +25,7 @@ ORDER = (
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
-        "channel_attention channel_layers channel_operations recorded_calls channels",
+        "channel_attention channel_layers channel_operations recorded_calls channels weight_entries channel_order",
     ),
     (
         "core",
@@ -33,7 +33,7 @@ ORDER = (
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
         "output_metrics graph_steps model_function suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
-        "layerwise random_state",
+        "layerwise channel_importance random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -52,7 +52,7 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options importance selection budget layer_copies weight_entries rebuild repair verification "
+        "options budget layer_copies rebuild repair verification "
         "optimizer_state shrink_report groups_report shrinking "
         "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channels import Channels
+from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
 from prunekit.core.optimizers import parts_of, slots_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.weight_entries import cut
 
 
 def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict[int, Any]) -> list[str]:

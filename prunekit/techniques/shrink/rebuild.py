@@ -13,9 +13,9 @@ from prunekit.anatomy.channel_links import Rescale
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
+from prunekit.anatomy.weight_entries import cut
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.layer_copies import made_again, pairs_of, takes_a_graph
-from prunekit.techniques.shrink.weight_entries import cut
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]

@@ -8,18 +8,18 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.core.calibration import batches_of, check_inputs
+from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.budget import Budget
-from prunekit.techniques.shrink.importance import importances, producing, ranked_weights
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
 from prunekit.techniques.shrink.repair import RepairError, repaired
-from prunekit.techniques.shrink.selection import Order
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
 from prunekit.techniques.shrink.verification import verify
 
@@ -115,12 +115,20 @@ def shrunk(
     found = find_channels(model)
     if data is not None:
         check_inputs(model, next(iter(batches_of(data)))[0])
-    reasons = _reasons(found, options)
+    reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     if not free:
         raise ValueError(_nothing(found, reasons))
-    values = importances(found, options, data if get_criterion(options.criterion).needs else None)
-    order = Order([found.groups[i] for i in free], [values[i] for i in free], options)
+    criterion = get_criterion(options.criterion)
+    scores = entry_scores(found, criterion, data if criterion.needs else None)
+    values = GroupImportance(options.reduction, options.normalize).of(found, scores)
+    order = Order(
+        [found.groups[i] for i in free],
+        [values[i] for i in free],
+        options.allocation,
+        minimum=options.minimum,
+        multiple=options.multiple,
+    )
     budget = Budget(found, inputs)
     counts = _counts(order, budget, target, options)
     removed = order.removed(counts)
@@ -141,23 +149,6 @@ def _notes(found: Channels, removed: np.ndarray, smaller: Any, data: Any) -> lis
     if kind.train_step is not type(smaller).train_step:
         notes.append(f"The smaller model is a {type(smaller).__name__}, without the train_step of {kind.__name__}.")
     return notes
-
-
-def _reasons(found: Channels, options: ShrinkOptions) -> list[str]:
-    """Returns for each group why it stays whole, or ""."""
-    if not options.include and not options.exclude:
-        return [""] * len(found.groups)
-    targets, _ = ranked_weights(found.model)
-    selected, skipped = ranked_weights(found.model, options.include, options.exclude)
-    chosen = {target.name for target in selected}
-    excluded = {one.name: one.reason for one in skipped if one.reason.startswith("excluded")}
-    reasons = []
-    for group in found.groups:
-        names = producing(group, targets) or [member.weight for member in group.members]
-        named = [excluded[one] for one in names if one in excluded]
-        others = [] if chosen.intersection(names) else ["not matched by include"]
-        reasons.append(next(iter([*named, *others]), ""))
-    return reasons
 
 
 def _nothing(found: Channels, reasons: Sequence[str]) -> str:

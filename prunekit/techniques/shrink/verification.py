@@ -9,9 +9,9 @@ import numpy as np
 
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of
+from prunekit.anatomy.weight_entries import zeroed
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.weight_entries import zeroed
 
 EXAMPLES = 2
 # Length of an open axis of drawn inputs.
