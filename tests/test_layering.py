@@ -45,14 +45,14 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
-        "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
+        "gradual channel_groups structure_decay regrow alternating straight_through step_counter enforcement_check "
+        "mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
     (
         "techniques/shrink",
-        "options budget layer_copies rebuild repair verification "
+        "options channel_penalties budget layer_copies rebuild repair verification "
         "optimizer_state shrink_report groups_report shrinking "
         "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
