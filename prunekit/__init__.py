@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.shrink.block_report import BlocksReport
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
-    from prunekit.techniques.shrink.shrinking import shrink
+    from prunekit.techniques.shrink.shrinking import remove_zero_channels, shrink
     from prunekit.techniques.shrink.simplify_report import SimplifyReport
     from prunekit.techniques.shrink.simplifying import simplify
 
@@ -136,6 +136,7 @@ __all__ = [
     "prune_in_rounds",
     "register_layer",
     "remove_blocks",
+    "remove_zero_channels",
     "sensitivity",
     "shrink",
     "signal_picture",
@@ -192,7 +193,7 @@ _MODULES = {
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
     "prunekit.techniques.shrink.block_report": ("BlocksReport",),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
-    "prunekit.techniques.shrink.shrinking": ("shrink",),
+    "prunekit.techniques.shrink.shrinking": ("remove_zero_channels", "shrink"),
     "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
     "prunekit.techniques.shrink.simplifying": ("simplify",),
 }

@@ -52,10 +52,10 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options channel_penalties budget layer_copies rebuild repair verification "
-        "optimizer_state shrink_report groups_report shrinking "
-        "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
-        "simplifying blocks block_report block_removal",
+        "options channel_penalties zero_channels budget layer_copies simplify_report layer_graph "
+        "linear_layers folding adjustments constants rebuild repair verification optimizer_state shrink_report "
+        "groups_report shrinking graph_builder identities dead_branches duplicates simplifying "
+        "blocks block_report block_removal",
     ),
     (
         "loops",

@@ -126,11 +126,24 @@ def reasons_to_stay(channels: Channels, include: Any = (), exclude: Any = (), *,
         include: Names, globs or `re:` patterns of layers that compute channels; empty = all.
         exclude: The same, of layers whose channels stay.
         training: True if the model is trained meanwhile: channels that frozen weights compute stay.
+
+    Raises:
+        ValueError: All channels stay.
     """
-    if not include and not exclude and not training:
-        return [""] * len(channels.groups)
+    reasons = [""] * len(channels.groups)
+    if channels.groups and (include or exclude or training):
+        reasons = _reasons_of_names(channels, ranked_weights(channels.model, include, exclude, training=training))
+    if all(reasons):
+        stops = [f"{stop.place or 'outputs'}: {stop.reason}" for stop in channels.stops]
+        listed = "; ".join(dict.fromkeys([*reasons, *stops][:8])) or "the model has no hidden layers"
+        raise ValueError(f"The model {channels.model.name!r} has no channels that can be removed. Received: {listed}.")
+    return reasons
+
+
+def _reasons_of_names(channels: Channels, found: tuple[list[Target], list[Skipped]]) -> list[str]:
+    """Returns the reason of each group for the weights that are selected and those that are not."""
     targets, _ = ranked_weights(channels.model)
-    selected, skipped = ranked_weights(channels.model, include, exclude, training=training)
+    selected, skipped = found
     chosen = {target.name for target in selected}
     staying = {one.name: one.reason for one in skipped if one.reason.startswith(("excluded", "frozen"))}
     reasons = []

@@ -84,12 +84,6 @@ class ChannelGroups(MaskPolicy):
         reasons = _reasons(channels, options)
         free = [group for group, reason in zip(channels.groups, reasons, strict=True) if not reason]
         names = {member.weight for group in free for member in group.members}
-        if not names:
-            listed = dict.fromkeys([*filter(None, reasons), *(f"{one.place}: {one.reason}" for one in channels.stops)])
-            raise ValueError(
-                f"The model {model.name!r} has no channels that can be removed. Received: "
-                f"{'; '.join([*listed][:8]) or 'no hidden layers'}."
-            )
         targets = targets_named(model, names)
         others, skipped = find_targets(model, also=("depthwise_kernel",), training=training)
         whole = [Skipped(one.name, "no channel of it can be removed") for one in others]

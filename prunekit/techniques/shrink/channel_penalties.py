@@ -27,8 +27,8 @@ class ChannelPenalty(keras.callbacks.Callback):
     """Multiplies the weights of each channel by a factor after every optimizer update.
 
     The weights of a channel are those that compute it: the columns of all kernels and biases that do, and its entries
-    in the normalizations after them. So each weight entry belongs to one channel; only those of attention, whose kernels
-    have an axis of heads and one of widths, belong to two.
+    in the normalizations after them. So each weight entry belongs to one channel; only those of attention, whose
+    kernels have an axis of heads and one of widths, belong to two.
 
     A callback of `fit`; in a loop of your own, `with penalty.applied(model, optimizer):` around the loop, before its
     `tf.function` runs for the first time.
@@ -160,10 +160,10 @@ class GroupLasso(ChannelPenalty):
 class GrowingRegularization(ChannelPenalty):
     """Growing L2 regularization of the channels that will be removed.
 
-    At the start of the training the channels of the smallest magnitude are selected. Their L2 penalty begins at `increase` and
-    grows by `increase` every `frequency` updates up to `ceiling`, so that the other channels take over gradually before
-    `pk.shrink` removes the small ones. After each update with learning rate r, the weights of a selected channel are
-    divided by 1 + r * penalty, apart from the gradient, as the weight decay of AdamW is.
+    At the start of the training the channels of the smallest magnitude are selected. Their L2 penalty begins at
+    `increase` and grows by `increase` every `frequency` updates up to `ceiling`, so that the other channels take over
+    gradually before `pk.shrink` removes the small ones. After each update with learning rate r, the weights of a
+    selected channel are divided by 1 + r * penalty, apart from the gradient, as the weight decay of AdamW is.
 
     Args:
         channels: Share of the channels that is left alone, in (0, 1): the `channels` of the later `pk.shrink`.
@@ -246,14 +246,7 @@ class ChannelWeights:
     def __init__(self, model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = ()) -> None:
         self.model, self.channels = model, find_channels(model)
         found = self.channels
-        reasons = reasons_to_stay(found, include, exclude, training=True)
-        self.free = [i for i, reason in enumerate(reasons) if not reason]
-        if not self.free:
-            stops = dict.fromkeys([*filter(None, reasons), *(f"{one.place}: {one.reason}" for one in found.stops)])
-            raise ValueError(
-                f"The model {model.name!r} has no channels that can be removed. Received: "
-                f"{'; '.join([*stops][:8]) or 'no hidden layers'}."
-            )
+        self.free = [i for i, why in enumerate(reasons_to_stay(found, include, exclude, training=True)) if not why]
         places = np.full(found.channel_of.size, -1)
         self.groups: dict[str, np.ndarray] = {}
         total = 0
