@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.structure_decay import StructureDecay
     from prunekit.techniques.shrink.block_removal import remove_blocks
     from prunekit.techniques.shrink.block_report import BlocksReport
+    from prunekit.techniques.shrink.channel_penalties import GroupLasso, GrowingRegularization
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
     from prunekit.techniques.shrink.shrinking import remove_zero_channels, shrink
@@ -78,7 +79,9 @@ __all__ = [
     "GeometricMedian",
     "Global",
     "GraSP",
+    "GroupLasso",
     "GroupsReport",
+    "GrowingRegularization",
     "Jobs",
     "KeepZeros",
     "L2",
@@ -189,6 +192,7 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.shrink.channel_penalties": ("GroupLasso", "GrowingRegularization"),
     "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
     "prunekit.techniques.shrink.block_report": ("BlocksReport",),

@@ -61,7 +61,8 @@ def updates_of(optimizer) -> Any:
     """Returns the number of updates of an optimizer so far, integer scalar; batches that only accumulate count not."""
     # With gradient accumulation, `iterations` is a computed tensor; without, it is the variable.
     iterations = optimizer.iterations
-    return backend.value_now(iterations) if hasattr(iterations, "assign") else iterations
+    # A copy: PyTorch counts in place.
+    return ops.copy(backend.value_now(iterations)) if hasattr(iterations, "assign") else iterations
 
 
 def state_variable(value: Any, dtype: str, name: str) -> keras.Variable:

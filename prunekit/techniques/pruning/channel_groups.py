@@ -85,7 +85,7 @@ class ChannelGroups(MaskPolicy):
         free = [group for group, reason in zip(channels.groups, reasons, strict=True) if not reason]
         names = {member.weight for group in free for member in group.members}
         targets = targets_named(model, names)
-        others, skipped = find_targets(model, also=("depthwise_kernel",), training=training)
+        others, skipped = find_targets(model, also=("depthwise_kernel",), training=True)
         whole = [Skipped(one.name, "no channel of it can be removed") for one in others]
         return targets, [one for one in (*whole, *skipped) if one.name not in names]
 
