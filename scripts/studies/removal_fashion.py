@@ -27,7 +27,7 @@ HEAD = f"""# Measured: half of the arithmetic
 Accuracy on the 10,000 test images of Fashion-MNIST, and time of LiteRT (float32, batch 1, one thread), of two networks
 without half of their multiply-accumulates. The dense networks are trained for {fashion.EPOCHS} epochs (Adam, learning
 rate 0.001, batches of {fashion.BATCH}, seed 0). `pk.shrink(model, macs=0.5, criterion="mean_activation", multiple=4)`
-reads {EXAMPLES:,} training images for the choice of channels and the repair. "Trained": {EPOCHS} epochs afterwards, with
+reads {EXAMPLES:,} training images for the choice of channels and the repair. "Trained": {EPOCHS} epochs more, with
 a learning rate that falls from 0.001 to 0 along a cosine. In the last row of each network the same {EPOCHS} epochs mask
 whole groups of channels (`policy="channel_groups"`, {MASKED:.0%} of the entries, over the first two epochs), and
 `pk.remove_zero_channels` removes them. Times are ratios to the dense network, measured in turns, medians of {TURNS}.
