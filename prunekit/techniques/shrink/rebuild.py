@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.layer_copies import made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import can_be_made_again, made_again, pairs_of, takes_a_graph
 from prunekit.techniques.shrink.weight_entries import cut
 
 # id of a former variable -> (former variable, new variable).
@@ -51,12 +52,11 @@ def assign_cut(channels: Channels, removed: np.ndarray, variables: Variables, va
         values: id of a former variable -> its value.
     """
     kept = channels.kept_numbers(removed)
-    factors = {id(one.variable): _factor(one, kept) for one in channels.links.rescaled}
+    rescaled = {id(one.variable): one for one in channels.links.rescaled}
     for key, value in values.items():
         old, new = variables[key]
         left = cut(value, channels.links.weights.get(key), kept)
-        factor = factors.get(key, 1.0)
-        left = left if factor == 1.0 else (left * factor).astype(left.dtype)
+        left = _rescaled(left, rescaled[key], kept) if key in rescaled else left
         if tuple(new.shape) != left.shape:
             raise ValueError(
                 f"The weight {old.path!r} has another shape when its layer is made again: {tuple(new.shape)} instead "
@@ -66,9 +66,10 @@ def assign_cut(channels: Channels, removed: np.ndarray, variables: Variables, va
             new.assign(left)
 
 
-def _factor(one: Rescale, kept: np.ndarray) -> float:
+def _rescaled(value: np.ndarray, one: Rescale, kept: np.ndarray) -> np.ndarray:
     left = int(np.count_nonzero(kept[one.channels]))
-    return float((one.channels.size / left) ** one.power)
+    factor = float((one.channels.size / left) ** one.power)
+    return value if factor == 1.0 else ((value + one.offset) * factor - one.offset).astype(value.dtype)
 
 
 class _Rebuilding:
@@ -78,6 +79,8 @@ class _Rebuilding:
         self._channels, self._links, self._kept = channels, channels.links, kept
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, Any] = {}
+        self._makeable: dict[int, bool] = {}
+        self._names: Counter[str] = Counter()
 
     # ---- models ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +126,14 @@ class _Rebuilding:
             return None
         # A layer may read the lengths of its inputs: it is made again only if all that it meets stays as it was.
         met = self._channels.met.get(id(node), [])
-        return None if all(self._kept[numbers].all() for numbers in met) else call
+        stays = all(self._kept[numbers].all() for numbers in met)
+        return None if stays and self._can_be_made_again(node.operation) else call
+
+    def _can_be_made_again(self, layer: Any) -> bool:
+        """Returns True if a layer can be made from its config."""
+        if id(layer) not in self._makeable:
+            self._makeable[id(layer)] = can_be_made_again(layer)
+        return self._makeable[id(layer)]
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -146,6 +156,11 @@ class _Rebuilding:
         if type(node.operation).__name__ == "GetItem" and "key" in asked:
             key = resolved(asked["key"], self._kept)
             return args[0][key]
+        if type(node.operation).__name__ == "Multiply" and len(tensors) == 1:
+            number = next(one for one in args if one is not tensors[0])
+            if keras.ops.is_tensor(number) and number.ndim == 0 and "float" in tensors[0].dtype:
+                # Keras takes the product of a symbolic tensor and a constant for sparse, which not all layers accept.
+                return keras.layers.Rescaling(float(number), dtype=tensors[0].dtype)(tensors[0])
         return self._operation(node.operation, tensors, prefix)(*args, **kwargs)
 
     def _inside(self, call: RecordedCall, tensors: Sequence[Any], prefix: str) -> Any:
@@ -174,8 +189,13 @@ class _Rebuilding:
             changes[name] = keras.saving.serialize_keras_object(self._again(layer))
         changes |= resolved(self._links.resized.get(id(operation), {}), self._kept)
         if prefix and isinstance(operation, keras.layers.Layer):
-            changes["name"] = f"{prefix}{operation.name}"
+            changes["name"] = self._unused(f"{prefix}{operation.name}")
         return made_again(operation, changes)
+
+    def _unused(self, name: str) -> str:
+        """Returns the name, with a number if another layer has it: "a_b" may be "b" in "a", and "a_b" beside "a"."""
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}_{self._names[name] - 1}"
 
     def variables(self) -> Variables:
         """Returns the new variable of each former one."""
