@@ -54,16 +54,13 @@ def _decoder_mask(
     decoder_sequence: Any,
     decoder_padding_mask: Any,
     decoder_attention_mask: Any,
-    *,
-    self_attention_cache: Any = None,
-    self_attention_cache_update_index: Any = None,
-    use_causal_mask: bool = True,
+    **others: Any,
 ) -> Any:
-    given = (decoder_sequence, decoder_padding_mask, decoder_attention_mask)
-    if self_attention_cache is not None:
+    if others.get("self_attention_cache") is not None:
         raise ValueError(WITH_CACHE)
-    if not use_causal_mask:
-        return usual(*given, False, None, None)
+    given = (decoder_sequence, decoder_padding_mask, decoder_attention_mask)
+    if not others.get("use_causal_mask", True):
+        return usual(*given, **others)
     return _causal_mask(*given, window=getattr(layer, "sliding_window", None))
 
 
@@ -71,6 +68,12 @@ def _gemma_mask(layer: Any, usual: Method, x: Any, padding_mask: Any, cache: Any
     if cache is not None:
         raise ValueError(WITH_CACHE)
     return _causal_mask(x, padding_mask, None)
+
+
+def _t5_mask(layer: Any, usual: Method, hidden_states: Any, attention_mask: Any, cache: Any, index: Any) -> Any:
+    if cache is not None:
+        raise ValueError(WITH_CACHE)
+    return _causal_mask(hidden_states, None, attention_mask)
 
 
 def _gemma_window(layer: Any, usual: Method, attention_mask: Any, cache_update_index: int = 0) -> Any:
@@ -101,6 +104,50 @@ def _without_cache(layer: Any, attention: Any, cache: Any = None, cache_update_i
     if cache is not None:
         raise ValueError(WITH_CACHE)
     return attention(**kwargs)
+
+
+def _t5_attention(layer: Any, attention: Any, hidden_states: Any, **given: Any) -> tuple[Any, Any, None]:
+    """Returns (output, bias of the scores, None), as T5's attention does without a cache.
+
+    Called on symbolic tensors, T5's attention fails: Keras accepts no None among the outputs.
+    """
+    if given.get("cache") is not None:
+        raise ValueError(WITH_CACHE)
+    keyed = given.get("key_value_states")
+    keyed = hidden_states if keyed is None else keyed
+    projected = (attention.query_projector(hidden_states), attention.key_projector(keyed))
+    query, key, value = (
+        ops.reshape(one, (ops.shape(one)[0], -1, attention.num_heads, attention.key_value_dim))
+        for one in (*projected, attention.value_projector(keyed))
+    )
+    bias, mask = given.get("position_bias"), given.get("mask")
+    if bias is None:
+        bias = _t5_bias(attention, hidden_states, keyed) if attention.use_relative_attention_bias else None
+        if mask is not None:
+            # As in T5: a large number, not infinity.
+            masked = ops.multiply(ops.subtract(1.0, ops.cast(mask[:, None], attention.compute_dtype)), -1e9)
+            bias = masked if bias is None else ops.add(bias, masked)
+    scores = ops.einsum("bqnd,bknd->bnqk", query, key)
+    scores = scores if bias is None else ops.add(scores, ops.cast(bias, scores.dtype))
+    weights = attention.dropout_layer(ops.softmax(scores, axis=-1), training=given.get("training"))
+    read = ops.einsum("bnqk,bknd->bqnd", weights, value)
+    return attention.output_projector(ops.reshape(read, (ops.shape(read)[0], -1, attention.inner_dim))), bias, None
+
+
+def _t5_bias(attention: Any, queries: Any, keys: Any) -> Any:
+    """Returns the bias of each distance, shape (1, heads, queries, keys)."""
+    places = [_positions(ops.cast(ops.ones_like(ops.sum(one, axis=(0, 2))), "int32"), 0) for one in (queries, keys)]
+    buckets = attention._relative_position_bucket(
+        ops.subtract(ops.expand_dims(places[1], 0), ops.expand_dims(places[0], 1)),
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    size = tuple(attention.relative_attention_bias.shape)
+    table = keras.layers.Embedding(*size, dtype=attention.dtype_policy, name="relative_attention_bias")
+    table.build()
+    _share(table, "_embeddings", attention.relative_attention_bias)
+    return ops.expand_dims(ops.transpose(table(buckets), (2, 0, 1)), 0)
 
 
 # ---------------------------------------------------------------- positions and tokens
@@ -136,10 +183,18 @@ def _for_each_example(weight: Any, x: Any, dtype: Any, name: str) -> Any:
     ones = ops.ones_like(ops.sum(x, axis=(1, 2), keepdims=True))
     layer = keras.layers.EinsumDense("bca,acd->bcd", tuple(weight.shape)[1:], dtype=dtype, name=name)
     layer.build((None, 1, 1))
-    # The layer shares the variable, so that the new layer's variable is recognised as that of the former layer.
-    layer._trainable_variables[:] = [weight]
-    object.__setattr__(layer, "_kernel", weight)
+    _share(layer, "_kernel", weight)
     return layer(ones)
+
+
+def _share(layer: Any, attribute: str, variable: Any) -> None:
+    """Puts a variable of another layer in the place of a built layer's only variable.
+
+    The variable of the new model that belongs to `layer` then belongs to the other layer's variable.
+    """
+    layer._trainable_variables[:] = [variable]
+    # Keras's __setattr__ adds no variable to a built layer.
+    object.__setattr__(layer, attribute, variable)
 
 
 _DECODER: Mapping[str, Method] = {"_compute_self_attention_mask": _decoder_mask}
@@ -151,6 +206,11 @@ _METHODS: dict[str, Mapping[str, Method]] = {
     "MistralTransformerDecoder": _DECODER,
     "GemmaDecoderBlock": {"_compute_attention_mask": _gemma_mask},
     "CachedGemmaAttention": {"_mask_sliding_window": _gemma_window, "_compute_attention": _gemma_attention},
+    "T5TransformerLayer": {
+        "_compute_self_attention_mask": _t5_mask,
+        "self_attention": _t5_attention,
+        "cross_attention": _t5_attention,
+    },
     "LlamaRotaryEmbedding": {"_compute_positions": _rotary_positions},
     "ViTPatchingAndEmbedding": {"call": _vit_patches},
 }
@@ -161,7 +221,7 @@ def with_open_lengths(layer: Any) -> Iterator[None]:
     """While open, a layer of KerasHub can be called on symbolic tensors whose lengths are open, if it is known here."""
     kind, own = type(layer), vars(layer)
     methods = _METHODS.get(kind.__name__, {}) if kind.__module__.partition(".")[0] == PACKAGE else {}
-    present = {name: getattr(layer, name) for name in methods}
+    present = {name: getattr(layer, name, None) for name in methods}
     before = {name: own[name] for name in methods if name in own}
     # Not through Keras's __setattr__, which tracks what a layer is given.
     for name, method in methods.items():

@@ -81,6 +81,7 @@ class _Rebuilding:
         self._models: dict[int, Any] = {}
         self._makeable: dict[int, bool] = {}
         self._names: Counter[str] = Counter()
+        self._called_beside: set[int] = set()
 
     # ---- models ------------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class _Rebuilding:
         def known(leaf: Any) -> Any:
             return facts[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
+        self._called_beside.update(id(node.operation) for node in nodes)
         for node in nodes:
             args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
             outputs = self._called(node, args, kwargs, prefix)
@@ -152,6 +154,8 @@ class _Rebuilding:
         tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, keras.KerasTensor)]
         if inside is not None:
             return self._inside(inside, tensors, f"{prefix}{node.operation.name}_")
+        if self._shares_layers(node.operation):
+            return self._of_nested(node.operation, tensors, f"{prefix}{node.operation.name}_")
         asked = self._links.resized.get(id(node.operation), {})
         if type(node.operation).__name__ == "GetItem" and "key" in asked:
             key = resolved(asked["key"], self._kept)
@@ -160,7 +164,8 @@ class _Rebuilding:
             number = next(one for one in args if one is not tensors[0])
             if keras.ops.is_tensor(number) and number.ndim == 0 and "float" in tensors[0].dtype:
                 # Keras takes the product of a symbolic tensor and a constant for sparse, which not all layers accept.
-                return keras.layers.Rescaling(float(number), dtype=tensors[0].dtype)(tensors[0])
+                name = f"{prefix}{node.operation.name}"
+                return keras.layers.Rescaling(float(number), dtype=tensors[0].dtype, name=name)(tensors[0])
         return self._operation(node.operation, tensors, prefix)(*args, **kwargs)
 
     def _inside(self, call: RecordedCall, tensors: Sequence[Any], prefix: str) -> Any:
@@ -168,6 +173,20 @@ class _Rebuilding:
         facts = {id(old): new for old, new in zip(given, tensors, strict=True)}
         self._run(call.nodes, facts, prefix)
         return keras.tree.map_structure(lambda tensor: facts[id(tensor)], call.outputs)
+
+    def _shares_layers(self, operation: Any) -> bool:
+        """Returns True for a nested model with a layer that is also called outside: Keras cannot load such a model."""
+        if graph_of(operation) is None:
+            return False
+        inner = (id(layer) for layer in operation._flatten_layers(include_self=False))
+        return not self._called_beside.isdisjoint(inner)
+
+    def _of_nested(self, model: Any, tensors: Sequence[Any], prefix: str) -> Any:
+        """Returns the outputs of the calls in a nested model, which become calls of the present model."""
+        graph = graph_of(model)
+        facts = {id(old): new for old, new in zip(graph.inputs, tensors, strict=False)}
+        self._run([node for node in nodes_of(model) if not node.is_input], facts, prefix)
+        return keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.output)
 
     # ---- layers and operations ---------------------------------------------------------------------------------------
 

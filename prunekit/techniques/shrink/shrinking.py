@@ -9,12 +9,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.channels import Channels, Group, find_channels
+from prunekit.anatomy.model_weights import weights_in
 from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.importance import importances, producing, ranked_weights
+from prunekit.techniques.shrink.layer_copies import takes_a_graph
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
@@ -126,6 +128,7 @@ def shrunk(
     removed = order.removed(counts)
     smaller, variables = without_channels(found, removed)
     notes = [*_rounding_notes(order, counts, options), *_notes(found, removed, smaller, data)]
+    notes += _unused_layers(found.model, variables)
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
         repaired_values, errors = repaired(found, removed, data, repair, progress)
@@ -140,7 +143,17 @@ def _notes(found: Channels, removed: np.ndarray, smaller: Any, data: Any) -> lis
     notes = [f"The smaller model was not compared with the model: {unverified}."] if unverified else []
     if kind.train_step is not type(smaller).train_step:
         notes.append(f"The smaller model is a {type(smaller).__name__}, without the train_step of {kind.__name__}.")
+    elif not takes_a_graph(kind) and type(smaller) is not kind:
+        notes.append(f"The smaller model is a keras.Model of layers, without the methods of {kind.__name__}.")
     return notes
+
+
+def _unused_layers(model: Any, variables: Variables) -> list[str]:
+    """Names the layers whose weights the smaller model does not have, since no call uses them."""
+    left = [weight.name for weight in weights_in(model) if id(weight.variable) not in variables]
+    names = list(dict.fromkeys(name.rpartition("/")[0] for name in left))
+    listed = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+    return [f"Layers that no call uses are not in the smaller model: {listed}."] if names else []
 
 
 def _reasons(found: Channels, options: ShrinkOptions) -> list[str]:
