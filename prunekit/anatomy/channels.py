@@ -16,6 +16,7 @@ from prunekit.anatomy.channel_calls import Call, NotFollowedError
 from prunekit.anatomy.channel_layers import layer_rule
 from prunekit.anatomy.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channel_operations import operation_rule
+from prunekit.anatomy.keras_hub_calls import lost_mask
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built, weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function
@@ -229,6 +230,9 @@ class _Walk:
     def inside(self, call: Call) -> list[Axes]:
         """Returns the axes of the outputs of a call from the calls inside its layer, which may replace the layer."""
         layer, node, kind = call.operation, call.node, type(call.operation).__name__
+        missing = "" if node is None else lost_mask(layer, node.arguments.args, node.arguments.kwargs)
+        if missing:
+            raise NotFollowedError(f"the mask of its input is not followed: pass it to the layer as `{missing}`")
         found = None if node is None else recorded(layer, node.arguments.args, node.arguments.kwargs)
         if found is None:
             raise NotFollowedError(f"the layer type {kind} is not known, and its `call` cannot be followed")

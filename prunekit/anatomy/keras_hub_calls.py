@@ -6,6 +6,7 @@ is open. The functions here compute the same values from tensors: a cumulative s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -215,12 +216,36 @@ _METHODS: dict[str, Mapping[str, Method]] = {
     "ViTPatchingAndEmbedding": {"call": _vit_patches},
 }
 
+# Class name -> argument with the mask; without it, the layer reads the mask that Keras keeps on its input.
+_PADDING = {
+    **dict.fromkeys(
+        ("TransformerDecoder", "LlamaTransformerDecoder", "MistralTransformerDecoder"), "decoder_padding_mask"
+    ),
+    "GemmaDecoderBlock": "padding_mask",
+}
+
+
+def lost_mask(layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Returns the argument that a call leaves out, since Keras keeps the mask on the input; "" for other calls.
+
+    The calls inside the layer are recorded on tensors without masks.
+    """
+    name = _PADDING.get(type(layer).__name__, "") if _is_hub(layer) else ""
+    if not name or inspect.signature(layer.call).bind(*args, **kwargs).arguments.get(name) is not None:
+        return ""
+    tensors = keras.tree.flatten((args, dict(kwargs)))
+    return name if any(getattr(one, "_keras_mask", None) is not None for one in tensors) else ""
+
+
+def _is_hub(layer: Any) -> bool:
+    return type(layer).__module__.partition(".")[0] == PACKAGE
+
 
 @contextmanager
 def with_open_lengths(layer: Any) -> Iterator[None]:
     """While open, a layer of KerasHub can be called on symbolic tensors whose lengths are open, if it is known here."""
     kind, own = type(layer), vars(layer)
-    methods = _METHODS.get(kind.__name__, {}) if kind.__module__.partition(".")[0] == PACKAGE else {}
+    methods = _METHODS.get(kind.__name__, {}) if _is_hub(layer) else {}
     present = {name: getattr(layer, name, None) for name in methods}
     before = {name: own[name] for name in methods if name in own}
     # Not through Keras's __setattr__, which tracks what a layer is given.
