@@ -114,3 +114,29 @@ RULES: dict[Rule, str] = {
     _group_query: "GroupQueryAttention",
     _dot_attention: "Attention",
 }
+
+
+def _cached_multi_head(walk: Walk, call: Call) -> list[Axes]:
+    if any(call.argument(name, place) is not None for place, name in ((4, "cache"), (5, "cache_update_index"))):
+        raise NotFollowedError("attention with a cache is not followed")
+    return _multi_head(walk, call)
+
+
+def _rotary(walk: Walk, call: Call) -> list[Axes]:
+    layer, x = call.operation, call.x
+    for axis in (layer.sequence_axis, layer.feature_axis):
+        walk.links.keep(x.at(axis), "a rotary embedding turns channels by angles that depend on their number")
+    return [x.without([layer.sequence_axis, layer.feature_axis])]
+
+
+def _llama_rotary(walk: Walk, call: Call) -> list[Axes]:
+    # Its config has an entry that its constructor does not take: only the operations inside it can be saved.
+    return walk.inside(replace(call, args=(_rotary(walk, call)[0], *call.args[1:])))
+
+
+# Layers of KerasHub by class name.
+HUB: dict[str, Rule] = {
+    "CachedMultiHeadAttention": _cached_multi_head,
+    "RotaryEmbedding": _rotary,
+    "LlamaRotaryEmbedding": _llama_rotary,
+}

@@ -23,6 +23,13 @@ class Walk(Protocol):
     def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
         """Returns the axes of the outputs of a layer inside the present one."""
 
+    def inside(self, call: Call) -> list[Axes]:
+        """Returns the axes of the outputs of a call from the calls inside its layer, which may replace the layer.
+
+        Raises:
+            NotFollowedError: The calls inside cannot be recorded, or cannot replace the layer.
+        """
+
     def through(self, function: Callable[[Any], Any], x: Axes) -> Axes:
         """Returns the axes of the output of a function of `keras.ops`.
 
@@ -40,12 +47,14 @@ class Call:
         args: Positional arguments, with `Axes` in the place of tensors and variables.
         kwargs: Keyword arguments, likewise.
         outputs: Shapes of the output tensors.
+        node: The call in a graph; None for the call of a layer that a rule asks for.
     """
 
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Shape, ...]
+    node: Any = None
 
     @property
     def inputs(self) -> list[Axes]:

@@ -161,6 +161,12 @@ def _reversed(walk: Walk, call: Call) -> list[Axes]:
     return [Axes.fixed(call.outputs[0])]
 
 
+def _positions(walk: Walk, call: Call) -> list[Axes]:
+    numbers = call.x.at(-1)
+    walk.links.bind(call.operation.position_embeddings, 1, numbers)
+    return [Axes.fixed(call.outputs[0]).with_axis(-1, call.x.shape[-1], numbers)]
+
+
 RULES: dict[Rule, str] = {
     _dense: "Dense",
     _einsum_dense: "EinsumDense",
@@ -173,3 +179,5 @@ BASES: dict[Rule, tuple[str, str]] = {
     _depthwise: ("DepthwiseConv2D", "BaseDepthwiseConv"),
     _separable: ("SeparableConv2D", "BaseSeparableConv"),
 }
+# Layers of KerasHub by class name.
+HUB: dict[str, Rule] = {"PositionEmbedding": _positions}

@@ -25,6 +25,7 @@ from prunekit.anatomy.channel_calls import (
     maps_zero_to_zero,
     sizes,
 )
+from prunekit.anatomy.keras_hub_layers import PACKAGE
 from prunekit.anatomy.layers import _base, refusal
 
 _L = keras.layers
@@ -182,6 +183,7 @@ def _first_table() -> dict[type, Rule]:
 _TABLE = _first_table()
 # Layers of `keras.applications` without public names.
 _BY_NAME: dict[str, Rule] = {**channel_normalization.BY_NAME, "StochasticDepth": _same}
+_HUB: dict[str, Rule] = {**channel_kernels.HUB, **channel_normalization.HUB, **channel_attention.HUB}
 
 # What a subclass may define without computing something else than its base class.
 _HARMLESS = {"__init__", "get_config", "from_config", "compute_output_shape", "compute_output_spec"}
@@ -206,8 +208,9 @@ def layer_rule(layer: Any) -> Rule | None:
     known = (base for base in kind.__mro__ if base in _TABLE)
     base = next(known, None)
     rule = _TABLE[base] if base is not None and (own or _computes_the_same(kind, base)) else None
-    if rule is None and own:
-        rule = _BY_NAME.get(kind.__name__)
+    if rule is None:
+        named = _BY_NAME if own else _HUB if kind.__module__.startswith(f"{PACKAGE}.") else {}
+        rule = named.get(kind.__name__)
     if rule is not None and "call" in vars(layer):
         return None
     reason = refusal(layer)

@@ -51,11 +51,15 @@ class Wall:
 
 @dataclass(frozen=True, eq=False)
 class Rescale:
-    """A weight that is multiplied by (length of the axis / kept indices) ** `power`."""
+    """A weight that is multiplied by (length of the axis / kept indices) ** `power`, after `offset` was added.
+
+    The offset is subtracted again: a layer that multiplies by 1 + weight has the offset 1.
+    """
 
     variable: Any
     channels: np.ndarray
     power: float
+    offset: float = 0.0
 
 
 class Links:
@@ -119,10 +123,15 @@ class Links:
         axis %= len(variable.shape)
         known = self._axes_of(variable).channels
         if axis not in known:
-            known[axis] = np.arange(self.size, self.size + variable.shape[axis])
-            self.size += variable.shape[axis]
-            self._keep_rigid(known[axis])
+            known[axis] = self.new(variable.shape[axis])
         return known[axis]
+
+    def new(self, length: int) -> np.ndarray:
+        """Returns new channels for an axis."""
+        numbers = np.arange(self.size, self.size + length)
+        self.size += length
+        self._keep_rigid(numbers)
+        return numbers
 
     def bind(self, variable: Any, axis: int, numbers: Numbers) -> None:
         """States that the indices of a weight's axis belong to these channels; without channels, that they stay."""
@@ -208,10 +217,10 @@ class Links:
         for numbers in depends_on(arguments) if self._rigid else ():
             self._keep_rigid(numbers)
 
-    def rescale(self, variable: Any, numbers: np.ndarray, power: float) -> None:
-        """States that a weight is multiplied by (length / kept) ** `power`; once for each weight."""
+    def rescale(self, variable: Any, numbers: np.ndarray, power: float, offset: float = 0.0) -> None:
+        """States that a weight plus `offset` is multiplied by (length / kept) ** `power`; once for each weight."""
         if variable is not None and all(one.variable is not variable for one in self.rescaled):
-            self.rescaled.append(Rescale(variable, numbers, power))
+            self.rescaled.append(Rescale(variable, numbers, power, offset))
 
     def contain(self, wrapper: Any, **layers: Any) -> None:
         """States which arguments of a wrapper are layers inside it."""

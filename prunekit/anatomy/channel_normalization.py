@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +38,24 @@ def _layer_norm(walk: Walk, call: Call) -> list[Axes]:
 
 
 def _rms_norm(walk: Walk, call: Call) -> list[Axes]:
+    return _rms(walk, call, axes_of(call.operation), call.operation.scale)
+
+
+def _hub_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+    return _rms(walk, call, [-1], call.operation.scale)
+
+
+def _gemma_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+    # It multiplies by 1 + scale.
+    return _rms(walk, call, [-1], call.operation.scale, offset=1.0)
+
+
+def _t5_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+    return _rms(walk, call, [-1], call.operation.weight)
+
+
+def _rms(walk: Walk, call: Call, axes: Sequence[int], scale: Any, offset: float = 0.0) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
-    axes = axes_of(layer)
     carrying = [axis for axis in axes if x.at(axis) is not None]
     if not carrying:
         return [x]
@@ -47,9 +64,9 @@ def _rms_norm(walk: Walk, call: Call) -> list[Axes]:
         for axis in carrying:
             links.keep(x.at(axis), "RMSNormalization over channels that are not zero where they are removed")
         return [x.without(axes)]
-    links.bind(layer.scale, 0, numbers)
+    links.bind(scale, 0, numbers)
     # mean over C' channels + e C / C' = (mean over C channels + e) C / C'.
-    links.rescale(layer.scale, numbers, 0.5)
+    links.rescale(scale, numbers, 0.5, offset)
     links.resize(layer, epsilon=Scaled(layer.epsilon, numbers, 1.0))
     return [x]
 
@@ -113,3 +130,10 @@ RULES: dict[Rule, str] = {
 }
 # ConvNeXt's layer has no public name.
 BY_NAME: dict[str, Rule] = {"LayerScale": _layer_scale}
+# Normalizations of KerasHub by class name.
+HUB: dict[str, Rule] = {
+    "LlamaLayerNorm": _hub_rms_norm,
+    "MistralLayerNormalization": _hub_rms_norm,
+    "RMSNormalization": _gemma_rms_norm,
+    "T5LayerNorm": _t5_rms_norm,
+}

@@ -104,8 +104,8 @@ def _attention(walk: Walk, call: Call) -> list[Axes]:
     query, key, value = call.argument("query", 0), call.argument("key", 1), call.argument("value", 2)
     for one in (query, key, value):
         walk.links.keep(one.at(1), "channels at the axis of the sequence")
-    # The product over the width is divided by its square root: the width stays.
-    for one in (query, key):
+    # The product over the width is divided by its square root: the width stays. Keras knows one width for all three.
+    for one in (query, key, value):
         walk.links.keep(one.at(-1), "the scale of dot_product_attention depends on the width")
     heads = query.at(2)
     for one in (key, value):
@@ -285,6 +285,11 @@ def _repeat(walk: Walk, call: Call) -> list[Axes]:
         raise NotFollowedError("it repeats entries by different numbers")
     axis = operation.axis % len(x.shape)
     numbers = x.channels[axis]
+    if x.shape[axis] == 1:
+        # Copies of one entry: each can be removed, and none is zero.
+        copies = walk.links.new(operation.repeats)
+        walk.links.resize(operation, repeats=Kept(copies))
+        return [replace(x.with_axis(axis, operation.repeats, copies), zero=False)]
     made = None if numbers is None else np.repeat(numbers, operation.repeats)
     return [x.with_axis(axis, call.outputs[0][axis], made)]
 

@@ -16,6 +16,7 @@ from prunekit.anatomy.channel_calls import Call, NotFollowedError
 from prunekit.anatomy.channel_layers import layer_rule
 from prunekit.anatomy.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channel_operations import operation_rule
+from prunekit.anatomy.keras_hub_calls import lost_mask
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built, weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function
@@ -168,7 +169,7 @@ class _Walk:
         shapes = [keras.KerasTensor(one.shape, dtype=layer.compute_dtype) for one in inputs]
         outputs = layer.compute_output_spec(*shapes)
         found = tuple(tuple(one.shape) for one in keras.tree.flatten(outputs))
-        return self.call(Call(layer, tuple(inputs), {}, found), None)
+        return self.call(Call(layer, tuple(inputs), {}, found))
 
     def through(self, function: Any, x: Axes) -> Axes:
         """Returns the axes of the output of a function of `keras.ops`."""
@@ -190,27 +191,27 @@ class _Walk:
 
         for node in nodes:
             args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
-            call = Call(node.operation, args, kwargs, tuple(tuple(one.shape) for one in node.outputs))
-            for tensor, axes in zip(node.outputs, self.call(call, node), strict=True):
+            call = Call(node.operation, args, kwargs, tuple(tuple(one.shape) for one in node.outputs), node)
+            for tensor, axes in zip(node.outputs, self.call(call), strict=True):
                 facts[id(tensor)] = axes
 
     def _of_variable(self, variable: Any) -> Axes:
         axes = tuple(self.links.weight(variable, axis) if n > 1 else None for axis, n in enumerate(variable.shape))
         return Axes(tuple(variable.shape), axes)
 
-    def call(self, call: Call, node: Any) -> list[Axes]:
+    def call(self, call: Call) -> list[Axes]:
         """Returns the axes of the outputs of one call; what no rule describes keeps all channels that it meets."""
         operation = call.operation
         with self.links.at(operation.name):
             try:
-                found = self._by_rule(call, node)
+                found = self._by_rule(call)
                 _check(found, call)
                 return found
             except NotFollowedError as reason:
                 self._wall(call, str(reason))
                 return [Axes.fixed(shape) for shape in call.outputs]
 
-    def _by_rule(self, call: Call, node: Any) -> list[Axes]:
+    def _by_rule(self, call: Call) -> list[Axes]:
         operation = call.operation
         if not isinstance(operation, keras.layers.Layer):
             rule = operation_rule(operation)
@@ -224,26 +225,27 @@ class _Walk:
             return list(rule(self, call))
         if not operation.weights and not any(one.labelled for one in call.inputs):
             return [Axes.fixed(shape) for shape in call.outputs]
-        return self._open(call, node)
+        return self.inside(call)
 
-    def _open(self, call: Call, node: Any) -> list[Axes]:
-        layer, kind = call.operation, type(call.operation).__name__
-        unknown = f"the layer type {kind} is not known, and its `call` cannot be followed"
-        if node is None:
-            raise NotFollowedError(unknown)
-        inside = recorded(layer, node.arguments.args, node.arguments.kwargs)
-        if inside is None:
-            raise NotFollowedError(unknown)
-        self.opened[id(node)] = inside
-        if inside.repeatable:
-            made = self._inside(inside, call.inputs)
-            weights = (self.links.weights.get(id(variable)) for variable in layer.variables)
-            self.met[id(node)] = [
-                *(numbers for one in [*call.inputs, *made] for numbers in one.channels if numbers is not None),
-                *(numbers for axes in weights if axes is not None for numbers in axes.channels.values()),
-            ]
-            return made
-        raise NotFollowedError(f"a layer of type {kind}, which cannot be replaced by the layers inside it")
+    def inside(self, call: Call) -> list[Axes]:
+        """Returns the axes of the outputs of a call from the calls inside its layer, which may replace the layer."""
+        layer, node, kind = call.operation, call.node, type(call.operation).__name__
+        missing = "" if node is None else lost_mask(layer, node.arguments.args, node.arguments.kwargs)
+        if missing:
+            raise NotFollowedError(f"the mask of its input is not followed: pass it to the layer as `{missing}`")
+        found = None if node is None else recorded(layer, node.arguments.args, node.arguments.kwargs)
+        if found is None:
+            raise NotFollowedError(f"the layer type {kind} is not known, and its `call` cannot be followed")
+        self.opened[id(node)] = found
+        if not found.repeatable:
+            raise NotFollowedError(f"a layer of type {kind}, which cannot be replaced by the layers inside it")
+        made = self._inside(found, call.inputs)
+        weights = (self.links.weights.get(id(variable)) for variable in layer.variables)
+        self.met[id(node)] = [
+            *(numbers for one in [*call.inputs, *made] for numbers in one.channels if numbers is not None),
+            *(numbers for axes in weights if axes is not None for numbers in axes.channels.values()),
+        ]
+        return made
 
     def _inside(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
         tensors = [one for one in keras.tree.flatten((call.args, call.kwargs)) if isinstance(one, keras.KerasTensor)]

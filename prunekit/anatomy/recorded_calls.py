@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 
+from prunekit.anatomy.keras_hub_calls import with_open_lengths
 from prunekit.anatomy.layers import sublayers
 
 # Lengths that stand for open ones where a layer does not accept these: of the batch, and of other axes.
@@ -46,7 +48,9 @@ def recorded(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recor
     if found is not None:
         training = _recorded(layer, args, {**kwargs, "training": True}, None) if layer._call_has_training_arg else found
         same = training is not None and _constants(found.nodes) == _constants(training.nodes)
-        repeatable = same and found.repeatable and not _reads_weights(found) and not _has_open_lengths(found)
+        _use_reshape_layers(found)
+        repeatable = same and found.repeatable and not _has_open_lengths(found)
+        repeatable = repeatable and not _reads_weights(found, layer, args, kwargs)
         repeatable = repeatable and not _casts(layer, (args, kwargs))
         return RecordedCall(found.nodes, found.args, found.kwargs, found.outputs, repeatable)
     fixed = _recorded(layer, args, kwargs, BATCH)
@@ -78,16 +82,28 @@ def _constants(nodes: Sequence[Any]) -> list[str]:
     for node in nodes:
         given = keras.tree.map_structure(plain, (node.arguments.args, node.arguments.kwargs))
         if isinstance(node.operation, keras.layers.Layer):
-            # The same layer object; `training` is passed on to it, and is no constant.
+            # The same layer or the same weights; `training` is passed on to it, and is no constant.
             args, kwargs = given
-            found.append(repr((id(node.operation), args, {k: v for k, v in kwargs.items() if k != "training"})))
+            same = [id(one) for one in node.operation.variables] or id(node.operation)
+            found.append(repr((same, args, {k: v for k, v in kwargs.items() if k != "training"})))
             continue
         settings = {name: value for name, value in vars(node.operation).items() if not name.startswith("_")}
         found.append(repr((type(node.operation).__name__, given, {**settings, "name": ""})))
     return found
 
 
-def _recorded(layer: Any, args: Any, kwargs: Any, batch: int | None) -> RecordedCall | None:
+def _recorded(
+    layer: Any, args: Any, kwargs: Any, batch: int | None, values: Sequence[tuple[Any, Any]] = ()
+) -> RecordedCall | None:
+    """Returns the calls inside a layer.
+
+    Args:
+        layer: The layer.
+        args: Arguments with symbolic tensors.
+        kwargs: Keyword arguments, likewise.
+        batch: A length for the batch, with lengths for other open axes; None to leave them open.
+        values: Pairs of weights and other values for them.
+    """
     fresh: dict[int, Any] = {}
 
     def symbol(value: Any) -> Any:
@@ -102,7 +118,7 @@ def _recorded(layer: Any, args: Any, kwargs: Any, batch: int | None) -> Recorded
     before = _lengths(layer)
     losses = len(layer._losses)
     try:
-        with keras.StatelessScope() as scope:
+        with keras.StatelessScope(state_mapping=values) as scope, with_open_lengths(layer):
             outputs = layer.call(*args, **kwargs)
         nodes = _nodes_between(keras.tree.flatten(outputs), {id(tensor) for tensor in fresh.values()})
     except Exception:  # noqa: BLE001  # a user's code may raise anything on tensors without values
@@ -111,7 +127,7 @@ def _recorded(layer: Any, args: Any, kwargs: Any, batch: int | None) -> Recorded
         pure = len(layer._losses) == losses and layer.activity_regularizer is None
         del layer._losses[losses:]
         _forget(before)
-    pure = pure and not scope.state_mapping
+    pure = pure and len(scope.state_mapping) == len(values)
     return None if nodes is None else RecordedCall(tuple(nodes), args, kwargs, outputs, pure)
 
 
@@ -172,7 +188,33 @@ def _has_open_lengths(call: RecordedCall) -> bool:
     return any(isinstance(shape, tuple | list) and None in shape for shape in shapes)
 
 
-def _reads_weights(call: RecordedCall) -> bool:
+def _use_reshape_layers(call: RecordedCall) -> None:
+    """Puts `keras.layers.Reshape` in the place of reshapes to open lengths that keep the first axis."""
+    for node in call.nodes:
+        shape = getattr(node.operation, "newshape", None)
+        if not isinstance(shape, tuple | list) or None not in shape:
+            continue
+        x, (first, *rest) = node.input_tensors[0], shape
+        if first == x.shape[0] and sum(n is None or n == -1 for n in rest) <= 1:
+            target = tuple(-1 if n is None else n for n in rest)
+            dtype = x.dtype if "float" in x.dtype else None
+            node.operation = keras.layers.Reshape(target, name=node.operation.name, dtype=dtype)
+
+
+def _reads_weights(call: RecordedCall, layer: Any, args: Any, kwargs: Any) -> bool:
+    """Returns True if a weight, or a value calculated from weights, is written into the calls."""
+    constants = _tensors(call)
+    if any(isinstance(leaf, keras.Variable) for leaf in constants):
+        return True
+    if not constants:
+        return False
+    others = [(one, keras.ops.add(one.value, keras.ops.ones_like(one.value))) for one in layer.weights]
+    again = _recorded(layer, args, kwargs, None, others)
+    pairs = zip(constants, _tensors(again), strict=True) if again is not None else [(0, 1)]
+    return any(not np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in pairs)
+
+
+def _tensors(call: RecordedCall) -> list[Any]:
+    """Returns the weights and the tensors with values in the arguments of calls."""
     leaves = (leaf for node in call.nodes for leaf in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)))
-    # A tensor is the value of a weight, or calculated from one.
-    return any(isinstance(leaf, keras.Variable) or keras.ops.is_tensor(leaf) for leaf in leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, keras.Variable) or keras.ops.is_tensor(leaf)]

@@ -15,7 +15,7 @@ def drawn(channels, seed, share=0.5):
 
 
 def zeroed(channels, removed):
-    """{variable path: values} of the model's weights with zeros at all entries of the removed channels."""
+    """{id of a variable: values} of the model's weights with zeros at all entries of the removed channels."""
     gone = np.isin(channels.channel_of, removed)
     values = {}
     for axes in channels.links.weights.values():
@@ -29,7 +29,7 @@ def zeroed(channels, removed):
             for group, row in enumerate(numbers):
                 units = slice(group * outputs, (group + 1) * outputs)
                 value[(slice(None),) * axis + (gone[row], units)] = 0
-        values[axes.variable.path] = value
+        values[id(axes.variable)] = value
     return values
 
 
@@ -37,8 +37,8 @@ def outputs_with(model, values, inputs):
     """The model's outputs, as arrays, with some weights replaced; the model is left as it was."""
     before = model.get_weights()
     for variable in model.weights:
-        if variable.path in values:
-            variable.assign(values[variable.path])
+        if id(variable) in values:
+            variable.assign(values[id(variable)])
     found = arrays(model(inputs))
     model.set_weights(before)
     return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
+from prunekit.anatomy.keras_hub_layers import PACKAGE
 from prunekit.anatomy.layers import sublayers
+
+_NO_ARGUMENTS = ("self", "args", "kwargs")
 
 
 def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
@@ -32,7 +36,7 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
     if hasattr(operation, "adapt") and not changes:
         return _copied(operation)
     try:
-        config = {**operation.get_config(), **(changes or {})}
+        config = {**_config_of(operation), **(changes or {})}
         config |= {name: "zeros" for name, value in config.items() if _is_array_initializer(name, value)}
         return type(operation).from_config(config)
     except Exception as error:
@@ -43,6 +47,33 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
             f"({type(operation).__name__}), which cannot be made again: {error}. Define get_config and from_config, or "
             "leave the layer out with `exclude`."
         ) from error
+
+
+def _config_of(operation: Any) -> dict[str, Any]:
+    """Returns the config of a layer or operation.
+
+    Keras writes no config for a layer that got its type policy as an object, and has no get_config of its own. Layers
+    of KerasHub keep each argument under its name.
+    """
+    try:
+        return dict(operation.get_config())
+    except NotImplementedError:
+        if type(operation).__module__.partition(".")[0] != PACKAGE:
+            raise
+        named = [name for name in inspect.signature(type(operation).__init__).parameters if name not in _NO_ARGUMENTS]
+        shared = {"name": operation.name, "trainable": operation.trainable, "dtype": operation.dtype_policy.name}
+        return {**shared, **{name: getattr(operation, name) for name in named}}
+
+
+def can_be_made_again(layer: Any) -> bool:
+    """Returns True if a layer can be made from its own config, here and by `keras.models.load_model`."""
+    if hasattr(layer, "adapt") or "call" in vars(layer):
+        return True
+    try:
+        type(layer).from_config(_config_of(layer)).get_config()
+    except Exception:  # noqa: BLE001  # a class of the user may raise anything
+        return False
+    return True
 
 
 def _is_array_initializer(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.anatomy.weight_entries import cut
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants
-from prunekit.techniques.shrink.layer_copies import made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import can_be_made_again, made_again, pairs_of, takes_a_graph
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
@@ -56,12 +57,11 @@ def assign_cut(channels: Channels, removed: np.ndarray, variables: Variables, va
         values: id of a former variable -> its value.
     """
     kept = channels.kept_numbers(removed)
-    factors = {id(one.variable): _factor(one, kept) for one in channels.links.rescaled}
+    rescaled = {id(one.variable): one for one in channels.links.rescaled}
     for key, value in values.items():
         old, new = variables[key]
         left = cut(value, channels.links.weights.get(key), kept)
-        factor = factors.get(key, 1.0)
-        left = left if factor == 1.0 else (left * factor).astype(left.dtype)
+        left = _rescaled(left, rescaled[key], kept) if key in rescaled else left
         if tuple(new.shape) != left.shape:
             raise ValueError(
                 f"The weight {old.path!r} has another shape when its layer is made again: {tuple(new.shape)} instead "
@@ -71,9 +71,10 @@ def assign_cut(channels: Channels, removed: np.ndarray, variables: Variables, va
             new.assign(left)
 
 
-def _factor(one: Rescale, kept: np.ndarray) -> float:
+def _rescaled(value: np.ndarray, one: Rescale, kept: np.ndarray) -> np.ndarray:
     left = int(np.count_nonzero(kept[one.channels]))
-    return float((one.channels.size / left) ** one.power)
+    factor = float((one.channels.size / left) ** one.power)
+    return value if factor == 1.0 else ((value + one.offset) * factor - one.offset).astype(value.dtype)
 
 
 class _Rebuilding:
@@ -83,6 +84,9 @@ class _Rebuilding:
         self._channels, self._links, self._kept, self._biases = channels, channels.links, kept, biases
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, Any] = {}
+        self._makeable: dict[int, bool] = {}
+        self._names: Counter[str] = Counter()
+        self._called_beside: set[int] = set()
 
     # ---- models ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +132,14 @@ class _Rebuilding:
             return None
         # A layer may read the lengths of its inputs: it is made again only if all that it meets stays as it was.
         met = self._channels.met.get(id(node), [])
-        return None if all(self._kept[numbers].all() for numbers in met) else call
+        stays = all(self._kept[numbers].all() for numbers in met)
+        return None if stays and self._can_be_made_again(node.operation) else call
+
+    def _can_be_made_again(self, layer: Any) -> bool:
+        """Returns True if a layer can be made from its config."""
+        if id(layer) not in self._makeable:
+            self._makeable[id(layer)] = can_be_made_again(layer)
+        return self._makeable[id(layer)]
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -136,6 +147,7 @@ class _Rebuilding:
         def known(leaf: Any) -> Any:
             return facts[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
+        self._called_beside.update(id(node.operation) for node in nodes)
         for node in nodes:
             args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
             outputs = self._called(node, args, kwargs, prefix)
@@ -147,10 +159,18 @@ class _Rebuilding:
         tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, keras.KerasTensor)]
         if inside is not None:
             return self._inside(inside, tensors, f"{prefix}{node.operation.name}_")
+        if self._shares_layers(node.operation):
+            return self._of_nested(node.operation, tensors, f"{prefix}{node.operation.name}_")
         asked = self._links.resized.get(id(node.operation), {})
         if type(node.operation).__name__ == "GetItem" and "key" in asked:
             key = resolved(asked["key"], self._kept)
             return args[0][key]
+        if type(node.operation).__name__ == "Multiply" and len(tensors) == 1:
+            number = next(one for one in args if one is not tensors[0])
+            if keras.ops.is_tensor(number) and number.ndim == 0 and "float" in tensors[0].dtype:
+                # Keras takes the product of a symbolic tensor and a constant for sparse, which not all layers accept.
+                name = f"{prefix}{node.operation.name}"
+                return keras.layers.Rescaling(float(number), dtype=tensors[0].dtype, name=name)(tensors[0])
         return self._operation(node.operation, tensors, prefix)(*args, **kwargs)
 
     def _inside(self, call: RecordedCall, tensors: Sequence[Any], prefix: str) -> Any:
@@ -158,6 +178,20 @@ class _Rebuilding:
         facts = {id(old): new for old, new in zip(given, tensors, strict=True)}
         self._run(call.nodes, facts, prefix)
         return keras.tree.map_structure(lambda tensor: facts[id(tensor)], call.outputs)
+
+    def _shares_layers(self, operation: Any) -> bool:
+        """Returns True for a nested model with a layer that is also called outside: Keras cannot load such a model."""
+        if graph_of(operation) is None:
+            return False
+        inner = (id(layer) for layer in operation._flatten_layers(include_self=False))
+        return not self._called_beside.isdisjoint(inner)
+
+    def _of_nested(self, model: Any, tensors: Sequence[Any], prefix: str) -> Any:
+        """Returns the outputs of the calls in a nested model, which become calls of the present model."""
+        graph = graph_of(model)
+        facts = {id(old): new for old, new in zip(graph.inputs, tensors, strict=False)}
+        self._run([node for node in nodes_of(model) if not node.is_input], facts, prefix)
+        return keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.output)
 
     # ---- layers and operations ---------------------------------------------------------------------------------------
 
@@ -181,8 +215,13 @@ class _Rebuilding:
         if id(operation) in self._biases:
             changes["use_bias"] = True
         if prefix and isinstance(operation, keras.layers.Layer):
-            changes["name"] = f"{prefix}{operation.name}"
+            changes["name"] = self._unused(f"{prefix}{operation.name}")
         return made_again(operation, changes)
+
+    def _unused(self, name: str) -> str:
+        """Returns the name, with a number if another layer has it: "a_b" may be "b" in "a", and "a_b" beside "a"."""
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}_{self._names[name] - 1}"
 
     def variables(self) -> Variables:
         """Returns the new variable of each former one."""

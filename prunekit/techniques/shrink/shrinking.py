@@ -10,6 +10,7 @@ import numpy as np
 
 from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
+from prunekit.anatomy.model_weights import weights_in
 from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
@@ -18,6 +19,7 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
+from prunekit.techniques.shrink.layer_copies import takes_a_graph
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
@@ -179,7 +181,7 @@ def shrunk(
     counts = _zero_counts(groups, given, options) if target is None else _counts(order, budget, target, options)
     removed = order.removed(counts)
     built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
-    notes = [*_rounding_notes(order, counts, options), *built.notes]
+    notes = [*_rounding_notes(order, counts, options), *built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
         repaired_values, errors = repaired(found, removed, data, repair, progress)
@@ -213,6 +215,8 @@ def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any
     kind, notes = type(found.model), []
     if kind.train_step is not type(smaller).train_step:
         notes.append(f"The smaller model is a {type(smaller).__name__}, without the train_step of {kind.__name__}.")
+    elif not takes_a_graph(kind) and type(smaller) is not kind:
+        notes.append(f"The smaller model is a keras.Model of layers, without the methods of {kind.__name__}.")
     try:
         inputs = probe_inputs(found, data)
         verify(found, removed, smaller, inputs)
@@ -241,6 +245,14 @@ def _of_outputs(model: Any, constants: Constants, error: float) -> list[Adjustme
     if error <= (TOLERANCE if half else OUTPUTS_ROUNDING):
         return []
     return [Adjustment("outputs", "constants dropped that are read by other layers than matrix products", error)]
+
+
+def _unused_layers(model: Any, variables: Variables) -> list[str]:
+    """Names the layers whose weights the smaller model does not have, since no call uses them."""
+    left = [weight.name for weight in weights_in(model) if id(weight.variable) not in variables]
+    names = list(dict.fromkeys(name.rpartition("/")[0] for name in left))
+    listed = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+    return [f"Layers that no call uses are not in the smaller model: {listed}."] if names else []
 
 
 def _zero_counts(groups: Sequence[Group], values: Sequence[np.ndarray], options: ShrinkOptions) -> np.ndarray:
