@@ -55,9 +55,10 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.structure_decay import StructureDecay
     from prunekit.techniques.shrink.block_removal import remove_blocks
     from prunekit.techniques.shrink.block_report import BlocksReport
+    from prunekit.techniques.shrink.channel_penalties import GroupLasso, GrowingRegularization
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
-    from prunekit.techniques.shrink.shrinking import shrink
+    from prunekit.techniques.shrink.shrinking import remove_zero_channels, shrink
     from prunekit.techniques.shrink.simplify_report import SimplifyReport
     from prunekit.techniques.shrink.simplifying import simplify
 
@@ -78,7 +79,9 @@ __all__ = [
     "GeometricMedian",
     "Global",
     "GraSP",
+    "GroupLasso",
     "GroupsReport",
+    "GrowingRegularization",
     "Jobs",
     "KeepZeros",
     "L2",
@@ -136,6 +139,7 @@ __all__ = [
     "prune_in_rounds",
     "register_layer",
     "remove_blocks",
+    "remove_zero_channels",
     "sensitivity",
     "shrink",
     "signal_picture",
@@ -188,11 +192,12 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.shrink.channel_penalties": ("GroupLasso", "GrowingRegularization"),
     "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
     "prunekit.techniques.shrink.block_report": ("BlocksReport",),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
-    "prunekit.techniques.shrink.shrinking": ("shrink",),
+    "prunekit.techniques.shrink.shrinking": ("remove_zero_channels", "shrink"),
     "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
     "prunekit.techniques.shrink.simplifying": ("simplify",),
 }

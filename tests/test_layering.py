@@ -25,7 +25,8 @@ ORDER = (
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
-        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls channels",
+        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls channels "
+        "weight_entries channel_order",
     ),
     (
         "core",
@@ -33,7 +34,7 @@ ORDER = (
         "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
         "output_metrics graph_steps model_function suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
-        "layerwise random_state",
+        "layerwise channel_importance random_state",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -45,17 +46,17 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
-        "gradual structure_decay regrow alternating straight_through step_counter enforcement_check mask_updater "
-        "pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
+        "gradual channel_groups structure_decay regrow alternating straight_through step_counter enforcement_check "
+        "mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
         "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
     (
         "techniques/shrink",
-        "options importance selection budget layer_copies weight_entries rebuild repair verification "
-        "optimizer_state shrink_report groups_report shrinking "
-        "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
-        "simplifying blocks block_report block_removal",
+        "options channel_penalties zero_channels budget layer_copies simplify_report layer_graph "
+        "linear_layers folding adjustments constants rebuild repair verification optimizer_state shrink_report "
+        "groups_report shrinking graph_builder identities dead_branches duplicates simplifying "
+        "blocks block_report block_removal",
     ),
     (
         "loops",

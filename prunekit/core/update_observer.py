@@ -48,19 +48,21 @@ class UpdateObserver(ABC):
             if key in self._index
         }
         before = {index: backend.value_now(variable) for index, variable in watched.items()}
-        count = _updates(optimizer)
+        count = updates_of(optimizer)
         result = update(gradients)
         self.add(
-            _updates(optimizer) - count,
+            ops.cast(updates_of(optimizer) - count, "int64"),
             {index: (before[index], backend.value_now(variable)) for index, variable in watched.items()},
         )
         return result
 
 
-def _updates(optimizer) -> Any:
+def updates_of(optimizer) -> Any:
+    """Returns the number of updates of an optimizer so far, integer scalar; batches that only accumulate count not."""
     # With gradient accumulation, `iterations` is a computed tensor; without, it is the variable.
     iterations = optimizer.iterations
-    return ops.cast(backend.value_now(iterations) if hasattr(iterations, "assign") else iterations, "int64")
+    # A copy: PyTorch counts in place.
+    return ops.copy(backend.value_now(iterations)) if hasattr(iterations, "assign") else iterations
 
 
 def state_variable(value: Any, dtype: str, name: str) -> keras.Variable:

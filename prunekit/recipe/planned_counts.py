@@ -78,7 +78,7 @@ def _counts_now(found: ResolvedTargets, options: PruningOptions, data: Any) -> l
     masks: Sequence[Any] = [ops.ones(target.shape, "bool") for target in found.targets]
     if options.keep_zeros:
         masks, _ = without_zeros(masks, found.targets)
-    statistics = Collectors(options.needs, found.model, found.targets, data).values()
+    statistics = Collectors(options.needs, found.model, found.calculator.scored, data).values()
     found.calculator.once = True
     kept = found.calculator.choose(found.schedule.final_sparsity, masks, statistics).kept
     return [target.size - int(number) for target, number in zip(found.targets, np.asarray(kept), strict=True)]

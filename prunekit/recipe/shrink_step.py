@@ -12,6 +12,8 @@ from prunekit.anatomy.channels import find_channels
 from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.sections import Column, Section
+from prunekit.anatomy.weight_entries import cut
+from prunekit.core.channel_importance import ranked_weights
 from prunekit.core.random_state import random_state
 from prunekit.core.statistics import check_statistics
 from prunekit.delivery.formatting import count, names, short_count
@@ -24,11 +26,9 @@ from prunekit.recipe.shrink_settings import Shrink
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
-from prunekit.techniques.shrink.importance import ranked_weights
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
-from prunekit.techniques.shrink.weight_entries import cut
 
 # Most groups of channels that a note of the plan names.
 _LISTED_GROUPS = 12

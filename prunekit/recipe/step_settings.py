@@ -39,12 +39,14 @@ class Train(Settings):
 
     Attributes:
         keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
+        group_lasso: Strength of a group lasso on channels during the training, as of `pk.GroupLasso`; None = none.
     """
 
     example: ClassVar[str] = "{epochs: 10}"
     epochs: Epochs
     learning_rate: Positive | None = None
     keep_zeros: bool = True
+    group_lasso: Positive | None = None
 
 
 def parse_pattern(text: str) -> ParsedPattern:

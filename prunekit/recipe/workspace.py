@@ -195,6 +195,7 @@ class Workspace:
         learning_rate: float | None = None,
         callback: PruningCallback | None = None,
         *,
+        penalty: keras.callbacks.Callback | None = None,
         begin: int = 0,
     ) -> dict[str, list[float]]:
         """Trains the model, with checkpoints; returns the history, metric -> value per epoch.
@@ -205,6 +206,7 @@ class Workspace:
             epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
             callback: Prunes during the training.
+            penalty: Changes weights after each update, without a state of its own.
             begin: Epochs of the step before this call, for a step that trains in several calls.
         """
         data, settings, optimizer = self.run.data, self.run.compile, self.optimizer
@@ -226,7 +228,7 @@ class Workspace:
                 initial_epoch=resumed.epoch,
                 validation_data=_one_or_pair(data.validation.evaluation_data(self._evaluation_batch)),
                 validation_batch_size=self._evaluation_batch,
-                callbacks=[interruptible, *([] if callback is None else [callback]), saving, progress],
+                callbacks=[interruptible, *(one for one in (penalty, callback) if one is not None), saving, progress],
                 shuffle=False,
                 verbose=0,
             )

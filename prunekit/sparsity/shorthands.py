@@ -171,6 +171,11 @@ POLICIES: Registry[PolicyRow] = Registry(
             "prunekit.techniques.pruning.straight_through:StraightThrough",
             options={"decay": (float, 0.0)},
         ),
+        PolicyRow(
+            "channel_groups",
+            "prunekit.techniques.pruning.channel_groups:ChannelGroups",
+            options={"reduction": (Literal["mean", "sum", "max"], "mean"), "normalize": (bool, True)},
+        ),
         PolicyRow("structure_decay", "prunekit.techniques.pruning.structure_decay:StructureDecay"),
     ],
 )

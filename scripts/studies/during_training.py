@@ -259,7 +259,7 @@ def page(results: Results) -> str:
     """Returns the page as Markdown."""
     parts = [HEAD]
     heads = " | ".join(f"{sparsity:.0%}" for sparsity in SPARSITIES)
-    for network in fashion.NETWORKS:
+    for network in fashion.PRUNED:
         parts.append(f"\n## {network}\n\n{' '.join((fashion.NETWORKS[network].__doc__ or '').split())}\n")
         for group, heading in TITLES.items():
             titles = [title for title, row in ROWS.items() if row.group == group and network in row.networks]
@@ -296,7 +296,7 @@ def main() -> None:
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     results, study = Results(RESULTS), Study()
     PAGE.write_text(page(results), encoding="utf-8")
-    for network in fashion.NETWORKS:
+    for network in fashion.PRUNED:
         for seed in SEEDS:
             for title, row in ROWS.items():
                 for sparsity in SPARSITIES:

@@ -89,7 +89,32 @@ def resnet8(keras: Any) -> Any:
     return keras.Model(inputs, layers.Dense(10, name="logits")(x))
 
 
-NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet8": resnet8}
+def mobilenet(keras: Any) -> Any:
+    """Inverted residuals as in MobileNetV2: a stem, five blocks that expand by 6, 16 to 32 channels, 46,832 weights."""
+    layers = keras.layers
+
+    def normalized(x: Any, layer: Any, active: bool = True) -> Any:
+        x = layers.BatchNormalization(name=f"{layer.name}_norm", momentum=0.9)(layer(x))
+        return layers.ReLU(6.0)(x) if active else x
+
+    def convolution(filters: int, size: int, name: str) -> Any:
+        return layers.Conv2D(filters, size, padding="same", use_bias=False, name=name)
+
+    inputs = keras.Input((28, 28, 1))
+    x = normalized(inputs, convolution(16, 3, "stem"))
+    for index, (filters, stride) in enumerate(((16, 1), (24, 2), (24, 1), (32, 2), (32, 1))):
+        name, channels = f"block_{index}", x.shape[-1]
+        y = normalized(x, convolution(6 * channels, 1, f"{name}_expand"))
+        depthwise = layers.DepthwiseConv2D(3, strides=stride, padding="same", use_bias=False, name=f"{name}_depthwise")
+        y = normalized(normalized(y, depthwise), convolution(filters, 1, f"{name}_project"), active=False)
+        x = layers.Add()([x, y]) if y.shape == x.shape else y
+    x = layers.GlobalAveragePooling2D()(normalized(x, convolution(128, 1, "head")))
+    return keras.Model(inputs, layers.Dense(10, name="logits")(x))
+
+
+NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet8": resnet8, "mobilenet": mobilenet}
+# The networks of the study of pruning during training.
+PRUNED = ("mlp", "cnn", "resnet8")
 
 
 def network(keras: Any, name: str, seed: int) -> Any:
@@ -97,7 +122,7 @@ def network(keras: Any, name: str, seed: int) -> Any:
 
     Args:
         keras: The module keras or tf_keras.
-        name: "mlp", "cnn" or "resnet8".
+        name: A key of `NETWORKS`.
         seed: The seed.
     """
     model = NETWORKS[name](keras)

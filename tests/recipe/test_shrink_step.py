@@ -9,12 +9,14 @@ import pytest
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
 import prunekit as pk
+from prunekit.anatomy.channel_order import ALLOCATIONS
+from prunekit.core.channel_importance import REDUCTIONS
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import model_digest, weight_arrays
 from prunekit.recipe.runner import compress, plan, verify
 from prunekit.recipe.shrink_settings import Shrink
 from prunekit.recipe.workspace import Workspace
-from prunekit.techniques.shrink.options import ALLOCATIONS, REDUCTIONS, REPAIRS
+from prunekit.techniques.shrink.options import REPAIRS
 
 TRAIN = {"train": {"epochs": 1}}
 HALF = {"channels": 0.5}
@@ -119,7 +121,7 @@ def test_a_drop_is_measured_after_a_shrink_step_and_a_sparsity_is_not():
 @pytest.mark.one_backend
 def test_the_settings_name_what_the_technique_has():
     hints = typing.get_type_hints(Shrink)
-    assert typing.get_args(hints["reduction"]) == REDUCTIONS
+    assert typing.get_args(hints["reduction"]) == tuple(REDUCTIONS)
     assert typing.get_args(hints["allocation"]) == ALLOCATIONS
     assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
 

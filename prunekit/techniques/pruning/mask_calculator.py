@@ -50,6 +50,7 @@ class MaskCalculator:
 
     Attributes:
         targets: The weights.
+        scored: The weights that the criterion ranks: all.
         pattern: The sparsity pattern.
         once: True if masks are calculated once, so that no compilation pays; `pk.prune` sets it.
 
@@ -61,6 +62,7 @@ class MaskCalculator:
 
     def __init__(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float):
         self.targets = tuple(targets)
+        self.scored = self.targets
         self.criterion = get_criterion(options.criterion)
         self.allocation = get_allocation(options.allocation)
         self.keep_one = options.keep_one

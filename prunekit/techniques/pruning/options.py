@@ -61,7 +61,8 @@ class PruningOptions:
             0.8}, or one of both. The allocation distributes what a bound leaves over the other weights. During a
             schedule, minima rise in proportion to its sparsity, and maxima hold at every step.
         policy: Rules by which masks change: "gradual" (pruned units stay pruned), "structure_decay" (the same, for N:M,
-            with the same number in every group), "rigl", "set", "ac_dc", "straight_through", or a `MaskPolicy`.
+            with the same number in every group), "channel_groups" (whole channels in every weight), "rigl", "set",
+            "ac_dc", "straight_through", or a `MaskPolicy`.
         compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
             docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
             passes made before. Same as policy="tfmot". None = the rules of `policy`.

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from prunekit.anatomy.targets import Target
+from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.targets import Target, find_targets
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.shorthands import POLICIES
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -98,6 +99,19 @@ class MaskPolicy(ABC):
             ValueError: The policy does not support the schedule or an option.
         """
         return schedule
+
+    def select(self, model: Any, options: Any, *, training: bool = False) -> tuple[list[Target], list[Skipped]]:
+        """Returns (the weights that the policy masks, the other weights with reasons).
+
+        Args:
+            model: The model.
+            options: `PruningOptions`.
+            training: Whether the model will be trained.
+
+        Raises:
+            ValueError: As for `find_targets`.
+        """
+        return find_targets(model, options.include, options.exclude, training=training)
 
     @abstractmethod
     def calculator(self, model: Any, targets: Sequence[Target], options: Any, final_sparsity: float) -> Any:

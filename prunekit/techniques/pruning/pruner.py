@@ -100,7 +100,7 @@ class Pruner:
         attached_pruners.refuse_pruned_weights(self.targets)
         self.skipped, self._calculator = list(found.skipped), found.calculator
         self._calculator.once = training is False
-        self._collectors = Collectors(options.needs, model, self.targets, data)
+        self._collectors = Collectors(options.needs, model, self._calculator.scored, data)
         self.store = self.policy.store(model, self.targets)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
         self._check = EnforcementCheck(model, self.store, self._counter)

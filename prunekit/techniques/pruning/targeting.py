@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.targets import Target, find_targets, values_by_name
+from prunekit.anatomy.targets import Target, values_by_name
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
@@ -58,7 +58,7 @@ def resolved_targets(model: Any, schedule: Any, options: PruningOptions, *, trai
     policy = get_policy(options.policy)
     followed = policy.check(as_schedule(schedule), options)
     training = training and not policy.counts_forward_passes
-    targets, skipped = find_targets(model, options.include, options.exclude, training=training)
+    targets, skipped = policy.select(model, options, training=training)
     if options.misfits == "skip":
         targets, misfits = _fitting(targets, get_pattern(options.pattern), followed.final_sparsity)
         skipped = [*skipped, *misfits]

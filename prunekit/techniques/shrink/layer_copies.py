@@ -94,19 +94,27 @@ def _copied(operation: Any) -> Any:
 def pairs_of(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Returns the variables of a layer with those of the layer made again; freezes what was frozen.
 
+    A bias that only the new layer has is left out.
+
     Raises:
         ValueError: The new layer has another number of variables.
     """
     if not isinstance(old, keras.layers.Layer):
         return []
     copy_trainable(old, new)
-    variables, others = old.variables, new.variables
+    variables, added = old.variables, added_bias(old, new)
+    others = [one for one in new.variables if one is not added]
     if len(variables) != len(others):
         raise ValueError(
             f"The layer {old.name!r} ({type(old).__name__}) has {len(variables)} variables, and {len(others)} when it "
             "is made again from its config. Leave it out with `exclude`."
         )
     return list(zip(variables, others, strict=True))
+
+
+def added_bias(old: Any, new: Any) -> Any:
+    """Returns the bias that a layer made again has and the former one lacks; None without one."""
+    return getattr(new, "bias", None) if getattr(old, "bias", new) is None else None
 
 
 def copy_trainable(old: Any, new: Any) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from prunekit.anatomy.channels import Channels
+from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
 from prunekit.core.optimizers import parts_of, slots_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.weight_entries import cut
 
 
 def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict[int, Any]) -> list[str]:
@@ -33,7 +33,7 @@ def carry_over(channels: Channels, kept: np.ndarray, model: Any, variables: dict
     if former.optimizer is None:
         compile_like(former, model, None)
         return []
-    optimizer, lost = _optimizer(former.optimizer, channels, kept, variables)
+    optimizer, lost = _optimizer(former.optimizer, channels, kept, model, variables)
     compile_like(former, model, optimizer)
     if not lost:
         return []
@@ -79,26 +79,52 @@ def _again(value: Any) -> Any:
 
 
 def _optimizer(
-    optimizer: Any, channels: Channels, kept: np.ndarray, variables: dict[int, Any]
+    optimizer: Any, channels: Channels, kept: np.ndarray, model: Any, variables: dict[int, Any]
 ) -> tuple[Any, list[str]]:
     """Returns a new optimizer with the state of the former one, and the names of weights whose state is lost."""
     made = type(optimizer).from_config(optimizer.get_config())
     if not optimizer.built:
         return made, []
     by_native = {id(native(old)): new for old, new in variables.values()}
-    made.build([by_native[id(native(one))] for one in optimizer._trainable_variables])
-    owners: dict[int, Any] = {}
-    for part in parts_of(optimizer):
-        held = {id(one): one for one in part._trainable_variables}
-        owners |= {id(slot): held[key] for key, _, slot in slots_of(part, held)}
+    trained = [by_native[id(native(one))] for one in optimizer._trainable_variables]
+    known = {id(native(one)) for one in by_native.values()}
+    added = [one for one in model.trainable_variables if id(native(one)) not in known]
+    if added:
+        # JAX takes the variables of an optimizer to be those of the model, in the same order.
+        ours = {id(native(one)) for one in (*trained, *added)}
+        trained = [one for one in model.trainable_variables if id(native(one)) in ours]
+    made.build(trained)
     weights = {id(native(axes.variable)): axes for axes in channels.links.weights.values()}
-    lost: dict[str, None] = {}
-    for old, new in zip(optimizer.variables, made.variables, strict=True):
-        owner = owners.get(id(old))
+    carried = set()
+    for old, new, owner in _pairs(optimizer, made, by_native):
         axes = None if owner is None else weights.get(id(native(owner)))
         value = cut(array_of(old), axes, kept)
         if value.shape == tuple(new.shape):
             new.assign(value)
-        else:
-            lost[old.path] = None
-    return made, list(lost)
+            carried.add(id(old))
+    return made, list(dict.fromkeys(one.path for one in optimizer.variables if id(one) not in carried))
+
+
+def _pairs(former: Any, made: Any, by_native: Mapping[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields (variable of the former optimizer, variable of the new one, the former weight that it belongs to or None).
+
+    Slots of weights that the former model lacks are left as they are.
+    """
+    slots, owned = {}, set()
+    for number, (part, other) in enumerate(zip(parts_of(former), parts_of(made), strict=True)):
+        held = {id(native(by_native[id(native(one))])): one for one in part._trainable_variables}
+        for key, name, slot in slots_of(part, held):
+            slots[number, key, name] = slot, held[key]
+            owned.add(id(slot))
+        for key, name, slot in slots_of(other, {id(native(one)): one for one in other._trainable_variables}):
+            owned.add(id(slot))
+            if (number, key, name) in slots:
+                yield slots[number, key, name][0], slot, slots[number, key, name][1]
+    others, left = ([one for one in each.variables if id(one) not in owned] for each in (former, made))
+    if len(others) != len(left):
+        # A new bias has factored slots, whose places in the list are not known: only counters are carried over.
+        named = {one.path: one for one in left}
+        others = [one for one in others if not len(one.shape) and one.path in named]
+        left = [named[one.path] for one in others]
+    for old, new in zip(others, left, strict=True):
+        yield old, new, None

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from prunekit.anatomy.channel_order import ALLOCATIONS
+from prunekit.core.channel_importance import GroupImportance
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 
-REDUCTIONS = ("mean", "sum", "max")
-ALLOCATIONS = ("uniform", "alike", "global")
 REPAIRS = ("none", "outputs", "weights")
 MEASURES = ("channels", "parameters", "macs")
 
@@ -87,10 +87,11 @@ class ShrinkOptions:
     tolerance: float | None = 0.02
 
     def __post_init__(self) -> None:
-        for name, known in (("reduction", REDUCTIONS), ("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
+        for name, known in (("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
             if getattr(self, name) not in known:
                 listed = ", ".join(filter(None, known))
                 raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")
+        GroupImportance(self.reduction, self.normalize)
         whole("minimum", self.minimum, 1)
         whole("multiple", self.multiple, 1)
         if self.tolerance is not None:

@@ -14,15 +14,18 @@ from prunekit.anatomy.channel_links import Rescale
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.recorded_calls import RecordedCall
+from prunekit.anatomy.weight_entries import cut
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants
 from prunekit.techniques.shrink.layer_copies import can_be_made_again, made_again, pairs_of, takes_a_graph
-from prunekit.techniques.shrink.weight_entries import cut
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
 
 
-def without_channels(channels: Channels, removed: np.ndarray) -> tuple[Any, Variables]:
+def without_channels(
+    channels: Channels, removed: np.ndarray, constants: Constants = NO_CONSTANTS
+) -> tuple[Any, Variables]:
     """Returns a new model without some channels, and the new variable of each former one.
 
     The new model is not compiled. A model without a graph of layers, and a layer whose inner layers shrink, are
@@ -31,14 +34,16 @@ def without_channels(channels: Channels, removed: np.ndarray) -> tuple[Any, Vari
     Args:
         channels: The channels of the model.
         removed: The channels to remove.
+        constants: What takes over the constants of removed channels.
 
     Raises:
         ValueError: A layer cannot be made again from its config.
     """
-    building = _Rebuilding(channels, channels.kept_numbers(removed))
+    building = _Rebuilding(channels, channels.kept_numbers(removed), constants.biases)
     model = building.model()
     variables = building.variables()
-    assign_cut(channels, removed, variables, {key: array_of(old) for key, (old, _) in variables.items()})
+    values = {key: array_of(old) for key, (old, _) in variables.items()}
+    assign_cut(channels, removed, variables, values | constants.values)
     return model, variables
 
 
@@ -75,8 +80,8 @@ def _rescaled(value: np.ndarray, one: Rescale, kept: np.ndarray) -> np.ndarray:
 class _Rebuilding:
     """One model that is built again."""
 
-    def __init__(self, channels: Channels, kept: np.ndarray):
-        self._channels, self._links, self._kept = channels, channels.links, kept
+    def __init__(self, channels: Channels, kept: np.ndarray, biases: Mapping[int, np.ndarray]):
+        self._channels, self._links, self._kept, self._biases = channels, channels.links, kept, biases
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, Any] = {}
         self._makeable: dict[int, bool] = {}
@@ -207,6 +212,8 @@ class _Rebuilding:
         for name, layer in self._links.inner.get(id(operation), {}).items():
             changes[name] = keras.saving.serialize_keras_object(self._again(layer))
         changes |= resolved(self._links.resized.get(id(operation), {}), self._kept)
+        if id(operation) in self._biases:
+            changes["use_bias"] = True
         if prefix and isinstance(operation, keras.layers.Layer):
             changes["name"] = self._unused(f"{prefix}{operation.name}")
         return made_again(operation, changes)
@@ -220,6 +227,8 @@ class _Rebuilding:
         """Returns the new variable of each former one."""
         found: Variables = {}
         for old, new in self._layers.values():
+            if id(old) in self._biases:
+                new.bias.assign(self._biases[id(old)])
             for one, other in pairs_of(old, new):
                 if id(one) not in found:
                     found[id(one)] = one, other

@@ -11,6 +11,7 @@ import numpy as np
 from prunekit.anatomy.channel_links import WeightAxes
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.targets import Target, find_targets
+from prunekit.anatomy.weight_entries import masked, zeroed
 from prunekit.core.calibration import batches_of
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
@@ -18,7 +19,6 @@ from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.layerwise import LayerwiseRepair
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
-from prunekit.techniques.shrink.weight_entries import masked, zeroed
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from prunekit.anatomy.channels import Stop
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.sections import Column, Picture, Section, Value
+from prunekit.techniques.shrink.adjustments import Adjustment, adjustments_section
 from prunekit.techniques.shrink.repair import RepairError
 
 # Place of the stops at the outputs of a model, which have no path.
@@ -51,6 +52,7 @@ class ShrinkReport(Displayed):
         groups: The groups of channels.
         stops: What keeps channels that no group has, with reasons.
         errors: Error of each layer's outputs on the calibration data, before and after the repair.
+        adjustments: Changes of layers that keep the outputs as they are, exact and approximate.
         notes: Remarks.
         kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries; at the
             input axis of a grouped convolution one row of indices for each group.
@@ -62,6 +64,7 @@ class ShrinkReport(Displayed):
     groups: tuple[ShrunkGroup, ...]
     stops: tuple[Stop, ...] = ()
     errors: tuple[RepairError, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
     notes: tuple[str, ...] = ()
     kept: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
 
@@ -70,9 +73,16 @@ class ShrinkReport(Displayed):
         """Number of channels in all groups (before, after)."""
         return sum(group.before for group in self.groups), sum(group.after for group in self.groups)
 
+    @property
+    def approximations(self) -> tuple[Adjustment, ...]:
+        """The adjustments that are not exact."""
+        return tuple(one for one in self.adjustments if one.error is not None)
+
     def sections(self) -> list[Section]:
-        """Returns the report as sections: groups, what stays, errors of the repair."""
+        """Returns the report as sections: groups, what stays, adjustments, errors of the repair."""
         found = [groups_section(self.groups), stops_section(self.stops)]
+        if self.adjustments:
+            found.append(adjustments_section(self.adjustments))
         if self.errors:
             found.append(_errors_section(self.errors))
         return found
@@ -91,6 +101,7 @@ class ShrinkReport(Displayed):
             "groups": [{**asdict(group), "kept": list(group.kept)} for group in self.groups],
             "stops": [{**asdict(stop), "layers": list(stop.layers)} for stop in self.stops],
             "errors": [asdict(error) for error in self.errors],
+            "adjustments": [asdict(adjustment) for adjustment in self.adjustments],
             "notes": list(self.notes),
             "kept": {
                 name: {str(axis): indices.tolist() for axis, indices in axes.items()}
@@ -102,6 +113,7 @@ class ShrinkReport(Displayed):
         lines = [f"{self.model_name}: {self.verdict()}"]
         lines += [f"  {group.name}: {group.before} -> {group.after} channels" for group in self.groups]
         lines += [f"  stays: {stop_line(stop)}" for stop in self.stops]
+        lines += [f"  adjusted: {adjustment}" for adjustment in self.adjustments]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 

@@ -8,22 +8,34 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.core.calibration import batches_of, check_inputs
+from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
 from prunekit.suggestions import check_names
+from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
-from prunekit.techniques.shrink.importance import importances, producing, ranked_weights
+from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.layer_copies import takes_a_graph
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
 from prunekit.techniques.shrink.repair import RepairError, repaired
-from prunekit.techniques.shrink.selection import Order
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
-from prunekit.techniques.shrink.verification import verify
+from prunekit.techniques.shrink.verification import (
+    TOLERANCE,
+    NotComparedError,
+    outputs_error,
+    probe_inputs,
+    verify,
+)
+from prunekit.techniques.shrink.zero_channels import zero_channels
+
+# Largest relative difference of outputs that is rounding, in float32.
+OUTPUTS_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +72,9 @@ def shrink(
 
     A channel is removed from every weight in which it occurs: the filter that computes it, the normalization after it,
     and the inputs of the layers that read it. The new model computes what the model computes with zeros in all these
-    entries. It has the same inputs and outputs, loads without prunekit, and keeps names, compile settings and the
-    optimizer's state, so that training goes on.
+    entries. If all kernels that compute a channel are zero, the channel is a constant, which is folded into the layers
+    that read it; only with a repair this is left to the repair. The new model has the same inputs and outputs, loads
+    without prunekit, and keeps names, compile settings and the optimizer's state, so that training goes on.
 
     Args:
         model: A built Keras model.
@@ -91,9 +104,45 @@ def shrink(
     return found.model, found.report
 
 
+def remove_zero_channels(
+    model: Any,
+    *,
+    minimum: int = 1,
+    multiple: int = 1,
+    include: Sequence[str] | str = (),
+    exclude: Sequence[str] | str = (),
+    data: Any = None,
+    inputs: Any = None,
+) -> tuple[Any, ShrinkReport]:
+    """Removes the channels whose kernels are zero; returns (a smaller model, its report). The given model stays.
+
+    This follows a training in which whole channels were pruned by masks. A channel is removed if all kernels that
+    compute it, those of all layers of a residual sum, are entirely zero. Biases and normalizations may have made it a
+    constant, which is folded into the layers that read it, so that the outputs stay equal. Where that is not exact, as
+    before a padded convolution, the report has the error: `report.approximations`.
+
+    Args:
+        model: A built Keras model.
+        minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
+        multiple: Rounds the kept channels of each group up to a multiple, such as 8.
+        include: Names, globs or `re:` patterns of layers whose channels may be removed; empty = all.
+        exclude: Names, globs or `re:` patterns of layers whose channels stay; overrides `include`.
+        data: Inputs on which constants are observed and errors are measured, as `pk.prune` takes calibration data.
+            None = random inputs; axes of open length then have 16 entries.
+        inputs: Example inputs, or their shapes, for the multiply-accumulates of a model without declared inputs.
+
+    Raises:
+        ValueError: The model has no channels that can be removed; the model cannot be followed.
+        TypeError: `model` is not a Keras 3 model.
+    """
+    options = ShrinkOptions(minimum=minimum, multiple=multiple, include=include, exclude=exclude, repair="none")
+    found = shrunk(model, None, options, data, inputs=inputs)
+    return found.model, found.report
+
+
 def shrunk(
     model: Any,
-    target: Target,
+    target: Target | None,
     options: ShrinkOptions,
     data: Any = None,
     *,
@@ -104,7 +153,7 @@ def shrunk(
 
     Args:
         model: A built Keras model.
-        target: How much is left.
+        target: How much is left; None removes the channels whose kernels are zero, and no others.
         options: Which channels are removed, and the repair.
         data: Calibration data, or None.
         inputs: As for `shrink`.
@@ -117,35 +166,85 @@ def shrunk(
     found = find_channels(model)
     if data is not None:
         check_inputs(model, next(iter(batches_of(data)))[0])
-    reasons = _reasons(found, options)
+    reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
-    if not free:
-        raise ValueError(_nothing(found, reasons))
-    values = importances(found, options, data if get_criterion(options.criterion).needs else None)
-    order = Order([found.groups[i] for i in free], [values[i] for i in free], options)
+    zero = zero_channels(found)
+    if target is None:
+        values = [(~np.isin(group.channels, zero)).astype("float64") for group in found.groups]
+    else:
+        criterion = get_criterion(options.criterion)
+        scores = entry_scores(found, criterion, data if criterion.needs else None)
+        values = GroupImportance(options.reduction, options.normalize).of(found, scores)
+    groups, given = [found.groups[i] for i in free], [values[i] for i in free]
+    order = Order(groups, given, options.allocation, minimum=options.minimum, multiple=options.multiple)
     budget = Budget(found, inputs)
-    counts = _counts(order, budget, target, options)
+    counts = _zero_counts(groups, given, options) if target is None else _counts(order, budget, target, options)
     removed = order.removed(counts)
-    smaller, variables = without_channels(found, removed)
-    notes = [*_rounding_notes(order, counts, options), *_notes(found, removed, smaller, data)]
-    notes += _unused_layers(found.model, variables)
+    built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
+    notes = [*_rounding_notes(order, counts, options), *built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
         repaired_values, errors = repaired(found, removed, data, repair, progress)
-        assign_cut(found, removed, variables, repaired_values)
-    notes += carry_over(found, found.kept_numbers(removed), smaller, variables)
-    return Shrunk(smaller, _report(found, removed, reasons, budget, errors, notes), found, removed, variables)
+        assign_cut(found, removed, built.variables, repaired_values)
+    notes += carry_over(found, found.kept_numbers(removed), built.model, built.variables)
+    report = _report(found, removed, reasons, budget, built, errors, notes)
+    return Shrunk(built.model, report, found, removed, built.variables)
 
 
-def _notes(found: Channels, removed: np.ndarray, smaller: Any, data: Any) -> list[str]:
-    """Compares the smaller model with the former one; returns what the user has to know of it."""
-    unverified, kind = verify(found, removed, smaller, data), type(found.model)
-    notes = [f"The smaller model was not compared with the model: {unverified}."] if unverified else []
+@dataclass(frozen=True, eq=False)
+class _Built:
+    """A smaller model before the repair, with the adjustments that were needed, and remarks."""
+
+    model: Any
+    variables: Variables
+    constants: Constants
+    adjustments: tuple[Adjustment, ...]
+    notes: tuple[str, ...]
+
+
+def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any) -> _Built:
+    """Builds the smaller model, compares it with the model, and folds the constants of channels that no input reaches.
+
+    Args:
+        found: The channels of the model.
+        removed: The removed channels.
+        constant: Those of them whose constants are folded.
+        data: Calibration data, or None.
+    """
+    smaller, variables = without_channels(found, removed)
+    kind, notes = type(found.model), []
     if kind.train_step is not type(smaller).train_step:
         notes.append(f"The smaller model is a {type(smaller).__name__}, without the train_step of {kind.__name__}.")
     elif not takes_a_graph(kind) and type(smaller) is not kind:
         notes.append(f"The smaller model is a keras.Model of layers, without the methods of {kind.__name__}.")
-    return notes
+    try:
+        inputs = probe_inputs(found, data)
+        verify(found, removed, smaller, inputs)
+    except NotComparedError as reason:
+        notes.insert(0, f"The smaller model was not compared with the model: {reason}.")
+        if constant.size:
+            notes.insert(1, f"The constants of {constant.size} removed channels, if any, were not folded: pass `data`.")
+        return _Built(smaller, variables, NO_CONSTANTS, (), tuple(notes))
+    if not constant.size:
+        return _Built(smaller, variables, NO_CONSTANTS, (), tuple(notes))
+    constants = fold_constants(found, removed, constant, inputs)
+    if constants.biases:
+        smaller, variables = without_channels(found, removed, constants)
+    else:
+        assign_cut(found, removed, variables, constants.values)
+    error = outputs_error(found, np.setdiff1d(removed, constant), smaller, inputs)
+    adjustments = (*constants.adjustments, *_of_outputs(found.model, constants, error))
+    return _Built(smaller, variables, constants, adjustments, tuple(notes))
+
+
+def _of_outputs(model: Any, constants: Constants, error: float) -> list[Adjustment]:
+    """Returns the error of the outputs if something was approximated."""
+    if any(one.error is not None for one in constants.adjustments):
+        return [Adjustment("outputs", "all approximations together", error)]
+    half = any("16" in str(layer.compute_dtype) for layer in model._flatten_layers())
+    if error <= (TOLERANCE if half else OUTPUTS_ROUNDING):
+        return []
+    return [Adjustment("outputs", "constants dropped that are read by other layers than matrix products", error)]
 
 
 def _unused_layers(model: Any, variables: Variables) -> list[str]:
@@ -156,27 +255,10 @@ def _unused_layers(model: Any, variables: Variables) -> list[str]:
     return [f"Layers that no call uses are not in the smaller model: {listed}."] if names else []
 
 
-def _reasons(found: Channels, options: ShrinkOptions) -> list[str]:
-    """Returns for each group why it stays whole, or ""."""
-    if not options.include and not options.exclude:
-        return [""] * len(found.groups)
-    targets, _ = ranked_weights(found.model)
-    selected, skipped = ranked_weights(found.model, options.include, options.exclude)
-    chosen = {target.name for target in selected}
-    excluded = {one.name: one.reason for one in skipped if one.reason.startswith("excluded")}
-    reasons = []
-    for group in found.groups:
-        names = producing(group, targets) or [member.weight for member in group.members]
-        named = [excluded[one] for one in names if one in excluded]
-        others = [] if chosen.intersection(names) else ["not matched by include"]
-        reasons.append(next(iter([*named, *others]), ""))
-    return reasons
-
-
-def _nothing(found: Channels, reasons: Sequence[str]) -> str:
-    stops = [f"{stop.place or 'outputs'}: {stop.reason}" for stop in found.stops]
-    listed = "; ".join(dict.fromkeys([*filter(None, reasons), *stops][:8])) or "the model has no hidden layers"
-    return f"The model {found.model.name!r} has no channels that can be removed. Received: {listed}."
+def _zero_counts(groups: Sequence[Group], values: Sequence[np.ndarray], options: ShrinkOptions) -> np.ndarray:
+    """Returns how many units of each group have zero channels only, and may be removed."""
+    matrices = [(one == 0).reshape(group.parts, -1) for group, one in zip(groups, values, strict=True)]
+    return np.array([min(one.sum(axis=1).min(), max(one.shape[1] - options.minimum, 0)) for one in matrices], int)
 
 
 def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions) -> np.ndarray:
@@ -224,6 +306,7 @@ def _report(
     removed: np.ndarray,
     reasons: Sequence[str],
     budget: Budget,
+    built: _Built,
     errors: Sequence[RepairError],
     notes: Sequence[str],
 ) -> ShrinkReport:
@@ -238,9 +321,17 @@ def _report(
                 kept.setdefault(member.weight, {})[member.axis] = (
                     left[0] if member.channels.ndim == 1 else np.stack(left)
                 )
-    parameters = budget.parameters, budget.parameters_without(removed)
+    added = sum(bias.size for bias in built.constants.biases.values())
     return ShrinkReport(
-        found.model.name, parameters, _macs(budget, removed), groups, found.stops, tuple(errors), tuple(notes), kept
+        model_name=found.model.name,
+        parameters=(budget.parameters, budget.parameters_without(removed) + added),
+        macs=_macs(budget, removed),
+        groups=groups,
+        stops=found.stops,
+        errors=tuple(errors),
+        adjustments=built.adjustments,
+        notes=tuple(notes),
+        kept=kept,
     )
 
 

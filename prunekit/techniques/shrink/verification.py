@@ -9,9 +9,9 @@ import numpy as np
 
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.model_graph import graph_of
+from prunekit.anatomy.weight_entries import zeroed
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.weight_entries import zeroed
 
 EXAMPLES = 2
 # Length of an open axis of drawn inputs.
@@ -20,57 +20,89 @@ OPEN = 16
 TOLERANCE = 0.03
 
 
-def verify(channels: Channels, removed: np.ndarray, smaller: Any, data: Any) -> str:
+class NotComparedError(Exception):
+    """Two models cannot be compared; the message is the reason."""
+
+
+def verify(channels: Channels, removed: np.ndarray, smaller: Any, inputs: Any) -> None:
     """Checks that the smaller model computes what the model with zeros in the removed channels computes.
 
     Args:
         channels: The channels of the model.
         removed: The removed channels.
         smaller: The smaller model, not repaired.
-        data: Calibration data, or None for random inputs.
-
-    Returns:
-        "", or the reason why the models were not compared.
+        inputs: Inputs of the model.
 
     Raises:
         ValueError: The outputs differ.
+        NotComparedError: The model does not accept the inputs.
     """
-    model = channels.model
-    kept = channels.kept_numbers(removed)
-    try:
-        inputs = _examples(model, data)
-    except Exception as error:  # noqa: BLE001  # inputs of a user's model may be anything
-        return f"no inputs could be made ({error})"
-    values = zeroed(channels, kept)
+    error = outputs_error(channels, removed, smaller, inputs)
+    if error > TOLERANCE:
+        raise ValueError(
+            f"The smaller model computes other outputs than the model {channels.model.name!r} with zeros in the "
+            f"removed channels, which is a fault of prunekit. Received: a relative difference of {error:.2g}. Leave "
+            "out custom layers with `exclude`, and report the model."
+        )
+
+
+def outputs_error(channels: Channels, zero: np.ndarray, smaller: Any, inputs: Any) -> float:
+    """Returns the largest difference of an output from the model with zeros in some channels.
+
+    The difference is relative to the largest entry of the output, and infinite for an output of another shape. Outputs
+    that are not finite are left out.
+
+    Args:
+        channels: The channels of the model.
+        zero: The channels whose entries are zero.
+        smaller: The smaller model.
+        inputs: Inputs of the model.
+
+    Raises:
+        NotComparedError: The model does not accept the inputs.
+    """
+    values = zeroed(channels, channels.kept_numbers(zero))
     mapping = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in values]
     try:
         with keras.StatelessScope(state_mapping=mapping):
-            wanted = model(inputs, training=False)
-    except Exception as error:  # noqa: BLE001  # random inputs may be none that the model accepts
-        return f"the model does not accept the inputs ({str(error).splitlines()[0]})"
+            wanted = channels.model(inputs, training=False)
+    except Exception as error:  # random inputs may be none that the model accepts
+        raise NotComparedError(f"the model does not accept the inputs ({str(error).splitlines()[0]})") from error
     pairs = zip(_arrays(wanted), _arrays(smaller(inputs, training=False)), strict=True)
-    for index, (one, other) in enumerate(pairs):
-        size = np.abs(one).max(initial=0.0)
-        if one.shape != other.shape or (np.isfinite(size) and np.abs(one - other).max(initial=0.0) > TOLERANCE * size):
-            raise ValueError(
-                f"The smaller model computes other outputs than the model {model.name!r} with zeros in the removed "
-                f"channels, which is a fault of prunekit. Received: a difference at output {index}. Leave out custom "
-                "layers with `exclude`, and report the model."
-            )
-    return ""
+    return max((_difference(one, other) for one, other in pairs), default=0.0)
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
+    if one.shape != other.shape:
+        return np.inf
+    size, change = np.abs(one).max(initial=0.0), np.abs(one - other).max(initial=0.0)
+    if not np.isfinite(size) or change == 0:
+        return 0.0
+    return float(change / size) if size and np.isfinite(change) else np.inf
 
 
 def _arrays(outputs: Any) -> list[np.ndarray]:
     return [np.asarray(array_of(leaf), np.float64) for leaf in keras.tree.flatten(outputs)]
 
 
-def _examples(model: Any, data: Any) -> Any:
+def probe_inputs(channels: Channels, data: Any) -> Any:
+    """Returns two examples of the calibration data, or random inputs of the model.
+
+    Raises:
+        NotComparedError: No inputs could be made.
+    """
+    try:
+        return _examples(channels, data)
+    except Exception as error:  # inputs of a user's model may be anything
+        raise NotComparedError(f"no inputs could be made ({error})") from error
+
+
+def _examples(channels: Channels, data: Any) -> Any:
     if data is not None:
         inputs, _ = next(iter(batches_of(data)))
         return keras.tree.map_structure(lambda array: array[:EXAMPLES], inputs)
-    graph = graph_of(model)
-    if graph is None:
-        raise ValueError("the model declares none")
+    graph, call = graph_of(channels.model), channels.opened.get(id(channels.model))
+    declared = call.args[0] if call is not None else graph.input
     draw = np.random.default_rng(0)
 
     def drawn(tensor: Any) -> np.ndarray:
@@ -84,4 +116,4 @@ def _examples(model: Any, data: Any) -> Any:
         # Numbers of any vocabulary; none is padding.
         return np.ones(shape, dtype)
 
-    return keras.tree.map_structure(drawn, graph.input)
+    return keras.tree.map_structure(drawn, declared)

@@ -1,4 +1,4 @@
-"""Selects the channels to remove: one order of removal for all groups, and how far along it to go."""
+"""The order in which channels are removed: one order for all groups, and how far along it to go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from prunekit.anatomy.channels import Group
-from prunekit.techniques.shrink.options import ShrinkOptions
+
+ALLOCATIONS = ("uniform", "alike", "global")
 
 
 class Order:
@@ -20,15 +21,25 @@ class Order:
     Args:
         groups: The groups that may shrink.
         importances: Importance of each channel of each group.
-        options: Allocation, minimum and multiple.
+        allocation: "uniform", "alike" or "global".
+        minimum: Smallest number of units that a group keeps.
+        multiple: The kept units of each group are rounded up to a multiple of this number.
 
     Attributes:
         length: How many units can be removed; a unit is one channel, or one of each part of a grouped convolution.
         total: How many units there are.
     """
 
-    def __init__(self, groups: Sequence[Group], importances: Sequence[np.ndarray], options: ShrinkOptions) -> None:
-        self._minimum, self._multiple, allocation = options.minimum, options.multiple, options.allocation
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        importances: Sequence[np.ndarray],
+        allocation: str = "uniform",
+        *,
+        minimum: int = 1,
+        multiple: int = 1,
+    ) -> None:
+        self._minimum, self._multiple = minimum, multiple
         self._units = [_units(*pair) for pair in zip(groups, importances, strict=True)]
         self.total = sum(len(values) for _, values in self._units)
         pools: dict[object, list[int]] = {}

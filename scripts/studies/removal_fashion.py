@@ -1,0 +1,167 @@
+"""Accuracy and LiteRT latency of networks for Fashion-MNIST at half of their multiply-accumulates."""
+
+import argparse
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from benchmarks.figures import turn_ratios
+from benchmarks.machine import in_turns
+
+import prunekit as pk
+from studies import fashion
+from studies.results import Results
+
+NETWORKS = {"ResNet-8": "resnet8", "inverted residuals": "mobilenet"}
+EXAMPLES, EPOCHS = 1024, 3
+OPTIONS: dict[str, Any] = {"macs": 0.5, "criterion": "mean_activation", "multiple": 4, "tolerance": None}
+MASKED = 0.5
+TURNS = 60
+DENSE_WEIGHTS = Path(".study") / "dense"
+PAGE = Path("docs/measured/removal-fashion.md")
+HEAD = f"""# Measured: half of the arithmetic
+
+Accuracy on the 10,000 test images of Fashion-MNIST, and time of LiteRT (float32, batch 1, one thread), of two networks
+without half of their multiply-accumulates. The dense networks are trained for {fashion.EPOCHS} epochs (Adam, learning
+rate 0.001, batches of {fashion.BATCH}, seed 0). `pk.shrink(model, macs=0.5, criterion="mean_activation", multiple=4)`
+reads {EXAMPLES:,} training images for the choice of channels and the repair. "Trained": {EPOCHS} epochs more, with
+a learning rate that falls from 0.001 to 0 along a cosine. In the last row of each network the same {EPOCHS} epochs mask
+whole groups of channels (`policy="channel_groups"`, {MASKED:.0%} of the entries, over the first two epochs), and
+`pk.remove_zero_channels` removes them. Times are ratios to the dense network, measured in turns, medians of {TURNS}.
+Test images are used for these accuracies alone. One run each. `scripts/study removal-fashion` makes this page.
+
+| network | channels removed | MACs | parameters | accuracy | LiteRT time |
+|---|---|---|---|---|---|
+"""
+
+
+class Study:
+    """Measures what a page shows of one network.
+
+    Args:
+        name: A key of `fashion.NETWORKS`.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.train, self.test = fashion.images("train"), fashion.images("t10k")
+        drawn = np.sort(np.random.default_rng(0).choice(len(self.train[1]), EXAMPLES, replace=False))
+        self.calibration = tuple(array[drawn] for array in self.train)
+        self.results = Results(PAGE.with_suffix(".json"))
+
+    def dense(self) -> Any:
+        """The trained dense network."""
+        keras.utils.clear_session()
+        gc.collect()
+        keras.utils.set_random_seed(0)
+        model = fashion.network(keras, self.name, 0)
+        path = DENSE_WEIGHTS / f"{self.name}-0.weights.h5"
+        if path.exists():
+            model.load_weights(path)
+        else:
+            model.fit(fashion.batches(self.train, 0), epochs=fashion.EPOCHS, steps_per_epoch=fashion.STEPS, verbose=2)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            model.save_weights(path)
+        return model
+
+    def tuned(self, model: Any, callbacks: Any = ()) -> Any:
+        """The model after the epochs of training with a falling learning rate."""
+        fashion.compile_network(keras, model)
+        rate = keras.optimizers.schedules.CosineDecay(0.001, EPOCHS * fashion.STEPS)
+        model.optimizer.learning_rate = rate
+        batches = fashion.batches(self.train, 1)
+        model.fit(batches, epochs=EPOCHS, steps_per_epoch=fashion.STEPS, verbose=2, callbacks=list(callbacks))
+        return model
+
+    def figures(self, model: Any, dense: Any) -> dict[str, Any]:
+        """Accuracy, sizes and ratios of time to the dense network."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: Path(folder) / f"{name}.tflite" for name in ("dense", "smaller")}
+            for name, one in (("dense", dense), ("smaller", model)):
+                one.export(files[name], format="litert", verbose=False)
+            seconds = in_turns({name: run_of(file) for name, file in files.items()}, TURNS)
+        return {
+            "accuracy": fashion.measured(model, self.test)["accuracy"],
+            "parameters": model.count_params(),
+            "macs": pk.cost(model).macs,
+            "ratio": float(np.median(turn_ratios(seconds["smaller"], seconds["dense"]))),
+        }
+
+    def run(self) -> None:
+        """Measures what is missing."""
+
+        def shrunk() -> dict[str, Any]:
+            dense = self.dense()
+            return self.figures(pk.shrink(dense, data=self.calibration, **OPTIONS)[0], dense)
+
+        def trained() -> dict[str, Any]:
+            dense = self.dense()
+            return self.figures(self.tuned(pk.shrink(dense, data=self.calibration, **OPTIONS)[0]), dense)
+
+        def masked() -> dict[str, Any]:
+            dense, model = self.dense(), self.dense()
+            schedule = pk.PolynomialDecay(0.0, MASKED, 0, 2 * fashion.STEPS, frequency=104)
+            self.tuned(model, [pk.PruningCallback(schedule, policy="channel_groups")])
+            return self.figures(pk.remove_zero_channels(model)[0], dense)
+
+        def whole() -> dict[str, Any]:
+            dense = self.dense()
+            return self.figures(dense, dense)
+
+        for title, measure in (
+            (("none", whole)),
+            ("at once", shrunk),
+            ("at once, trained", trained),
+            ("masked, trained", masked),
+        ):
+            self.results.get(f"{self.name} / {title}", measure)
+            PAGE.write_text(page(self.results), encoding="utf-8")
+
+
+def run_of(file: Path) -> Any:
+    """Returns a function that runs a file ten times in LiteRT, on one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(file), num_threads=1)
+    interpreter.allocate_tensors()
+    entry = interpreter.get_input_details()[0]
+    interpreter.set_tensor(entry["index"], np.random.default_rng(0).random(entry["shape"], "float32"))
+
+    def run() -> None:
+        for _ in range(10):
+            interpreter.invoke()
+
+    return run
+
+
+def page(results: Results) -> str:
+    """Returns the page as Markdown."""
+    rows = []
+    for title, name in NETWORKS.items():
+        for way in ("none", "at once", "at once, trained", "masked, trained"):
+            one, dense = results.values.get(f"{name} / {way}"), results.values.get(f"{name} / none")
+            if one is None or dense is None:
+                rows.append(f"| {title} | {way} | – | – | – | – |")
+                continue
+            shares = [one[key] / dense[key] for key in ("macs", "parameters")]
+            rows.append(
+                f"| {title} | {way} | {shares[0]:.3f} | {shares[1]:.3f} | {one['accuracy']:.4f} | {one['ratio']:.2f} |"
+            )
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Measures what is missing, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(NETWORKS.values()), help="one network")
+    only = parser.parse_args().only
+    for name in NETWORKS.values():
+        if only in (None, name):
+            Study(name).run()
+
+
+if __name__ == "__main__":
+    main()
