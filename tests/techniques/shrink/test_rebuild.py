@@ -6,6 +6,7 @@ import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize
 from removed_channels import arrays, difference, drawn, outputs_with, zeroed
 
+import prunekit as pk
 from prunekit.anatomy.channels import find_channels
 from prunekit.techniques.shrink.rebuild import without_channels
 
@@ -112,6 +113,111 @@ def test_a_layer_whose_own_weight_meets_the_channels_keeps_them():
     assert not channels.groups
     stop = next(stop for stop in channels.stops if "gain" in stop.place)
     assert "Gain" in stop.reason and "one" in stop.layers
+
+
+class Halves(keras.layers.Layer):
+    """Writes a number into its config that its constructor does not take, and reads open lengths."""
+
+    def __init__(self, units, **options):
+        super().__init__(**options)
+        self.dense, self.never = keras.layers.Dense(units), keras.layers.Dense(3, name="never")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.never.build(shape)
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.dense.units, "half": self.dense.units // 2}
+
+    def call(self, x):
+        x = self.dense(x)
+        batch, length, units = keras.ops.shape(x)
+        factor = keras.ops.convert_to_tensor(0.5)
+        return keras.ops.reshape(x, (batch, length, 2, units // 2)) * factor
+
+
+def halves():
+    inputs = keras.Input((None, 5))
+    x = Halves(6, name="halves")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(4, name="after")(x))
+
+
+@pytest.mark.every_backend
+def test_a_layer_without_a_config_that_works_is_replaced_by_the_layers_inside_it(tmp_path):
+    model = halves()
+    inputs = np.random.default_rng(0).normal(size=(3, 7, 5)).astype("float32")
+    found, smaller = largest_difference(model, inputs)
+    assert found <= 1e-5 and smaller.get_layer("halves_dense").units < 6
+    channels = find_channels(model)
+    same, _ = without_channels(channels, np.zeros(0, int))
+    same.save(tmp_path / "same.keras")
+    loaded = keras.models.load_model(tmp_path / "same.keras")
+    assert difference(arrays(model(inputs)), arrays(loaded(inputs))) <= 1e-6
+
+
+def test_layers_that_no_call_uses_are_noted():
+    _, report = pk.shrink(halves(), channels=0.5)
+    assert "Layers that no call uses are not in the smaller model: halves/never." in report.notes
+
+
+@pytest.mark.every_backend
+def test_copies_of_one_entry_are_removed_with_what_reads_them():
+    inputs = keras.Input((5,))
+    one = keras.layers.Dense(1, name="one")(inputs)
+    x = keras.ops.repeat(one, 6, axis=-1) * keras.layers.Dense(6, name="six")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    found, smaller = largest_difference(model, np.ones((2, 5), "float32"))
+    assert found <= 1e-5 and smaller.get_layer("six").units == 3
+
+
+def test_a_nested_model_that_shares_a_layer_with_the_outer_one_loads_from_the_file(tmp_path):
+    table = keras.layers.ReversibleEmbedding(9, 6, name="table")
+    tokens = keras.Input((4,), dtype="int32")
+    inner = keras.Model(tokens, keras.layers.Dense(6, name="dense")(table(tokens)), name="inner")
+    outer = keras.Input((4,), dtype="int32")
+    model = keras.Model(outer, table(inner(outer), reverse=True))
+    inputs = np.arange(8).reshape(2, 4)
+    found, smaller = largest_difference(model, inputs)
+    assert found <= 1e-5
+    smaller.save(tmp_path / "smaller.keras")
+    loaded = keras.models.load_model(tmp_path / "smaller.keras")
+    assert difference(arrays(smaller(inputs)), arrays(loaded(inputs))) == 0
+
+
+class Sigmoid(keras.layers.MultiHeadAttention):
+    def _masked_softmax(self, attention_scores, attention_mask=None):
+        return keras.ops.sigmoid(attention_scores)
+
+
+class Unmasked(keras.layers.MultiHeadAttention):
+    def _compute_attention(self, query, key, value, *args, **options):
+        scores = keras.ops.sigmoid(keras.ops.einsum(self._dot_product_equation, key, query))
+        return keras.ops.einsum(self._combine_equation, scores, value), scores
+
+
+@pytest.mark.parametrize("kind", [Sigmoid, Unmasked])
+def test_attention_with_an_inside_of_its_own_is_followed_by_the_calls_inside_it(kind):
+    inputs = keras.Input((5, 8))
+    h = keras.layers.Dense(8, name="before")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(kind(2, 4, name="attention")(h, h)))
+    data = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    assert largest_difference(model, data)[0] <= 1e-5
+
+
+class Eager(keras.layers.MultiHeadAttention):
+    def _compute_attention(self, query, key, value, *args, **options):
+        raise RuntimeError("not on symbolic tensors")
+
+    def compute_output_spec(self, query, *args, **options):
+        return keras.KerasTensor(query.shape, dtype=query.dtype)
+
+
+def test_attention_whose_inside_cannot_be_followed_keeps_its_channels_and_says_so():
+    inputs = keras.Input((5, 8))
+    h = keras.layers.Dense(8, name="before")(inputs)
+    channels = find_channels(keras.Model(inputs, keras.layers.Dense(3)(Eager(2, 4, name="attention")(h, h))))
+    stop = next(stop for stop in channels.stops if stop.place == "attention")
+    assert not channels.groups and "Eager is not known" in stop.reason
 
 
 def test_a_model_that_cannot_be_followed_is_refused_by_name():
