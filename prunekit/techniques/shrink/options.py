@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from prunekit.anatomy.channel_normalization import APPROXIMATIONS
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
@@ -29,6 +30,20 @@ class Options(TypedDict, total=False):
     exclude: Sequence[str] | str
     repair: str | None
     tolerance: float | None
+    approximate: Sequence[str] | str
+
+
+def approximations(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Returns the names of allowed approximations as a tuple.
+
+    Raises:
+        ValueError: A name is not known.
+    """
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in APPROXIMATIONS:
+            raise ValueError(f"`approximate` takes names of {', '.join(APPROXIMATIONS)}. Received: {name!r}.")
+    return names
 
 
 @dataclass(frozen=True)
@@ -85,12 +100,14 @@ class ShrinkOptions:
     exclude: Sequence[str] | str = ()
     repair: str | None = None
     tolerance: float | None = 0.02
+    approximate: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
         for name, known in (("reduction", REDUCTIONS), ("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
             if getattr(self, name) not in known:
                 listed = ", ".join(filter(None, known))
                 raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")
+        object.__setattr__(self, "approximate", approximations(self.approximate))
         whole("minimum", self.minimum, 1)
         whole("multiple", self.multiple, 1)
         if self.tolerance is not None:
