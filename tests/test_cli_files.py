@@ -271,6 +271,23 @@ class TestShrink:
         assert shapes == [(8, 4), (4,), (4, 4), (4,)]
         assert [path.name for path in Path("new").iterdir()] == ["net.keras"]
 
+    def test_channels_nonzero_removes_the_channels_whose_kernels_are_zero(self, run, stored):
+        import keras
+        import numpy as np
+
+        model = keras.models.load_model(stored)
+        kernel = np.array(model.get_layer("hidden").kernel)
+        kernel[:, [1, 4, 6]] = 0
+        model.get_layer("hidden").kernel.assign(kernel)
+        model.get_layer("hidden").bias.assign(np.ones(8))
+        model.save("zeros.keras")
+        code, out, _ = run("shrink", "zeros.keras", "--channels", "nonzero", "-o", "new.keras")
+        assert code == 0 and "Adjustments" in out and "5 of 8 channels are left." in out
+        x = np.random.default_rng(0).normal(size=(3, 8)).astype("float32")
+        smaller = keras.models.load_model("new.keras")
+        assert smaller.get_layer("hidden").units == 5
+        np.testing.assert_allclose(smaller.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
     @pytest.mark.parametrize("target", [("--macs", "0.5"), ("--parameters", "0.515")], ids=["macs", "parameters"])
     def test_the_other_targets_and_options_are_those_of_python(self, run, stored, target):
         options = ("--criterion", "l2", "--allocation", "global", "--multiple", "4", "--include", "hidden")
@@ -296,6 +313,11 @@ class TestShrink:
             (["MODEL", "-o", "new.keras"], "Pass exactly one of --channels, --parameters and --macs. Received: none."),
             (["MODEL", "--channels", "0.5", "--macs", "0.5", "-o", "new.keras"], "Received: --channels and --macs."),
             (["MODEL", "--channels", "50", "-o", "new.keras"], "For 50 %, pass 0.5."),
+            (["MODEL", "--channels", "none", "-o", "new.keras"], "a number such as 0.5, or nonzero. Received: 'none'."),
+            (
+                ["MODEL", "--channels", "nonzero", "--allocation", "global", "-o", "new.keras"],
+                "Received: --allocation, which would have no effect.",
+            ),
             (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),

@@ -54,9 +54,9 @@ ORDER = (
     (
         "techniques/shrink",
         "options channel_penalties zero_channels budget layer_copies simplify_report layer_graph "
-        "linear_layers folding adjustments constants rebuild repair verification optimizer_state shrink_report "
-        "groups_report shrinking graph_builder identities dead_branches duplicates simplifying "
-        "blocks block_report block_removal",
+        "linear_layers folding adjustments constants kept_statistics rebuild repair verification "
+        "optimizer_state shrink_report groups_report shrinking graph_builder identities dead_branches "
+        "duplicates simplifying blocks block_report block_removal",
     ),
     (
         "loops",

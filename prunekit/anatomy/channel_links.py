@@ -62,10 +62,32 @@ class Rescale:
     offset: float = 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class Approximated:
+    """A normalization over channels that can be removed: afterwards its statistics are those of the kept channels.
+
+    Attributes:
+        layer: The normalization.
+        place: Path of the layer.
+        axis: The axis of the channels.
+        channels: The channels.
+    """
+
+    layer: Any
+    place: str
+    axis: int
+    channels: np.ndarray
+
+
 class Links:
     """The channels of a model's weights and tensors, and what ties them together.
 
+    Args:
+        approximate: Names of the approximations that are allowed.
+
     Attributes:
+        approximate: The same names.
+        approximated: The layers that are approximated.
         size: How many channels were numbered so far.
         edges: Pairs of arrays of channels that are the same channels.
         walls: Channels that must stay, with reasons.
@@ -77,7 +99,9 @@ class Links:
         titles: First channel of a group -> name of the group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, approximate: Sequence[str] = ()) -> None:
+        self.approximate = frozenset(approximate)
+        self.approximated: list[Approximated] = []
         self.size = 1
         self.edges: list[tuple[np.ndarray, np.ndarray]] = []
         self.walls: list[Wall] = []
@@ -221,6 +245,10 @@ class Links:
         """States that a weight plus `offset` is multiplied by (length / kept) ** `power`; once for each weight."""
         if variable is not None and all(one.variable is not variable for one in self.rescaled):
             self.rescaled.append(Rescale(variable, numbers, power, offset))
+
+    def approximated_at(self, layer: Any, axis: int, numbers: np.ndarray) -> None:
+        """States that a normalization computes its statistics over these channels, of which some may be removed."""
+        self.approximated.append(Approximated(layer, self.place, axis, numbers))
 
     def contain(self, wrapper: Any, **layers: Any) -> None:
         """States which arguments of a wrapper are layers inside it."""

@@ -29,9 +29,30 @@ def _batch_norm(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x, zero=alone and (x.zero or layer.scale))]
 
 
+# Approximations that a user may allow.
+LAYER_NORMALIZATION = "layer_normalization"
+APPROXIMATIONS = (LAYER_NORMALIZATION,)
+
+
+def _approximated_norm(walk: Walk, call: Call, axis: int) -> list[Axes]:
+    """The statistics of the normalization are those of the kept channels."""
+    layer, x = call.operation, call.x
+    axis %= len(x.shape)
+    numbers = x.at(axis)
+    for variable in (layer.gamma, layer.beta):
+        walk.links.bind(variable, 0, numbers)
+    if numbers is None:
+        return [Axes.fixed(x.shape)]
+    walk.links.approximated_at(layer, axis, numbers)
+    return [replace(x, zero=layer.gamma is not None and x.labelled == (axis,))]
+
+
 def _layer_norm(walk: Walk, call: Call) -> list[Axes]:
     layer, x = call.operation, call.x
     axes = axes_of(layer)
+    known = len(axes) == 1 and not getattr(layer, "rms_scaling", False)
+    if known and LAYER_NORMALIZATION in walk.links.approximate:
+        return _approximated_norm(walk, call, axes[0])
     for axis in axes:
         walk.links.keep(x.at(axis), "LayerNormalization subtracts the mean of all channels")
     return [replace(x.without(axes), zero=False)]
@@ -75,6 +96,8 @@ def _group_norm(walk: Walk, call: Call) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     numbers = x.at(layer.axis)
     keep_other_axes(walk, x, layer.axis)
+    if layer.groups == 1 and LAYER_NORMALIZATION in links.approximate:
+        return _approximated_norm(walk, call, layer.axis)
     if numbers is None:
         return [Axes.fixed(x.shape)]
     links.bind(layer.gamma, 0, numbers)

@@ -113,17 +113,21 @@ def _size(axes: WeightAxes, kept: np.ndarray) -> int:
     return math.prod(shape)
 
 
-def find_channels(model: Any) -> Channels:
+def find_channels(model: Any, approximate: Sequence[str] = ()) -> Channels:
     """Returns the groups of channels of a built model.
 
     A model without a graph of layers is called on symbolic inputs.
+
+    Args:
+        model: The model.
+        approximate: Layers that are no walls, because an approximation is allowed; see `APPROXIMATIONS`.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
         ValueError: The model is not built; it has no graph, and its `call` cannot be followed.
     """
     check_built(model)
-    walk = _Walk()
+    walk = _Walk(approximate)
     graph = graph_of(model)
     if graph is not None:
         outputs = walk.graph(model, [Axes.fixed(tensor.shape) for tensor in graph.inputs])
@@ -139,8 +143,8 @@ def find_channels(model: Any) -> Channels:
 class _Walk:
     """Follows the calls of a model and collects links."""
 
-    def __init__(self) -> None:
-        self.links = Links()
+    def __init__(self, approximate: Sequence[str]) -> None:
+        self.links = Links(approximate)
         self.opened: dict[int, RecordedCall] = {}
         self.met: dict[int, list[np.ndarray]] = {}
 

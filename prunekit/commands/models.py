@@ -5,7 +5,7 @@ Keras and its backend are imported inside the commands: --help starts fast.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,33 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
 
 
 _TARGETS = ("channels", "parameters", "macs")
+# Removes the channels whose kernels are zero.
+_NONZERO = "nonzero"
+
+
+class _Channels(click.ParamType):
+    """The share of the channels to keep, or "nonzero"."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """Returns the number, or the word."""
+        if value == _NONZERO or isinstance(value, float):
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"expected a number such as 0.5, or {_NONZERO}. Received: {value!r}.", param, ctx)
 
 
 @click.command()
 @click.argument("model")
-@click.option("--channels", type=float, help="Fraction of the removable channels to keep, in (0, 1].")
+@click.option(
+    "--channels",
+    type=_Channels(),
+    metavar="FLOAT|nonzero",
+    help="Fraction of the removable channels to keep, in (0, 1]; nonzero removes those whose kernels are zero.",
+)
 @click.option("--parameters", type=float, help="Fraction of the parameters to keep.")
 @click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
 @click.option(
@@ -165,6 +187,12 @@ _TARGETS = ("channels", "parameters", "macs")
     type=click.IntRange(1),
     default=1,
     help="Rounds the kept channels of each group up to a multiple.  [default: 1]",
+)
+@click.option(
+    "--approximate",
+    type=click.Choice(["layer_normalization"]),
+    multiple=True,
+    help="Also remove channels where that is an approximation. May be repeated.",
 )
 @input_shape_option
 @_options_of_a_removal("shrink", "Layers")
@@ -179,12 +207,22 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     if len(asked) != 1:
         received = " and ".join(f"--{name}" for name in asked) or "none"
         raise click.UsageError(f"Pass exactly one of --channels, --parameters and --macs. Received: {received}.")
+    nonzero = asked.get("channels") == _NONZERO
+    if nonzero:
+        _check_nonzero(options)
     _check_files(model, output, force)
     found, data = _loaded(model, options)
-    from prunekit.techniques.shrink.shrinking import shrink as shrink_model
+    from prunekit.techniques.shrink.options import ShrinkOptions
+    from prunekit.techniques.shrink.options import Target as ShareLeft
+    from prunekit.techniques.shrink.shrinking import shrunk
 
+    inputs = options.pop("inputs")
+    if nonzero:
+        options["repair"] = "none"
+    target = None if nonzero else ShareLeft(*asked.popitem())
     with _progress("Repaired", data) as progress:
-        smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
+        done = shrunk(found, target, ShrinkOptions(**options), data, inputs=inputs, progress=progress)
+    smaller, report = done.model, done.report
     _write(smaller, Path(output))
     if as_json:
         print_json({"path": output, "report": report.to_dict()})
@@ -194,6 +232,16 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
         click.echo(f"note: {note}", err=True)
     click.echo(f"\n{report.verdict()} Written to {output}")
     return 0
+
+
+def _check_nonzero(options: Mapping[str, Any]) -> None:
+    defaults = {"criterion": "magnitude", "allocation": "uniform", "repair": None}
+    given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
+    if given:
+        raise click.UsageError(
+            f"--channels {_NONZERO} removes the channels whose kernels are zero. Received: {', '.join(given)}, which "
+            "would have no effect."
+        )
 
 
 def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from prunekit.recipe.fields import (
     Configured,
     Count,
+    Listed,
     Positive,
     Settings,
     WeightPatterns,
@@ -29,12 +30,24 @@ def _share(value: Any) -> Any:
 
 Share = Annotated[float, BeforeValidator(_share)]
 
+# The channels that are left are those with a kernel that is not zero.
+NONZERO = "nonzero"
+# What says which of the other channels go, and how.
+_SELECTING = ("criterion", "reduction", "normalize", "allocation", "calibration", "repair", "rounds")
+
+
+def _channels(value: Any) -> Any:
+    if value is None or value == NONZERO or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return _share(value)
+    raise refusal(f"expected the share that is left, in (0, 1], or {NONZERO}. Received: {shown(value)}.")
+
 
 class Shrink(Settings):
     """A step that removes channels, at once or in rounds with training after each removal.
 
     Attributes:
-        channels: Share of the removable channels that is left after the step, in (0, 1].
+        channels: Share of the removable channels that is left after the step, in (0, 1]; "nonzero" removes those whose
+            kernels are zero.
         parameters: Share of the parameters that is left.
         macs: Share of the multiply-accumulates that is left. Exactly one of the three is given.
         calibration: Training examples that criterion and repair read.
@@ -44,7 +57,7 @@ class Shrink(Settings):
     """
 
     example: ClassVar[str] = "{macs: 0.5}"
-    channels: Share | None = None
+    channels: Annotated[float | Literal["nonzero"] | None, BeforeValidator(_channels)] = None
     parameters: Share | None = None
     macs: Share | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
@@ -55,6 +68,7 @@ class Shrink(Settings):
     multiple: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
+    approximate: Annotated[tuple[Literal["layer_normalization"], ...], Listed] = ()
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -64,6 +78,13 @@ class Shrink(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.exactly_one(*MEASURES)
+        for name in _SELECTING if self.nonzero else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise refusal(
+                    f"{name!r} has no effect on channels: {NONZERO}, which removes the channels whose kernels are "
+                    "zero: leave it out.",
+                    name,
+                )
         self._check_criterion()
         if self.rounds > 1 and not self.epochs_per_round:
             raise refusal(
@@ -99,8 +120,18 @@ class Shrink(Settings):
         return self.given(*MEASURES)[0]
 
     @property
+    def nonzero(self) -> bool:
+        """True if the channels whose kernels are zero are removed, and no others."""
+        return self.channels == NONZERO
+
+    @property
+    def known_sizes(self) -> bool:
+        """True if the number of channels that each layer keeps does not depend on the weights."""
+        return self.allocation == "uniform" and not self.nonzero
+
+    @property
     def share(self) -> float:
-        """Share that is left after the step."""
+        """Share that is left after the step; not for channels that are zero."""
         return float(getattr(self, self.measure))
 
     @property

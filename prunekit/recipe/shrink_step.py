@@ -63,14 +63,15 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         _check_statistics(settings, run.model)
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
-        found = shrunk(run.model, Target(settings.measure, settings.share), options, inputs=inputs)
+        whole = None if settings.nonzero else Target(settings.measure, settings.share)
+        found = shrunk(run.model, whole, options, inputs=inputs)
         rows = [_row(1, found.report)]
         before = {group.name: group.before for group in found.report.groups}
         if settings.rounds > 1:
             options = dataclasses.replace(options, tolerance=None)
             model, rows = run.model, []
             for number in range(1, settings.rounds + 1):
-                found = shrunk(model, Target(settings.measure, _share(settings, rows)), options, inputs=inputs)
+                found = shrunk(model, _target(settings, rows), options, inputs=inputs)
                 model = found.model
                 rows.append(_row(number, found.report))
         left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
@@ -84,9 +85,10 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         """Returns the channels that are left, and a note if they depend on the weights at the time of the step."""
         changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
         notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
-        if prepared.settings.allocation != "uniform":
+        if not prepared.settings.known_sizes:
+            given = "channels nonzero" if prepared.settings.nonzero else f"allocation {prepared.settings.allocation}"
             notes.append(
-                f"shrink, allocation {prepared.settings.allocation}: how many channels each layer loses follows from "
+                f"shrink, {given}: how many channels each layer loses follows from "
                 "the weights at that time. The sizes above, also those of later steps, are for the weights that the "
                 "model has now; the run calculates them anew."
             )
@@ -136,8 +138,8 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
         workspace.report_progress(len(state.rounds) / settings.rounds, f"repaired {name}, {done} of {total}")
 
     with run.replicas.scope(), workspace.noting():
-        target = Target(settings.measure, _share(settings, state.rounds))
-        found = shrunk(workspace.model, target, options, data, inputs=_example_inputs(run), progress=progress)
+        target, inputs = _target(settings, state.rounds), _example_inputs(run)
+        found = shrunk(workspace.model, target, options, data, inputs=inputs, progress=progress)
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)
     for note in found.report.notes:
@@ -145,18 +147,30 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     state.rounds.append(_row(len(state.rounds) + 1, found.report))
 
 
-def _share(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Returns the share of the present model that the next round leaves; `rows` are the rounds so far."""
+def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> Target | None:
+    """Returns what the next round leaves of the present model; `rows` are the rounds so far."""
+    if settings.nonzero:
+        return None
     asked = settings.shares[len(rows)]
     if not rows:
-        return asked
+        return Target(settings.measure, asked)
     whole, present = rows[0][settings.measure][0], rows[-1][settings.measure][1]
-    return min(1.0, asked * whole / present)
+    return Target(settings.measure, min(1.0, asked * whole / present))
 
 
 def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
     """Returns the options that all rounds share."""
-    shared = ("reduction", "normalize", "allocation", "minimum", "multiple", "include", "exclude", "repair")
+    shared = (
+        "reduction",
+        "normalize",
+        "allocation",
+        "minimum",
+        "multiple",
+        "include",
+        "exclude",
+        "repair",
+        "approximate",
+    )
     criterion = make(CRITERIA, settings.criterion, run.recipe.seed)
     return ShrinkOptions(criterion, **{name: getattr(settings, name) for name in shared})
 
@@ -201,7 +215,7 @@ def _cut_masks(found: Shrunk, workspace: Workspace) -> None:
 def _check_statistics(settings: Shrink, model: Any) -> None:
     if not settings.needs:
         return
-    members = {member.weight for group in find_channels(model).groups for member in group.members}
+    members = {member.weight for group in find_channels(model, settings.approximate).groups for member in group.members}
     targets = [one for one in ranked_weights(model)[0] if one.name in members]
     check_statistics(settings.needs, model, targets)
 

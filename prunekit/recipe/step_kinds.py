@@ -145,10 +145,11 @@ def _check_widths(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
     for step in earlier:
         before = step.settings
         # With "uniform" the plan knows the number of channels that is left.
-        if isinstance(before, Shrink) and before.allocation != "uniform" and before.multiple % group:
+        if isinstance(before, Shrink) and not before.known_sizes and before.multiple % group:
+            given = "channels: nonzero" if before.nonzero else f"allocation: {before.allocation}"
             raise refusal(
-                f"{prune.pattern} needs input axes whose lengths are multiples of {group}, and with allocation: "
-                f"{before.allocation} the earlier shrink step may leave any number of channels. Write multiple: "
+                f"{prune.pattern} needs input axes whose lengths are multiples of {group}, and with {given} "
+                f"the earlier shrink step may leave any number of channels. Write multiple: "
                 f"{group} in the shrink step, or misfits: skip here.",
                 "pattern",
             )
@@ -183,7 +184,7 @@ def _check_rounds(rounds: Rounds, earlier: Sequence[EarlierStep]) -> None:
 
 
 def _shrink_text(shrink: Shrink) -> str:
-    parts = [f"{shrink.measure} to {shrink.share:g}"]
+    parts = ["channels that are not zero"] if shrink.nonzero else [f"{shrink.measure} to {shrink.share:g}"]
     if shrink.rounds > 1:
         parts.append(f"in {shrink.rounds} rounds")
     if shrink.epochs_per_round:
@@ -191,10 +192,12 @@ def _shrink_text(shrink: Shrink) -> str:
         parts.append(f"{epochs} {'each' if shrink.rounds > 1 else 'after the removal'}")
     if shrink.learning_rate is not None:
         parts.append(f"learning rate {shrink.learning_rate:g}")
-    parts += [str(shrink.criterion), shrink.allocation]
+    parts += [] if shrink.nonzero else [str(shrink.criterion), shrink.allocation]
     parts += [f"{name} {value}" for name in ("minimum", "multiple") if (value := getattr(shrink, name)) > 1]
     if shrink.repair is not None:
         parts.append(f"repair {shrink.repair}")
+    if shrink.approximate:
+        parts.append(f"approximate {' '.join(shrink.approximate)}")
     return ", ".join(parts + _texts_of_patterns(shrink))
 
 

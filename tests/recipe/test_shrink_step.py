@@ -68,6 +68,16 @@ MISTAKES = {
     "rounds": ("shrink: {macs: 0.5, rounds: 3}", "8:33", "3 rounds train after each removal: add 'epochs_per_round'"),
     "learning rate": ("shrink: {macs: 0.5, learning_rate: 0.1}", "8:40", "'learning_rate' needs 'epochs_per_round'"),
     "calibration": ("shrink: {macs: 0.5, calibration: 64}", "8:38", "'calibration' needs 'repair', or a criterion"),
+    "another word": (
+        "shrink: {channels: zero}",
+        "8:23",
+        "the share that is left, in (0, 1], or nonzero. Received: 'zero'",
+    ),
+    "no effect": (
+        "shrink: {channels: nonzero, allocation: global}",
+        "8:44",
+        "'allocation' has no effect on channels: non",
+    ),
     "repair": ("shrink: {macs: 0.5, repair: weights}", "8:33", "an earlier step prunes single weights"),
 }
 
@@ -399,3 +409,29 @@ def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
     assert verify(whole.directory, model=network(), data=data).identical
     again = compress(IN_ROUNDS, network(), data, whole.directory, resume=True)
     assert model_digest(again.model) == model_digest(whole.model)
+
+
+# ---- channels that are zero ------------------------------------------------------------------------------------------
+
+
+def test_whole_channels_are_pruned_in_training_and_the_zero_ones_removed(pairs):
+    pruned = {"prune": {"sparsity": 0.5, "epochs": 1, "pattern": "channel", "exclude": ["logits"]}}
+    steps = pruned, shrink(channels="nonzero", epochs_per_round=1)
+    result = compress(recipe(*steps), network(), pairs)
+    assert shapes(result.model) == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
+    assert result.model.optimizer is not None
+    titles = [section["title"] for step in result.report["steps"] for section in step.get("sections", ())]
+    assert "Groups of channels" in titles and "Adjustments" in titles
+
+
+def test_the_plan_says_that_the_zero_channels_are_known_in_the_run_alone(pairs):
+    found = plan(recipe(prune(), shrink(channels="nonzero")), network(), pairs)
+    assert found.steps[1].text.startswith("channels that are not zero")
+    assert any("shrink, channels nonzero: how many channels" in note for note in found.notes)
+
+
+def test_an_nm_pattern_after_the_removal_of_zero_channels_needs_a_multiple():
+    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "epochs": 1}}
+    with pytest.raises(RecipeError, match=r"with channels: nonzero the earlier .*Write multiple: 4"):
+        load_recipe(recipe(shrink(channels="nonzero"), nm), data_given=True)
+    load_recipe(recipe(shrink(channels="nonzero", multiple=4), nm), data_given=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from prunekit.anatomy.channels import Channels, Group, Stop, find_channels
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.techniques.shrink.options import approximations
 from prunekit.techniques.shrink.shrink_report import stop_line, stops_section
 
 
@@ -139,17 +141,19 @@ def _plain(axis: GroupAxis) -> dict[str, Any]:
     return {"weight": axis.weight, "axis": axis.axis, "shape": list(axis.shape)}
 
 
-def channel_groups(model: Any) -> GroupsReport:
+def channel_groups(model: Any, approximate: Sequence[str] | str = ()) -> GroupsReport:
     """Returns the groups of channels that `pk.shrink` can remove from a model, and why other channels stay.
 
     Args:
         model: A built Keras model; it is not changed.
+        approximate: Approximations that are allowed, as for `pk.shrink`.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
-        ValueError: The model is not built; it has no graph, and its `call` cannot be followed.
+        ValueError: An approximation is not known; the model is not built; it has no graph, and its `call` cannot be
+            followed.
     """
-    found = find_channels(model)
+    found = find_channels(model, approximations(approximate))
     shapes = _shapes(found)
     groups = tuple(_described(group, shapes) for group in found.groups)
     return GroupsReport(model.name, groups, found.stops)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from prunekit.anatomy.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channel_order import ALLOCATIONS
 from prunekit.core.channel_importance import GroupImportance
 from prunekit.sparsity.arguments import positive, whole
@@ -29,6 +30,20 @@ class Options(TypedDict, total=False):
     exclude: Sequence[str] | str
     repair: str | None
     tolerance: float | None
+    approximate: Sequence[str] | str
+
+
+def approximations(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Returns the names of allowed approximations as a tuple.
+
+    Raises:
+        ValueError: A name is not known.
+    """
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in APPROXIMATIONS:
+            raise ValueError(f"`approximate` takes names of {', '.join(APPROXIMATIONS)}. Received: {name!r}.")
+    return names
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class ShrinkOptions:
     exclude: Sequence[str] | str = ()
     repair: str | None = None
     tolerance: float | None = 0.02
+    approximate: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
         for name, known in (("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
@@ -92,6 +108,7 @@ class ShrinkOptions:
                 listed = ", ".join(filter(None, known))
                 raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")
         GroupImportance(self.reduction, self.normalize)
+        object.__setattr__(self, "approximate", approximations(self.approximate))
         whole("minimum", self.minimum, 1)
         whole("multiple", self.multiple, 1)
         if self.tolerance is not None:

@@ -19,6 +19,7 @@ from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.layerwise import LayerwiseRepair
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
+from prunekit.techniques.shrink.kept_statistics import kept_statistics
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def repaired(
     fitted = {id(target.variable) for target in targets}
     others = [pair for pair in zeroed(channels, kept) if id(pair[0]) not in fitted]
     work = LayerwiseRepair(channels.model, targets, solver, progress, others)
-    work.run([inputs for inputs, _ in batches_of(data)])
+    with kept_statistics(channels, kept):
+        work.run([inputs for inputs, _ in batches_of(data)])
     values = {id(variable): array_of(value) for variable, value in work.values}
     after = {name: error.error for name, error in work.errors.items()}
     return values, [RepairError(name, solver.before[name], error) for name, error in after.items()]

@@ -19,6 +19,7 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
+from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
 from prunekit.techniques.shrink.layer_copies import takes_a_graph
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
@@ -85,7 +86,7 @@ def shrink(
         inputs: Example inputs, or their shapes, for a target in `macs` of a model without declared inputs.
         progress: Told of each repaired layer: (done, total, name).
         **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
-            `repair`, `tolerance`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
+            `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
 
     Raises:
         ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
@@ -111,8 +112,8 @@ def remove_zero_channels(
     multiple: int = 1,
     include: Sequence[str] | str = (),
     exclude: Sequence[str] | str = (),
+    approximate: Sequence[str] | str = (),
     data: Any = None,
-    inputs: Any = None,
 ) -> tuple[Any, ShrinkReport]:
     """Removes the channels whose kernels are zero; returns (a smaller model, its report). The given model stays.
 
@@ -127,15 +128,18 @@ def remove_zero_channels(
         multiple: Rounds the kept channels of each group up to a multiple, such as 8.
         include: Names, globs or `re:` patterns of layers whose channels may be removed; empty = all.
         exclude: Names, globs or `re:` patterns of layers whose channels stay; overrides `include`.
+        approximate: Approximations that are allowed, as for `shrink`.
         data: Inputs on which constants are observed and errors are measured, as `pk.prune` takes calibration data.
             None = random inputs; axes of open length then have 16 entries.
-        inputs: Example inputs, or their shapes, for the multiply-accumulates of a model without declared inputs.
 
     Raises:
         ValueError: The model has no channels that can be removed; the model cannot be followed.
         TypeError: `model` is not a Keras 3 model.
     """
-    options = ShrinkOptions(minimum=minimum, multiple=multiple, include=include, exclude=exclude, repair="none")
+    options = ShrinkOptions(
+        minimum=minimum, multiple=multiple, include=include, exclude=exclude, repair="none", approximate=approximate
+    )
+    inputs = None if data is None else next(iter(batches_of(data)))[0]
     found = shrunk(model, None, options, data, inputs=inputs)
     return found.model, found.report
 
@@ -163,7 +167,7 @@ def shrunk(
         ValueError, TypeError: As for `shrink`.
     """
     repair = options.repair_with(data)
-    found = find_channels(model)
+    found = find_channels(model, options.approximate)
     if data is not None:
         check_inputs(model, next(iter(batches_of(data)))[0])
     reasons = reasons_to_stay(found, options.include, options.exclude)
@@ -225,21 +229,25 @@ def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any
         if constant.size:
             notes.insert(1, f"The constants of {constant.size} removed channels, if any, were not folded: pass `data`.")
         return _Built(smaller, variables, NO_CONSTANTS, (), tuple(notes))
-    if not constant.size:
-        return _Built(smaller, variables, NO_CONSTANTS, (), tuple(notes))
-    constants = fold_constants(found, removed, constant, inputs)
+    kept, zero = found.kept_numbers(removed), np.setdiff1d(removed, constant)
+    constants, adjustments = NO_CONSTANTS, []
+    if affected(found, kept):
+        adjustments += approximation_errors(found, kept, zero, inputs)
+    if constant.size:
+        constants = fold_constants(found, removed, constant, inputs)
+        adjustments += constants.adjustments
     if constants.biases:
         smaller, variables = without_channels(found, removed, constants)
-    else:
+    elif constants.values:
         assign_cut(found, removed, variables, constants.values)
-    error = outputs_error(found, np.setdiff1d(removed, constant), smaller, inputs)
-    adjustments = (*constants.adjustments, *_of_outputs(found.model, constants, error))
-    return _Built(smaller, variables, constants, adjustments, tuple(notes))
+    if constant.size or adjustments:
+        adjustments += _of_outputs(found.model, adjustments, outputs_error(found, zero, smaller, inputs))
+    return _Built(smaller, variables, constants, tuple(adjustments), tuple(notes))
 
 
-def _of_outputs(model: Any, constants: Constants, error: float) -> list[Adjustment]:
+def _of_outputs(model: Any, adjustments: Sequence[Adjustment], error: float) -> list[Adjustment]:
     """Returns the error of the outputs if something was approximated."""
-    if any(one.error is not None for one in constants.adjustments):
+    if any(one.error is not None for one in adjustments):
         return [Adjustment("outputs", "all approximations together", error)]
     half = any("16" in str(layer.compute_dtype) for layer in model._flatten_layers())
     if error <= (TOLERANCE if half else OUTPUTS_ROUNDING):

@@ -12,6 +12,7 @@ from prunekit.anatomy.model_graph import graph_of
 from prunekit.anatomy.weight_entries import zeroed
 from prunekit.core.calibration import batches_of
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.shrink.kept_statistics import kept_statistics
 
 EXAMPLES = 2
 # Length of an open axis of drawn inputs.
@@ -27,6 +28,8 @@ class NotComparedError(Exception):
 def verify(channels: Channels, removed: np.ndarray, smaller: Any, inputs: Any) -> None:
     """Checks that the smaller model computes what the model with zeros in the removed channels computes.
 
+    Approximated normalizations of the model have the statistics of the kept channels for the comparison.
+
     Args:
         channels: The channels of the model.
         removed: The removed channels.
@@ -37,7 +40,8 @@ def verify(channels: Channels, removed: np.ndarray, smaller: Any, inputs: Any) -
         ValueError: The outputs differ.
         NotComparedError: The model does not accept the inputs.
     """
-    error = outputs_error(channels, removed, smaller, inputs)
+    with kept_statistics(channels, channels.kept_numbers(removed)):
+        error = outputs_error(channels, removed, smaller, inputs)
     if error > TOLERANCE:
         raise ValueError(
             f"The smaller model computes other outputs than the model {channels.model.name!r} with zeros in the "
