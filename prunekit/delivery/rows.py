@@ -48,7 +48,7 @@ class StageRow:
     """One model of a run as a LiteRT file: the model before pruning, after a step, or an exported file.
 
     Attributes:
-        name: "before pruning", "after 2. shrink", or the format of an exported file.
+        name: "before", "after 2. shrink", or the format of an exported file.
         kind: "before", "step" or "file".
         metrics: Metrics and loss by name; empty if not measured.
         bytes: Size of the file; None if the model does not convert.

@@ -25,7 +25,7 @@ _AROUND = (45, 135, 90, -45, -135, -90, 0, 180)
 _NEAR = 9.0
 # Kind of a model -> colour, marker and name; the marker differs, so that no reader needs the colour.
 _KINDS = {
-    "before": ("muted", "s", "before pruning"),
+    "before": ("muted", "s", "before"),
     "step": ("after", "o", "after a step"),
     "file": ("zero", "^", "exported file"),
 }
@@ -119,17 +119,20 @@ def _label(drawn: Figure, axes: Axes, points: Sequence[Mapping[str, Any]]) -> No
     marks = [(point[key], point["value"]) for point in points for key in ("figure", "second") if is_number(point[key])]
     taken = [box_around(axes, *mark, 4) for mark in marks]
     labels = [
-        PointLabel(x, y, ", ".join(map(str, numbers)), COLOURS["ink"], _AROUND)
-        for numbers, (x, y) in _together(axes, points)
+        PointLabel(x, y, ", ".join(map(str, numbers)), COLOURS[colour], _AROUND)
+        for key, colour in (("figure", "ink"), ("second", "muted"))
+        for numbers, (x, y) in _together(axes, points, key)
     ]
     place_labels(drawn, axes, labels, taken, fontsize=_TEXT, distances=(6.0, 12.0, 20.0, 30.0))
 
 
-def _together(axes: Axes, points: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], tuple[float, float]]]:
-    """Returns the numbers of the points that lie at one place, with the place."""
+def _together(axes: Axes, points: Sequence[Mapping[str, Any]], key: str) -> list[tuple[list[int], tuple[float, float]]]:
+    """Returns the numbers of the points that lie at one place, with the place; `key` is their horizontal figure."""
     found: list[tuple[list[int], tuple[float, float]]] = []
     for point in points:
-        place = (point["figure"], point["value"])
+        if not is_number(point[key]):
+            continue
+        place = (point[key], point["value"])
         x, y = axes.transData.transform(place)
         for numbers, other in found:
             if max(abs(one - two) for one, two in zip(axes.transData.transform(other), (x, y), strict=True)) < _NEAR:

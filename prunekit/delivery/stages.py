@@ -75,13 +75,8 @@ def latency_card(stages: Sequence[StageRow]) -> list[tuple[str, str, str]]:
     faster = speed_up(stages, best)
     if before is None or best is None or faster is None:
         return []
-    return [
-        (
-            "LiteRT latency",
-            latency(best.latency),
-            f"{best.name}; {ratio(faster)} as fast as {latency(before.latency)} before",
-        )
-    ]
+    what = f"{best.name}; {ratio(faster)} as fast as before ({latency(before.latency)})"
+    return [("LiteRT latency", latency(best.latency), what)]
 
 
 # ---- the section -----------------------------------------------------------------------------------------------------
@@ -102,7 +97,7 @@ def stage_section(stages: Sequence[StageRow], main: Metric | None, notes: Sequen
         Column("Point", "count"),
         *([] if main is None else [Column(main.heading, main.column)]),
         Column("Latency", "latency"),
-        Column("Speed", keep=3),
+        Column("Speed", "number", keep=3),
         Column("Bytes", "bytes"),
         Column("gzip -9", "bytes"),
     )
@@ -119,7 +114,7 @@ def stage_section(stages: Sequence[StageRow], main: Metric | None, notes: Sequen
         for number, row in enumerate(stages, start=1)
     )
     text = "Each row is a LiteRT file: float32 and dense before and after the steps, then the exported files. "
-    text += "Latency: the duration of one call. Speed: compared with the model before pruning."
+    text += "Latency: the duration of one call. Speed: compared with the first row."
     drawn = [] if main is None else [_picture(stages, main, figure) for figure in ("latency", "bytes")]
     pictures = tuple(picture for picture in drawn if picture is not None)
     table = Section("Model by model", columns, rows, explanation=text, pictures=pictures, notes=tuple(notes))
@@ -150,9 +145,9 @@ def _picture(stages: Sequence[StageRow], main: Metric, figure: str) -> Picture |
         + (f", {size(point['second'])} after gzip" if point["second"] else "")
         for point in points
     )
-    caption = "The numbers are the points of the table."
+    caption = "Numbers: points of the table. Dashed: the order of the steps."
     if figure == "bytes":
-        caption += " Filled: bytes of the file; ring: bytes after gzip."
+        caption += " Filled: the file; hollow: after gzip."
     data = {"points": points, "figure": figure, "metric": main.title, "better": main.better}
     label = f"Scatter chart of {main.title} against {what}. {told}. The table has all figures."
     return Picture(f"{main.heading} against {what}", caption, label, "stages", data, wide=True)

@@ -49,7 +49,7 @@ class StageFiles:
 
     def keep_before(self, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model before the first pruning."""
-        self._keep(StageRow("before pruning", "before", dict(state.metrics)), model, state)
+        self._keep(StageRow("before", "before", dict(state.metrics)), model, state)
 
     def keep_after(self, index: int, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model after a step, unless an export step writes the same file.
