@@ -65,7 +65,7 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe stopwatch xnnpack litert advice isolated_run latency export_reference "
         "export stages run_report plot_data plots channels_plot plot_labels stage_plot pictures signal_plot "
-        "model_sections report_sections markup html_report "
+        "overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (

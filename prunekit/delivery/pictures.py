@@ -36,8 +36,7 @@ def _channels_plot(data: Mapping[str, Any], width: int) -> Figure:
 
 
 def _stages_plot(data: Mapping[str, Any], width: int) -> Figure:
-    metric, better = str(data["metric"]), str(data.get("better", ""))
-    return stages_figure(data["points"], data["figure"], metric=metric, better=better, width=width)
+    return stages_figure(data, width=width)
 
 
 # Name in `Picture.plot` -> function of the picture's data and its width in CSS pixels.

@@ -42,6 +42,7 @@ def place_labels(
     *,
     fontsize: float,
     distances: Sequence[float] = (7.0, 14.0),
+    gap: float = 0.0,
 ) -> None:
     """Draws each label at the first place that is free; a label that fits nowhere is left out.
 
@@ -52,6 +53,7 @@ def place_labels(
         taken: Boxes that no label may cover, in pixels.
         fontsize: Size of the letters.
         distances: Distances from the point to try, in units of the figure.
+        gap: Least distance between two labels, in pixels.
     """
     renderer = FigureCanvasAgg(figure).get_renderer()
     inside, taken = axes.get_window_extent(renderer), list(taken)
@@ -65,7 +67,7 @@ def place_labels(
             text.set_in_layout(False)
             box = text.get_window_extent(renderer)
             if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
+                taken.append(box.padded(gap))
                 break
             text.remove()
 

@@ -148,6 +148,6 @@ def _picture(stages: Sequence[StageRow], main: Metric, figure: str) -> Picture |
     caption = "Numbers: points of the table. Dashed: the order of the steps."
     if figure == "bytes":
         caption += " Filled: the file; hollow: after gzip."
-    data = {"points": points, "figure": figure, "metric": main.title, "better": main.better}
+    data = {"points": points, "figure": figure, "metric": main.title, "better": main.better, "fraction": main.fraction}
     label = f"Scatter chart of {main.title} against {what}. {told}. The table has all figures."
     return Picture(f"{main.heading} against {what}", caption, label, "stages", data, wide=True)

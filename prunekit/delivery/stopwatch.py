@@ -15,8 +15,8 @@ import numpy as np
 # Duration of one measurement in seconds: long for the clock's resolution, and so short that another program, which
 # takes the processor for milliseconds, meets a few measurements and not the median.
 _SLICE = 0.0005
-_MOST_ROUNDS = 1001
-_LEAST_ROUNDS = 5
+# Smallest and largest number of rounds.
+_ROUNDS = (5, 1001)
 
 
 def prepared(path: str, inputs: dict[str, np.ndarray]) -> tuple[Any, int]:
@@ -67,7 +67,7 @@ def measured(paths: list[str], inputs: dict[str, np.ndarray], seconds: float) ->
     first = [min(timed(interpreter, 1) for _ in range(3)) for interpreter, _ in files]
     calls = [max(1, round(_SLICE / max(one, 1e-7))) for one in first]
     whole = sum((number + 1) * one for number, one in zip(calls, first, strict=True))
-    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, round(seconds / whole)))
+    rounds = min(_ROUNDS[1], max(_ROUNDS[0], round(seconds / whole)))
     durations: list[list[float]] = [[] for _ in files]
     for number in range(rounds):
         # Every other round begins at the other end: no file always runs after the same one.

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from rich.console import Console
-from run_reports import make
+from run_reports import STAGES, make
 
 from prunekit.anatomy.sections import Section
 from prunekit.delivery import formatting
@@ -22,14 +22,6 @@ from prunekit.delivery.stages import size_line, speed_line, stage_section
 from prunekit.delivery.terminal_report import render_terminal
 
 ACCURACY = keras_metric("accuracy")
-STAGES = (
-    StageRow("before", "before", {"accuracy": 0.98}, 160_000, 150_000, 40e-6),
-    StageRow("after 2. shrink", "step", {"accuracy": 0.95}, 80_000, 72_000, 20e-6),
-    StageRow("after 3. prune", "step", {"accuracy": 0.96}, 80_000, 15_000, 20e-6),
-    StageRow("litert", "file", {"accuracy": 0.97}, 80_000, 14_000, 20e-6, file="model.tflite"),
-    StageRow("litert-sparse", "file", {"accuracy": 0.97}, 16_000, 13_000, 21e-6, file="model-sparse.tflite"),
-    StageRow("litert-dynamic-int8", "file", {"accuracy": 0.96}, 25_000, 8_000, 10e-6, file="model-int8.tflite"),
-)
 FASTER = "Faster: 10.0 µs per call as litert-dynamic-int8, 40.0 µs before: 4.00x as fast; 2.00x as fast in the same format, litert."  # noqa: E501
 SMALLER = "Smaller: 16.0 kB as litert-sparse, 160 kB before (10.0 %); after gzip 8.00 kB as litert-dynamic-int8, 150 kB before (5.3 %)."  # noqa: E501
 
@@ -181,6 +173,12 @@ def test_every_point_is_numbered_inside_the_picture_and_no_label_covers_another(
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["before", "after a step", "exported file"]
     assert all(0 <= box.x0 and box.x1 <= width for box in [figure.legends[0].get_window_extent()])
+
+
+def test_no_axis_shows_an_accuracy_above_1():
+    perfect = [dataclasses.replace(row, metrics={"accuracy": 1.0}) for row in STAGES]
+    (axes,) = PLOTS["stages"](pictures(perfect)["latency"].data, 560).axes
+    assert max(axes.get_yticks()) <= 1 < axes.get_ylim()[1]
 
 
 def test_points_at_one_place_share_a_label():
