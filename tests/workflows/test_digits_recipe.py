@@ -28,7 +28,7 @@ print([int(np.sum(model.get_layer(name).kernel.numpy() == 0)) for name in ("conv
 
 
 def figures_of_the_readme():
-    """Returns kilobytes of the files, latencies and accuracies, each before and after, from the README's first table."""
+    """Returns kilobytes, latencies and accuracies, each before and after, from the README's first table."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     rows = [line.split("|") for line in readme.splitlines() if line.endswith("| scripts/demo |")]
     return [float(re.search(r"[\d.]+", cell)[0]) for row in rows for cell in row[2:4]]
