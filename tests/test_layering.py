@@ -64,8 +64,9 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
-        "plot_data plots channels_plot pictures signal_plot model_sections report_sections markup html_report "
+        "formatting metrics rows gzip_size probe stopwatch xnnpack litert advice isolated_run latency export_reference "
+        "export stages run_report plot_data plots channels_plot plot_labels stage_plot pictures signal_plot "
+        "overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (
@@ -85,7 +86,8 @@ ORDER = (
     (
         "recipe",
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
-        "directory read_report checkpoint workspace step_handler train_step planned_counts prune_step rounds_step "
+        "directory read_report checkpoint export_samples stages workspace step_handler "
+        "train_step planned_counts prune_step rounds_step "
         "shrink_step export_step expectations expect_step preparation plan starting_recipe execution build_report "
         "runner grid sweep_process workers sweep sensitivity named_scan",
     ),

@@ -32,6 +32,7 @@ KINDS = {
     "sparsity": True,  # a fraction of zeros; the page adds a bar
     "bytes": True,
     "seconds": True,
+    "latency": True,  # the duration of one call, in seconds
 }
 SHOWN = ("always", "page", "folded")
 

@@ -1,4 +1,4 @@
-"""Estimates where a model's sparsity pays off: size and speed per runtime, including runtimes without a gain."""
+"""Estimates where zeros and removed channels pay off: size and speed per runtime, also where there is no gain."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _SPARSE_ENCODED = ((0.33, 1.0), (0.8, 0.309), (0.9, 0.163), (0.95, 0.089))
 _BLOCKS_X86 = ((0.7, 1.54), (0.8, 2.28), (0.9, 4.34), (0.95, 6.25))
 _POINTWISE_WASM = ((0.7, 1.8), (0.8, 2.5), (0.9, 4.1), (0.95, 5.8))
 _SMALL_KERNEL = 256
+# Sparsity from which sparse encoding makes a file smaller.
+_LEAST_ENCODED = 0.35
 
 _NOTHING = "nothing"
 
@@ -34,7 +36,9 @@ _NOTHING = "nothing"
 def runtime_advice(
     report: Report, model: keras.Model | None, before: Report | None = None
 ) -> tuple[RuntimeAdvice, ...]:
-    """Returns the expected benefit of a model's zeros on each runtime, from measurements on comparable networks.
+    """Returns the expected benefit of zeros and of removed channels on each runtime.
+
+    The figures on zeros are from measurements on comparable networks.
 
     Args:
         report: The model's `prunekit.inspect` report.
@@ -45,9 +49,8 @@ def runtime_advice(
     rows = [row for row in report.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
     sparsity = sum(row.zeros for row in rows) / report.parameters if rows else 0.0
     pointwise = _pointwise(model, report.weights)
-    return (
-        _download(sparsity),
-        _disk(sparsity),
+    left = report.parameters / before.parameters if before is not None and before.parameters else 1.0
+    runtimes = (
         _x86(rows),
         *_sparse_convolutions(pointwise),
         RuntimeAdvice(
@@ -57,8 +60,15 @@ def runtime_advice(
         ),
         RuntimeAdvice("OpenVINO", _NOTHING, "no gain measured on processors without AMX"),
         _gpu(rows),
-        _channels(rows, report, before),
     )
+    if before is not None and left < 1:
+        gain = _less_arithmetic(left, report.macs, before.macs)
+        files = (_smaller_download(sparsity, left), _smaller_file(sparsity, left))
+        return (*files, *(_with_removal(line, gain) for line in runtimes), _removed(left))
+    return (_download(sparsity), _disk(sparsity), *runtimes, _channels(rows))
+
+
+# ---- zeros -----------------------------------------------------------------------------------------------------------
 
 
 def _download(sparsity: float) -> RuntimeAdvice:
@@ -73,9 +83,9 @@ def _download(sparsity: float) -> RuntimeAdvice:
 
 
 def _disk(sparsity: float) -> RuntimeAdvice:
-    if sparsity < 0.35:
+    if sparsity < _LEAST_ENCODED:
         few = f"{formatting.sparsity(sparsity)} of all weights are zero, too few"
-        why = f"{few}: sparse encoding makes a file smaller from about 0.35 on"
+        why = f"{few}: sparse encoding makes a file smaller from about {_LEAST_ENCODED} on"
         return RuntimeAdvice("disk, uncompressed", _NOTHING, why)
     return RuntimeAdvice(
         "disk, uncompressed",
@@ -136,11 +146,7 @@ def _gpu(rows: Sequence[WeightRow]) -> RuntimeAdvice:
     return RuntimeAdvice("GPU", _NOTHING, why)
 
 
-def _channels(rows: Sequence[WeightRow], report: Report, before: Report | None) -> RuntimeAdvice:
-    if before is not None and report.parameters < before.parameters:
-        left = report.parameters / before.parameters
-        why = f"{left:.3f} of the parameters are left; smaller weights need less arithmetic and memory on every runtime"
-        return RuntimeAdvice("any, by removing channels", "speed and size", why)
+def _channels(rows: Sequence[WeightRow]) -> RuntimeAdvice:
     whole = [row for row in rows if row.pattern == "channel"]
     if not whole:
         return RuntimeAdvice("any, by removing channels", _NOTHING, "no weight has whole channels of zeros")
@@ -168,6 +174,47 @@ def _pointwise(model: Any, weights: Sequence[WeightRow]) -> Verdict | str:
             return read_verdict(convert(trace(model, samples, input_specs(model, samples), Path(folder)), sparse=True))
     except ConversionError as error:
         return f"not checked: the model does not convert ({error})"
+
+
+# ---- removed channels ------------------------------------------------------------------------------------------------
+
+
+def _less_arithmetic(left: float, macs: int | None, macs_before: int | None) -> str:
+    if macs and macs_before:
+        return f"{macs / macs_before:.3f} of the multiply-accumulates"
+    return f"{left:.3f} of the parameters"
+
+
+def _smaller_download(sparsity: float, left: float) -> RuntimeAdvice:
+    zeros = f", and zeros ({formatting.sparsity(sparsity)} of the rest) compress away in every dense format"
+    return RuntimeAdvice(
+        "download (gzip)",
+        f"about {left * _interpolate(_GZIP, sparsity):.2f} of the download before",
+        f"{left:.3f} of the parameters are left{zeros if sparsity else ''}; smallest is dynamic int8, compressed",
+    )
+
+
+def _smaller_file(sparsity: float, left: float) -> RuntimeAdvice:
+    buys, why = f"about {left:.2f} of the file before", f"{left:.3f} of the parameters are left, in every format"
+    if sparsity >= _LEAST_ENCODED:
+        encoded = left * _interpolate(_SPARSE_ENCODED, sparsity)
+        buys = f"about {encoded:.2f} of the file before in the '-sparse' formats, {left:.2f} in the others"
+        why += f"; sparse encoding leaves out zeros, {formatting.sparsity(sparsity)} of them"
+    return RuntimeAdvice("disk, uncompressed", buys, why)
+
+
+def _with_removal(line: RuntimeAdvice, gain: str) -> RuntimeAdvice:
+    """Returns the advice on one runtime for a model with zeros and with less arithmetic than before."""
+    if line.what_it_buys == _NOTHING:
+        why = f"smaller tensors need no support by the runtime; zeros give no more speed: {line.why}"
+        return RuntimeAdvice(line.runtime, f"less arithmetic: {gain}", why)
+    return RuntimeAdvice(line.runtime, f"less arithmetic: {gain}; of the zeros: {line.what_it_buys}", line.why)
+
+
+def _removed(left: float) -> RuntimeAdvice:
+    why = f"{left:.3f} of the parameters are left; smaller weights need less arithmetic and memory on every runtime. "
+    why += "Measure the latency: it falls by less than the arithmetic where a runtime computes channels in groups"
+    return RuntimeAdvice("any, by removing channels", "speed and size", why)
 
 
 def _interpolate(points: Sequence[tuple[float, float]], sparsity: float) -> float:

@@ -114,6 +114,21 @@ def duration(seconds: Any) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def latency(seconds: Any) -> str:
+    """Formats the duration of one call with three digits: 4.27 µs, 21.4 µs, 3.52 ms, 1.20 s."""
+    if not is_number(seconds):
+        return MISSING
+    # 999.6 µs would print as 1000 µs.
+    unit, factor = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
+    scaled = seconds / factor
+    return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
+
+
+def ratio(value: Any) -> str:
+    """Formats how many times something is as fast or as large, with two or three digits: 0.94x, 1.88x, 12.3x."""
+    return f"{value:.{2 if value < 9.995 else 1}f}x" if is_number(value) else MISSING
+
+
 def shape(dimensions: Any) -> str:
     """Formats a weight's shape: 3×3×16×32, or "scalar"."""
     return "×".join(str(dimension) for dimension in dimensions) or "scalar"
@@ -150,6 +165,7 @@ _FORMATTERS: dict[str, Callable[[Any], str]] = {
     "sparsity": sparsity,
     "bytes": size,
     "seconds": duration,
+    "latency": latency,
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs an exported file in a separate process and compares its outputs with the Keras model's."""
+"""Runs exported files in a separate process and compares their outputs with the Keras model's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,32 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
     return Comparison(max(largest), max(mean), agreement, accuracy, alike)
 
 
+class ScriptFailed(Exception):
+    """Raised when a script fails in its process; the message continues after "the model converts, but "."""
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a script of this folder in a separate process that imports neither prunekit nor TensorFlow.
+
+    Raises:
+        ScriptFailed: The script does not start, fails, crashes or hangs.
+    """
+    # Start the script by path and with -P, so that its folder is not on the path.
+    command = [sys.executable, "-P", script, *arguments]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
+    except OSError as error:
+        raise ScriptFailed(f"Python cannot be started to try it: {error}") from error
+    except subprocess.TimeoutExpired:
+        raise ScriptFailed(f"does not finish within {_SECONDS} s") from None
+    if done.returncode < 0:
+        raise ScriptFailed(f"crashes the LiteRT interpreter ({signal.Signals(-done.returncode).name})")
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ScriptFailed(f"does not run: {lines[-1] if lines else 'no message'}")
+
+
 def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
     """Runs a LiteRT file in a separate process; returns outputs as "CHUNK/name" for each CHUNK: COUNT of `runs`.
 
@@ -82,21 +109,10 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
         np.savez(source, allow_pickle=False, **inputs)
-        # Start the script by path and with -P, so that the process imports neither prunekit nor TensorFlow.
-        command = [sys.executable, "-P", probe.__file__, str(path), str(source), str(target)]
-        command += [f"{chunk}:{count}" for chunk, count in runs.items()]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        runs_given = [f"{chunk}:{count}" for chunk, count in runs.items()]
         try:
-            done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
-        except OSError as error:
-            raise Unfit("failed", f"the model converts, but Python cannot be started to try it: {error}") from error
-        except subprocess.TimeoutExpired:
-            raise Unfit("failed", f"the model converts, but does not finish within {_SECONDS} s") from None
-        if done.returncode < 0:
-            cause = signal.Signals(-done.returncode).name
-            raise Unfit("failed", f"the model converts, but crashes the LiteRT interpreter ({cause})")
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise Unfit("failed", f"the model converts, but does not run: {lines[-1] if lines else 'no message'}")
+            run_script(probe.__file__, [str(path), str(source), str(target), *runs_given])
+        except ScriptFailed as failure:
+            raise Unfit("failed", f"the model converts, but {failure}") from failure
         with np.load(target) as stored:
             return {name: stored[name] for name in stored.files}

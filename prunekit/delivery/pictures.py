@@ -9,6 +9,7 @@ from prunekit.anatomy.reports import Event
 from prunekit.delivery.channels_plot import channels_figure
 from prunekit.delivery.plot_data import asked_line
 from prunekit.delivery.plots import histogram_figure, schedule_figure, sparsity_figure
+from prunekit.delivery.stage_plot import stages_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +35,15 @@ def _channels_plot(data: Mapping[str, Any], width: int) -> Figure:
     return channels_figure(data["groups"], width=width)
 
 
+def _stages_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return stages_figure(data, width=width)
+
+
 # Name in `Picture.plot` -> function of the picture's data and its width in CSS pixels.
 PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "sparsity": _sparsity_plot,
     "schedule": _schedule_plot,
     "histogram": _histogram_plot,
     "channels": _channels_plot,
+    "stages": _stages_plot,
 }

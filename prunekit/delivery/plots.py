@@ -22,13 +22,12 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from prunekit.delivery.formatting import clean, count, is_number, short_count, shorten, sparsity
-from prunekit.delivery.plot_data import row_sparsities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.gridspec import SubplotSpec
 
-    from prunekit.anatomy.reports import Event, WeightRow
+    from prunekit.anatomy.reports import Event
 
 # Name -> drawn colour. `to_svg` writes the CSS variable of the same name; page.css defines it for both themes.
 COLOURS = {
@@ -103,10 +102,28 @@ def schedule_figure(
         width: Width of the figure in CSS pixels.
     """
     figure = new_figure(width, 270 if width >= 500 else 250)
-    axes = figure.add_subplot()
-    handles = _draw_schedule(axes, events, asked) + _draw_metric(axes, curve, baseline, metric)
-    _legend(figure, handles, "outside upper left")
+    draw_schedule(figure, events, asked, curve, baseline=baseline, metric=metric)
     return figure
+
+
+def draw_schedule(
+    panel: FigureBase,
+    events: Sequence[Event],
+    asked: Sequence[tuple[float, float]],
+    curve: Sequence[tuple[float, float]] = (),
+    *,
+    baseline: float | None = None,
+    metric: str = "accuracy",
+    legend: str = "outside upper left",
+) -> None:
+    """Draws the chart of `schedule_figure` into a figure or a part of one; `legend` is matplotlib's place."""
+    axes = panel.add_subplot()
+    handles = _draw_schedule(axes, events, asked) + _draw_metric(axes, curve, baseline, metric)
+    if handles:
+        panel.legend(
+            handles=handles, loc=legend, ncols=2, frameon=False, fontsize=_TEXT,
+            labelcolor=COLOURS["ink"],
+        )  # fmt: skip
 
 
 def _draw_schedule(axes: Axes, events: Sequence[Event], asked: Sequence[tuple[float, float]]) -> list[Any]:
@@ -134,11 +151,6 @@ def _draw_schedule(axes: Axes, events: Sequence[Event], asked: Sequence[tuple[fl
 def _plain(text: str) -> str:
     """Returns a label for a legend, which has no `parse_math=False`."""
     return text.replace("$", "\\$")
-
-
-def _legend(figure: FigureBase, handles: list[Any], place: str) -> None:
-    if handles:
-        figure.legend(handles=handles, loc=place, ncols=2, frameon=False, fontsize=_TEXT, labelcolor=COLOURS["ink"])
 
 
 def _draw_metric(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None, metric: str) -> list[Any]:
@@ -218,43 +230,6 @@ def _draw_zeros(axes: Axes, histogram: Mapping[str, Any]) -> None:
     axes.set_ylim(0, max(total, 1) * 1.12)
     axes.set_title("exactly 0", fontsize=_TEXT, color=COLOURS["zero"])
     axes.tick_params(axis="x", length=0)
-
-
-def overview_figure(
-    rows: Sequence[WeightRow],
-    events: Sequence[Event],
-    asked: Sequence[tuple[float, float]],
-    curve: Sequence[tuple[float, float]] = (),
-    histogram: tuple[str, Mapping[str, Any]] | None = None,
-    *,
-    baseline: float | None = None,
-    metric: str = "accuracy",
-) -> Figure:
-    """Returns one figure, 1200 pixels wide, with the sparsity per weight, the schedule and one histogram.
-
-    Args:
-        rows: Weights to show, at most about ten; choose them with `largest`.
-        events: The mask updates.
-        asked: Points of the line, from `asked_line`.
-        curve: (step, value of the metric on the validation data).
-        histogram: A weight's name and its `weight_histogram`.
-        baseline: The metric before pruning.
-        metric: Name of the metric.
-    """
-    figure = new_figure(1200, 330)
-    panels: Any = figure.subfigures(1, 3, wspace=0.03, width_ratios=[1, 1.15, 1])
-    titles = ["Exact zeros per weight", "Sparsity schedule", ""]
-    if histogram is not None:
-        titles[2] = f"{shorten(clean(histogram[0]), 24)}, before and after"
-        _draw_histogram(panels[2], panels[2].add_gridspec(1, 1)[0], histogram[1])
-    for panel, title in zip(panels, titles, strict=True):
-        panel.set_facecolor("none")
-        panel.suptitle(title, fontsize=_TEXT + 2, fontweight="bold", color=COLOURS["ink"], parse_math=False)
-    _draw_sparsity(panels[0].add_subplot(), row_sparsities(rows), None, name_width=20)
-    axes = panels[1].add_subplot()
-    handles = _draw_schedule(axes, events, asked) + _draw_metric(axes, curve, baseline, metric)
-    _legend(panels[1], handles, "outside lower center")
-    return figure
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -17,6 +17,7 @@ from prunekit.delivery.metrics import Metric
 from prunekit.delivery.model_sections import skipped_weights, weights
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.run_report import RunReport, bound_text, json_ready
+from prunekit.delivery.stages import stage_section
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -26,7 +27,8 @@ def sections_of(report: RunReport) -> list[Section]:
         ValueError: A section of a step's entry is damaged.
         TypeError: Likewise.
     """
-    found: list[Section | None] = [pictures(report), metrics(report), weights(report), steps(report)]
+    found: list[Section | None] = [stage_section(report.stages, report.main, report.stage_notes)]
+    found += [pictures(report), metrics(report), weights(report), steps(report)]
     found += step_sections(report)
     found += [make(report) for make in (expectations, exports, runtimes, skipped, reproduction)]
     return [section for section in found if section is not None]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class RuntimeAdvice:
-    """Benefit of a model's zeros on one runtime, with the reason."""
+    """Benefit of a model's zeros and of removed channels on one runtime, with the reason."""
 
     runtime: str
     what_it_buys: str
@@ -41,3 +41,28 @@ class ExportRow:
     agreement: float | None
     accuracy: float | None
     metrics: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One model of a run as a LiteRT file: the model before pruning, after a step, or an exported file.
+
+    Attributes:
+        name: "before", "after 2. shrink", or the format of an exported file.
+        kind: "before", "step" or "file".
+        metrics: Metrics and loss by name; empty if not measured.
+        bytes: Size of the file; None if the model does not convert.
+        gzip_bytes: Size after `gzip -9`.
+        latency: Median duration of one call in seconds; None if not measured.
+        file: Name of the file; those of stages are removed at the end of the run.
+        note: Why there is no file; "" if there is one.
+    """
+
+    name: str
+    kind: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    bytes: int | None = None
+    gzip_bytes: int | None = None
+    latency: float | None = None
+    file: str | None = None
+    note: str = ""

@@ -25,10 +25,11 @@ from prunekit.delivery.formatting import (
 )
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.metrics import Metric, measured_in
+from prunekit.delivery.stages import latency_card
 
 if TYPE_CHECKING:
     from prunekit.anatomy.reports import Event, Report, WeightRow
-    from prunekit.delivery.rows import ExportRow, RuntimeAdvice
+    from prunekit.delivery.rows import ExportRow, RuntimeAdvice, StageRow
 
 REPORT_VERSION = 1
 # Metrics that have a card of their own; the table of the metrics has all.
@@ -63,6 +64,8 @@ class RunReport(Displayed):
         changes: Change of each weight by optimizer updates, by name, over the whole run; "relative" is the L2 norm of
             an update's change divided by the weight's L2 norm, averaged. Empty if not measured.
         measures: The metrics of `metrics`, the main one first. Empty: they are inferred from the names.
+        stages: Speed and size of the model before pruning, after each step and as exported; empty if not measured.
+        stage_notes: How the stages were measured, or the reason why they were not.
     """
 
     title: str
@@ -85,6 +88,8 @@ class RunReport(Displayed):
     compressed: dict[str, dict[str, int]] = field(default_factory=dict)
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     measures: tuple[Metric, ...] = ()
+    stages: tuple[StageRow, ...] = ()
+    stage_notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Infers the metrics of reports that name none."""
@@ -122,7 +127,7 @@ class RunReport(Displayed):
             ValueError: `values` is not a run report, or a newer prunekit wrote it.
         """
         from prunekit.anatomy.reports import Event
-        from prunekit.delivery.rows import ExportRow, RuntimeAdvice
+        from prunekit.delivery.rows import ExportRow, RuntimeAdvice, StageRow
 
         if not isinstance(values, Mapping):
             raise ValueError(f"A report is a JSON object. Received: {type(values).__name__}.")
@@ -136,10 +141,10 @@ class RunReport(Displayed):
         for name in ("before", "after"):
             if name in values:
                 made[name] = _report_from(values[name])
-        kinds = (("events", Event), ("exports", ExportRow), ("advice", RuntimeAdvice), ("measures", Metric))
-        for name, kind in kinds:
+        kinds = {"events": Event, "exports": ExportRow, "advice": RuntimeAdvice, "measures": Metric, "stages": StageRow}
+        for name, kind in kinds.items():
             made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
-        for name in ("steps", "expectations", "notes"):
+        for name in ("steps", "expectations", "notes", "stage_notes"):
             made[name] = tuple(_rows(values, name))
         made["curve"] = tuple((step, value) for step, value in _rows(values, "curve"))
         return _rebuilt(cls, made)
@@ -256,6 +261,7 @@ class RunReport(Displayed):
         before, after = self.gzip_total("before"), self.gzip_total("after")
         if after is not None:
             found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
+        found += latency_card(self.stages)
         best = self.smallest
         if best is not None:
             found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Bbox
 
 from prunekit.delivery.formatting import clean, literal, shorten, size
+from prunekit.delivery.plot_labels import PointLabel, box_around, place_labels
 from prunekit.delivery.plots import COLOURS, new_figure, plain_axes
 from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, SweptPoint
 
@@ -125,28 +125,23 @@ def _places(points: Sequence[SweptPoint]) -> tuple[list[float], list[float]]:
 
 
 def _label(figure: Figure, axes: Axes, report: SweepReport, others: Sequence[SweptPoint]) -> None:
-    canvas = FigureCanvasAgg(figure)
     # The position of the axes is known only after the layout.
+    FigureCanvasAgg(figure)
     figure.draw_without_rendering()
-    renderer = canvas.get_renderer()
-    front, inside = report.pareto, axes.get_window_extent(renderer)
-    taken = [_around(axes, point) for point in (*front, *others)] + list(_stairs(axes, front))
+    front = report.pareto
     varied = [name for name, values in report.over.items() if len(values) > 1] or list(report.over)
-    for point in (*front, *others):
-        colour = COLOURS["ink" if point in front else "muted"]
-        label = ", ".join(f"{name} {literal(point.values[name])}" for name in varied)
-        for place in _candidates(_ABOVE_THE_STAIRS if point in front else _BELOW_THE_STAIRS):
-            text = axes.annotate(
-                shorten(label, _LONGEST_LABEL), (float(point.size or 0), point.main or 0.0),
-                textcoords="offset points", fontsize=_TEXT - 1, color=colour, parse_math=False, zorder=6, **place,
-            )  # fmt: skip
-            # Exclude labels from the layout: they would move the axes again.
-            text.set_in_layout(False)
-            box = text.get_window_extent(renderer)
-            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                break
-            text.remove()
+    labels = [
+        PointLabel(
+            float(point.size or 0),
+            point.main or 0.0,
+            shorten(", ".join(f"{name} {literal(point.values[name])}" for name in varied), _LONGEST_LABEL),
+            COLOURS["ink" if point in front else "muted"],
+            _ABOVE_THE_STAIRS if point in front else _BELOW_THE_STAIRS,
+        )
+        for point in (*front, *others)
+    ]
+    taken = [_around(axes, point) for point in (*front, *others)] + list(_stairs(axes, front))
+    place_labels(figure, axes, labels, taken, fontsize=_TEXT - 1)
 
 
 def _stairs(axes: Axes, front: Sequence[SweptPoint]) -> Iterator[Bbox]:
@@ -158,17 +153,5 @@ def _stairs(axes: Axes, front: Sequence[SweptPoint]) -> Iterator[Bbox]:
 
 
 def _around(axes: Axes, point: SweptPoint) -> Bbox:
-    x, y = axes.transData.transform((float(point.size or 0), point.main or 0.0))
-    return Bbox.from_extents(x, y, x, y).padded(8 if point.outcome == "not met" else 5)
-
-
-def _candidates(directions: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yields label positions around a point, nearest first; directions are degrees, 0 at the right."""
-    for away in (7.0, 14.0):
-        for degrees in directions:
-            x, y = (round(f(math.radians(degrees)), 3) for f in (math.cos, math.sin))
-            yield {
-                "xytext": (x * away, y * away),
-                "ha": "left" if x > 0 else "right" if x < 0 else "center",
-                "va": "bottom" if y > 0 else "top" if y < 0 else "center",
-            }
+    padding = 8 if point.outcome == "not met" else 5
+    return box_around(axes, float(point.size or 0), point.main or 0.0, padding)

@@ -23,11 +23,13 @@ LOCK = "recipe.lock.yaml"
 CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
 CHECKPOINT = "checkpoint"
 START = "start.json"
+# Folder of an unfinished run with the LiteRT files that are timed at its end.
+STAGES = "stages"
 # Inside an unfinished run: the future run directory, and the lock file of the process that runs it.
 _RUN, _LOCK = "run", "lock"
 _UNFINISHED = ".unfinished"
 # File names in an unfinished run's folder, with the suffix of a partly written file.
-_OWN = re.compile(rf"({_RUN}|{_LOCK}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
+_OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
 def replace_file(path: Path, content: bytes) -> None:

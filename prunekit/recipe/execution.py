@@ -10,6 +10,7 @@ import keras
 
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.targets import find_targets
+from prunekit.delivery.rows import StageRow
 from prunekit.recipe.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.compile_settings import accuracy_name
 from prunekit.recipe.datasets.parts import damage_told
@@ -18,6 +19,7 @@ from prunekit.recipe.preparation import Prepared
 from prunekit.recipe.progress import Listener, Progress, metric_texts
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.schema import Step
+from prunekit.recipe.stages import StageFiles
 from prunekit.recipe.step_handler import StepResult, handler_of
 from prunekit.recipe.summary import described
 from prunekit.recipe.workspace import CurrentStep, Workspace
@@ -33,6 +35,7 @@ class Execution:
         listener: Function that receives the progress.
         only: Indices of the steps to run; None runs all. The selection does not change how a step runs.
         checkpoints: Checkpoints of the run; an existing checkpoint resumes the run.
+        stages: Folder for the files of the run's models that are timed at its end; None times none.
 
     Attributes:
         workspace: What the steps work on.
@@ -45,13 +48,15 @@ class Execution:
         listener: Listener | None = None,
         only: Sequence[int] | None = None,
         checkpoints: Checkpoints | None = None,
+        stages: Path | None = None,
     ):
         self._prepared = prepared
         self._only = range(len(prepared.recipe.steps)) if only is None else only
         self._listener = listener
         self._checkpoints = checkpoints
         every = 0 if checkpoints is None else checkpoints.every
-        self.workspace = Workspace(prepared, exports, listener, self._save, every)
+        self._stages = StageFiles(prepared, stages, self._only)
+        self.workspace = Workspace(prepared, exports, listener, self._save, every, self._stages)
 
     @property
     def model(self) -> keras.Model:
@@ -80,6 +85,10 @@ class Execution:
             self._listener(Progress(len(steps), len(steps), steps[-1].kind, 1.0, "done", finished=True))
         return self.workspace.state
 
+    def measured_stages(self) -> tuple[list[StageRow], list[str]]:
+        """Returns speed and size of the run's models, and notes on how they were measured."""
+        return self._stages.measured(self.model, self.workspace.state, self.workspace.exports)
+
     def _run_step(self, index: int, step: Step, position: CheckpointState) -> None:
         workspace, seed = self.workspace, (self._prepared.recipe.seed + 1 + index) % 2**32
         started = time.monotonic() - position.seconds
@@ -102,6 +111,8 @@ class Execution:
         if result.sections:
             row["sections"] = [section.to_dict() for section in result.sections]
         workspace.state.steps.append(row)
+        if step.changes_weights:
+            self._stages.keep_after(index, workspace.model, workspace.state)
         workspace.report_progress(1.0, result.text or self._summary(step))
 
     def _adopt(self, result: StepResult) -> None:

@@ -3,20 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
 import numpy as np
 
 from prunekit.delivery.export import export
 from prunekit.recipe.compile_settings import OutputMetrics, output_names
-from prunekit.recipe.data import Data
 from prunekit.recipe.datasets.parts import mapped
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.export_samples import SAMPLES, export_samples
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
-
-# Maximum number of test examples on which an exported file is compared with the model.
-_SAMPLES = 500
 
 
 class ExportStep(StepHandler[PreparedStep]):
@@ -67,54 +62,9 @@ def _measure(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, flo
     # Outputs of a file are in the order in which Keras flattens the model's outputs; mappings are sorted by name.
     order = tuple(sorted(names)) if names is not None and isinstance(outputs, Mapping) else names
     metrics = OutputMetrics(run.compile, order)
-    labels = run.data.test.first(_SAMPLES)[1]
+    labels = run.data.test.first(SAMPLES)[1]
 
     def measure(answers: list[np.ndarray]) -> dict[str, float]:
         return metrics(answers, mapped(lambda array: array[: len(answers[0])], labels))
 
     return measure
-
-
-def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
-    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
-
-    Raises:
-        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
-    """
-    if data is not None:
-        inputs, labels = data.test.first(_SAMPLES)
-        inputs = _structured(model, inputs)
-        if isinstance(labels, Mapping):
-            return inputs, None
-        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-        return inputs, classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
-    random = np.random.default_rng(seed)
-
-    def sample(tensor: Any) -> np.ndarray:
-        if any(length is None for length in tensor.shape[1:]):
-            raise RecipeError(
-                f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
-                f"{tuple(tensor.shape)}. Name data in the recipe."
-            )
-        shape = (8, *tensor.shape[1:])
-        kind = keras.backend.standardize_dtype(tensor.dtype)
-        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
-
-    if not getattr(model, "inputs", None):
-        raise RecipeError(
-            f"without data, samples are generated in the shape of the model's inputs, which {model.name!r} does not "
-            "declare. Name data in the recipe."
-        )
-    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
-    return keras.tree.map_structure(
-        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    ), None
-
-
-def _structured(model: keras.Model, inputs: Any) -> Any:
-    """Returns inputs by name in the structure of the model's inputs, which exports and costs read."""
-    if not isinstance(inputs, Mapping) or isinstance(getattr(model, "input", None), Mapping):
-        return inputs
-    if not isinstance(getattr(model, "input", None), list | tuple):
-        return inputs
-    return [inputs[tensor.name] for tensor in model.inputs]

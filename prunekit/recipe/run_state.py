@@ -9,6 +9,7 @@ import numpy as np
 from prunekit.anatomy.inspection import Event, Report
 from prunekit.anatomy.reports import Skipped
 from prunekit.delivery.export import ExportRow
+from prunekit.delivery.rows import StageRow
 
 
 @dataclass
@@ -69,6 +70,7 @@ class RunState:
         expectations: Expected and measured values.
         architecture: Description of the model that replaced the recipe's model; None without such a model.
         masks: Masks that outlive a step.
+        stages: LiteRT files of the model before the first prune step and after later steps, without latencies.
         rounds: Rows of the rounds so far, of a step that prunes in rounds.
         rewind_point: Values to which such a step rewinds; empty outside such a step.
     """
@@ -90,6 +92,7 @@ class RunState:
     expectations: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     architecture: dict[str, Any] | None = None
+    stages: list[StageRow] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     masks: RunMasks = field(default_factory=RunMasks, metadata={"arrays": True})
     rewind_point: list[np.ndarray] = field(default_factory=list, metadata={"arrays": True})

@@ -25,6 +25,7 @@ from prunekit.recipe.directory import (
     MODEL,
     PAGE,
     REPORT,
+    STAGES,
     check_output,
     check_run,
     clear_up,
@@ -178,11 +179,14 @@ def _run(
         with _disk_errors_told(checkpoints):
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
-            execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints)
+            stages = (folder if written is None else unfinished(written)) / STAGES
+            execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints, stages=stages)
             _tell_data_notes(prepared, progress)
             record = execution.run()
             record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]
             report = report_of(prepared, execution.model, record, hashes, execution.workspace.metrics)
+            rows, notes = execution.measured_stages()
+            report = replace(report, stages=tuple(rows), stage_notes=tuple(notes))
             if written is not None:
                 _write(folder, prepared, execution.model, report)
     return _expected(Result(execution.model, report, written), record.failures)

@@ -32,6 +32,7 @@ from prunekit.recipe.models import model_description, weight_arrays
 from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.run_inputs import RunInputs, inspected
 from prunekit.recipe.run_state import RunMasks, RunState
+from prunekit.recipe.stages import StageFiles
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.held_masks import holding
 
@@ -69,6 +70,7 @@ class Workspace:
         listener: Function that receives the progress.
         save: Function that writes a checkpoint inside a step.
         save_every: Epochs between checkpoints inside a step; 0 writes none.
+        stages: Keeps the files of the run's models that are timed at its end; None keeps none.
 
     Attributes:
         run: Model, data and settings at the start of the run; `run.model` is the recipe's model.
@@ -86,6 +88,7 @@ class Workspace:
         listener: Listener | None = None,
         save: Callable[[CheckpointState], None] | None = None,
         save_every: int = 0,
+        stages: StageFiles | None = None,
     ):
         self.run = run
         self.model = run.model
@@ -94,6 +97,7 @@ class Workspace:
         self.step = CurrentStep()
         self._listener = listener
         self._save, self._save_every = save, save_every
+        self._stages = stages
         self.metrics: tuple[Metric, ...] = run.metrics
         self._evaluation_batch = _EVALUATION_BATCH // run.replicas.count * run.replicas.count
         self._learning_rate = 0.0
@@ -338,6 +342,8 @@ class Workspace:
         state.weights_before = weight_arrays(self.model)
         state.metrics_before = dict(state.metrics)
         state.pruning_since = state.updates
+        if self._stages is not None:
+            self._stages.keep_before(self.model, state)
         if self.metrics and self.metrics[0].name in state.metrics:
             state.curve.append((0, state.metrics[self.metrics[0].name]))
 

@@ -35,6 +35,33 @@ def test_a_model_that_became_smaller_is_faster_on_every_runtime(perceptron):
     assert line.why.startswith("0.509 of the parameters are left")
 
 
+def shrunk_advice(perceptron, sparsity):
+    smaller, _ = pk.shrink(perceptron, channels=0.5)
+    before = inspect(perceptron)
+    if sparsity:
+        prune(smaller, sparsity)
+    return {line.runtime: line for line in runtime_advice(inspect(smaller), smaller, before)}
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.9])
+def test_no_runtime_has_nothing_of_a_model_that_became_smaller(perceptron, sparsity):
+    lines = shrunk_advice(perceptron, sparsity)
+    assert len(lines) == 9 and not [line for line in lines.values() if line.what_it_buys == "nothing"]
+    for runtime in ("LiteRT on x86", "LiteRT on ARM64", "LiteRT.js (WebAssembly)", "OpenVINO", "GPU"):
+        assert lines[runtime].what_it_buys == "less arithmetic: 0.500 of the multiply-accumulates"
+        assert lines[runtime].why.startswith("smaller tensors need no support by the runtime; zeros give no more speed")
+
+
+def test_files_are_compared_with_those_of_the_model_before_the_removal(perceptron):
+    lines = shrunk_advice(perceptron, 0.0)
+    assert lines["download (gzip)"].what_it_buys == "about 0.51 of the download before"
+    assert lines["disk, uncompressed"].what_it_buys == "about 0.51 of the file before"
+    lines = shrunk_advice(perceptron, 0.9)
+    assert lines["disk, uncompressed"].what_it_buys.endswith(" in the '-sparse' formats, 0.51 in the others")
+    assert float(lines["download (gzip)"].what_it_buys.split()[1]) < 0.2
+    assert lines["ONNX Runtime"].what_it_buys.endswith("; of the zeros: a smaller file, no speed")
+
+
 def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):
     lines = advice_for(prune(perceptron, 0.9))
     assert lines["download (gzip)"].what_it_buys.startswith("about 0.")

@@ -4,9 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from run_reports import make
+from run_reports import STAGES, make
 
 from prunekit.delivery import plot_data, plots
+from prunekit.delivery.overview_plot import overview_figure
+from prunekit.delivery.stages import stage_section
 
 
 def test_a_histogram_counts_exact_zeros_apart_and_every_value_once():
@@ -41,11 +43,12 @@ def test_only_the_largest_weights_are_drawn_in_the_models_order():
 
 def test_the_overview_is_a_png_and_leaves_nothing_in_pyplot():
     report = make()
-    name, histogram = next(iter(report.histograms.items()))
-    figure = plots.overview_figure(
-        report.after.weights, report.events, plot_data.asked_line(report.schedule, report.events), (), (name, histogram)
-    )
+    section = stage_section(STAGES, report.main)
+    figure = overview_figure(report, [picture for part in section.parts for picture in part.pictures])
     assert plots.to_png(figure).startswith(b"\x89PNG")
+    _, latency, size = (panel.axes[0] for panel in figure.subfigs)
+    assert [text.get_text() for text in latency.texts][:2] == ["before", "2. shrink and 3 more"]
+    assert "sparse" in [text.get_text() for text in size.texts]
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
 

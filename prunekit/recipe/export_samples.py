@@ -1,0 +1,58 @@
+"""Inputs with which exported files are compared and timed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.recipe.data import Data
+from prunekit.recipe.loader import RecipeError
+
+# Maximum number of test examples on which an exported file is compared with the model.
+SAMPLES = 500
+
+
+def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
+    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
+
+    Raises:
+        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
+    """
+    if data is not None:
+        inputs, labels = data.test.first(SAMPLES)
+        inputs = _structured(model, inputs)
+        if isinstance(labels, Mapping):
+            return inputs, None
+        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        return inputs, classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
+    random = np.random.default_rng(seed)
+
+    def sample(tensor: Any) -> np.ndarray:
+        if any(length is None for length in tensor.shape[1:]):
+            raise RecipeError(
+                f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
+                f"{tuple(tensor.shape)}. Name data in the recipe."
+            )
+        shape = (8, *tensor.shape[1:])
+        kind = keras.backend.standardize_dtype(tensor.dtype)
+        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
+
+    if not getattr(model, "inputs", None):
+        raise RecipeError(
+            f"without data, samples are generated in the shape of the model's inputs, which {model.name!r} does not "
+            "declare. Name data in the recipe."
+        )
+    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
+    return keras.tree.map_structure(
+        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    ), None
+
+
+def _structured(model: keras.Model, inputs: Any) -> Any:
+    """Returns inputs by name in the structure of the model's inputs, which exports and costs read."""
+    if not isinstance(inputs, Mapping) or isinstance(getattr(model, "input", None), Mapping):
+        return inputs
+    if not isinstance(getattr(model, "input", None), list | tuple):
+        return inputs
+    return [inputs[tensor.name] for tensor in model.inputs]

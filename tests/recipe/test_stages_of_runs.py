@@ -1,0 +1,181 @@
+"""Speed and size of a run's models, from the recipe to the report: which models, when, and when not."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, tensorflow_only
+from tiny_recipes import Stop, prune, recipe
+
+import prunekit as pk
+from prunekit.delivery.html_report import render_html
+from prunekit.delivery.latency import ConversionError
+from prunekit.delivery.run_report import RunReport
+from prunekit.recipe import stages
+from prunekit.recipe.directory import unfinished
+from prunekit.recipe.runner import compress, verify
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+TRAIN = {"train": {"epochs": 1}}
+SHRINK = {"shrink": {"channels": 0.5}}
+FINETUNE = {"finetune": {"epochs": 1}}
+EXPORT = {"export": {"formats": ["keras", "litert", "litert-sparse"]}}
+WHOLE = recipe(TRAIN, SHRINK, FINETUNE, prune(exclude=["logits"]), FINETUNE, EXPORT)
+NAMES = ["before", "after 2. shrink", "after 3. finetune", "after 4. prune", "litert", "litert-sparse"]
+NOTHING = "Speed and size of the models were not measured: "
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch):
+    monkeypatch.setattr("prunekit.delivery.latency._SECONDS", 0.05)
+
+
+def network(width=32):
+    keras.utils.set_random_seed(20)
+    layers = [keras.layers.Dense(width, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]
+    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+
+
+def names(report):
+    return [row.name for row in report.stages]
+
+
+@tensorflow_only
+def test_every_model_from_the_first_removal_on_has_a_row_and_the_last_one_is_the_exported_file(pairs, tmp_path):
+    result = compress(WHOLE, network(), pairs, tmp_path / "run")
+    rows = dict(zip(names(result.report), result.report.stages, strict=True))
+    assert list(rows) == NAMES
+    assert [row.kind for row in rows.values()] == ["before", "step", "step", "step", "file", "file"]
+    assert all(row.latency > 0 and row.gzip_bytes > 0 for row in rows.values())
+    assert rows["before"].bytes > rows["after 2. shrink"].bytes == rows["litert"].bytes
+    assert rows["litert"].bytes == (tmp_path / "run" / "exports" / "model.tflite").stat().st_size
+    steps = result.report.steps
+    assert rows["before"].metrics == steps[0]["metrics"]
+    assert [row.metrics for row in list(rows.values())[1:4]] == [step["metrics"] for step in steps[1:4]]
+    assert rows["litert"].metrics["accuracy"] == pytest.approx(result.report.metrics["accuracy_after"])
+    (conditions,) = result.report.stage_notes
+    assert conditions.startswith("Latency: median of ") and "1 example, one thread, ai-edge-litert" in conditions
+    stored = RunReport.from_dict(json.loads((tmp_path / "run" / "report.json").read_text()))
+    assert stored.stages == result.report.stages and render_html(stored).count("Speed and size</h2>") == 1
+    assert not [path for path in tmp_path.rglob("*.tflite") if path.parent.name != "exports"]
+    assert verify(tmp_path / "run", model=network(), data=pairs).identical
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+@tensorflow_only
+def test_without_a_removal_there_is_a_model_before_and_one_after(pairs):
+    report = compress(recipe(TRAIN, prune(exclude=["logits"]), EXPORT), network(), pairs).report
+    assert names(report) == ["before", "litert", "litert-sparse"]
+    assert report.stages[0].bytes == report.stages[1].bytes
+    assert report.stages[0].gzip_bytes > report.stages[1].gzip_bytes
+
+
+@tensorflow_only
+def test_a_step_that_no_export_follows_has_its_own_row(pairs):
+    formats = {"export": {"formats": ["litert-dynamic-int8"]}}
+    report = compress(recipe(SHRINK, formats, FINETUNE), network(), pairs).report
+    assert names(report) == ["before", "after 1. shrink", "after 3. finetune", "litert-dynamic-int8"]
+    assert all(row.latency for row in report.stages)
+
+
+@tensorflow_only
+def test_two_exports_of_one_format_are_told_apart_by_their_files(pairs):
+    first, second = ({"export": {"formats": ["litert"], "name": name}} for name in ("one", "two"))
+    report = compress(recipe(SHRINK, first, FINETUNE, second), network(), pairs).report
+    assert names(report) == ["before", "litert, one.tflite", "litert, two.tflite"]
+
+
+@tensorflow_only
+def test_a_regression_is_measured_by_its_metric():
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(600, 8)).astype("float32")
+    pair = inputs, inputs[:, :4] * 2
+    settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"], "batch_size": 64}
+    report = compress(recipe(TRAIN, SHRINK, EXPORT, compile=settings), network(), (pair, pair)).report
+    assert all(set(row.metrics) == {"mae", "loss"} for row in report.stages)
+    assert report.stage_notes[1] == (
+        "Metrics of exported files are those of the first 500 test examples, all others those of all 600."
+    )
+
+
+@tensorflow_only
+def test_without_data_there_are_latencies_and_no_metrics():
+    report = compress({"version": 1, "steps": [SHRINK, EXPORT]}, network()).report
+    assert names(report) == ["before", "litert", "litert-sparse"]
+    assert all(row.latency and not row.metrics for row in report.stages)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("ends", [3, 6])
+def test_an_interrupted_run_goes_on_with_the_files_that_it_has(pairs, tmp_path, ends):
+    with pytest.raises(KeyboardInterrupt):
+        compress(WHOLE, network(), pairs, tmp_path / "run", progress=Stop(ends))
+    assert (unfinished(tmp_path / "run") / "stages" / "0.tflite").is_file()
+    report = compress(WHOLE, network(), pairs, tmp_path / "run", resume=True).report
+    assert names(report) == NAMES and all(row.latency for row in report.stages)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@tensorflow_only
+def test_a_model_that_does_not_convert_has_a_note(pairs, monkeypatch):
+    convert = stages.plain_file
+    seen = []
+
+    def second_fails(model, samples):
+        seen.append(model)
+        if len(seen) == 2:
+            raise ConversionError("no such operation")
+        return convert(model, samples)
+
+    monkeypatch.setattr(stages, "plain_file", second_fails)
+    report = compress(recipe(SHRINK, FINETUNE, FINETUNE, EXPORT), network(), pairs).report
+    assert [row.bytes is None for row in report.stages] == [False, True, False, False, False]
+    assert "after 1. shrink: the conversion failed: no such operation" in report.stage_notes
+    assert report.stages[2].latency and report.stages[1].latency is None
+
+
+@tensorflow_only
+def test_a_file_that_cannot_be_timed_leaves_the_sizes(pairs, monkeypatch):
+    def fails(files, model, samples):
+        raise stages.ScriptFailed("crashes the LiteRT interpreter (SIGSEGV)")
+
+    monkeypatch.setattr(stages, "measured_latencies", fails)
+    report = compress(recipe(SHRINK, EXPORT), network(), pairs).report
+    assert all(row.bytes and row.latency is None for row in report.stages)
+    assert report.stage_notes == (
+        "Latency was not measured: a file converts, but crashes the LiteRT interpreter (SIGSEGV).",
+    )
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("steps", [(SHRINK,), (SHRINK, {"export": {"formats": ["keras"]}})], ids=["nothing", "keras"])
+def test_without_a_litert_file_there_is_one_line(pairs, monkeypatch, steps):
+    monkeypatch.setattr(stages, "plain_file", lambda *arguments: pytest.fail("no conversion is needed"))
+    report = compress(recipe(*steps), network(), pairs).report
+    reason = "the recipe exports no LiteRT file."
+    if BACKEND != "tensorflow":
+        reason = f"LiteRT files are made with Keras's TensorFlow backend, and this run used {BACKEND}."
+    assert (report.stages, report.stage_notes) == ((), (NOTHING + reason,))
+
+
+@tensorflow_only
+def test_a_run_that_removes_nothing_has_nothing_to_compare_with(pairs):
+    report = compress(recipe(TRAIN, EXPORT), network(), pairs).report
+    assert (report.stages, report.stage_notes) == (
+        (),
+        (f"{NOTHING}no step pruned the model or removed channels.",),
+    )
+
+
+@tensorflow_only
+def test_half_of_the_channels_are_measured_to_be_faster(pairs, monkeypatch):
+    monkeypatch.setattr("prunekit.delivery.latency._SECONDS", 0.5)
+    keras.utils.set_random_seed(20)
+    layers = [keras.layers.Dense(1024, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])
+    report = compress(recipe(SHRINK, {"export": {"formats": ["litert"]}}), model, pairs).report
+    before, after = report.stages
+    assert before.latency > 1.5 * after.latency
+    assert pk.cost(model).macs > 3 * report.after.macs
