@@ -70,12 +70,12 @@ MISTAKES = {
     "calibration": ("shrink: {macs: 0.5, calibration: 64}", "8:38", "'calibration' needs 'repair', or a criterion"),
     "another word": (
         "shrink: {channels: zero}",
-        "8:23",
+        "8:24",
         "the share that is left, in (0, 1], or nonzero. Received: 'zero'",
     ),
     "no effect": (
         "shrink: {channels: nonzero, allocation: global}",
-        "8:44",
+        "8:45",
         "'allocation' has no effect on channels: non",
     ),
     "repair": ("shrink: {macs: 0.5, repair: weights}", "8:33", "an earlier step prunes single weights"),
@@ -435,3 +435,36 @@ def test_an_nm_pattern_after_the_removal_of_zero_channels_needs_a_multiple():
     with pytest.raises(RecipeError, match=r"with channels: nonzero the earlier .*Write multiple: 4"):
         load_recipe(recipe(shrink(channels="nonzero"), nm), data_given=True)
     load_recipe(recipe(shrink(channels="nonzero", multiple=4), nm), data_given=True)
+
+
+# ---- training before the removal -------------------------------------------------------------------------------------
+
+
+def test_a_recipe_masks_channel_groups_and_removes_them(pairs):
+    steps = [
+        {"train": {"epochs": 1, "group_lasso": 0.01}},
+        prune(schedule={"final_sparsity": 0.4}, policy="channel_groups"),
+        {"shrink": {"channels": "nonzero"}},
+        {"finetune": {"epochs": 1}},
+    ]
+    result = compress(recipe(*steps), network(), pairs)
+    assert result.model.count_params() < 0.75 * network().count_params()
+    text = str(plan(recipe(*steps), network(), pairs))
+    assert "policy channel_groups" in text and "group lasso 0.01" in text
+
+
+def test_a_group_lasso_without_channels_is_refused_before_any_step(pairs):
+    keras.utils.set_random_seed(0)
+    plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="logits")])
+    with pytest.raises(RecipeError, match="group_lasso: .*no channels that can be removed"):
+        compress(recipe({"train": {"epochs": 1, "group_lasso": 1.0}}), plain, pairs)
+
+
+def test_a_run_with_a_group_lasso_resumes_with_the_same_bytes(pairs, tmp_path):
+    with_lasso, plain = (recipe({"train": {"epochs": 3, **more}}) for more in ({"group_lasso": 0.5}, {}))
+    whole = compress(with_lasso, network(), pairs)
+    with pytest.raises(KeyboardInterrupt):
+        compress(with_lasso, network(), pairs, tmp_path / "run", progress=Stop(2))
+    resumed = compress(with_lasso, network(), pairs, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(whole.model)
+    assert model_digest(compress(plain, network(), pairs).model) != model_digest(whole.model)
