@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prunekit.core import distribution
     from prunekit.delivery.export import export
     from prunekit.delivery.sensitivity import SensitivityReport
+    from prunekit.delivery.shrinking import shrink
     from prunekit.delivery.signal_plot import signal_picture
     from prunekit.delivery.sweeps import SweepReport
     from prunekit.initialization import initializers
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from prunekit.techniques.shrink.block_report import BlocksReport
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
-    from prunekit.techniques.shrink.shrinking import shrink
     from prunekit.techniques.shrink.simplify_report import SimplifyReport
     from prunekit.techniques.shrink.simplifying import simplify
 
@@ -152,6 +152,7 @@ _MODULES = {
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
+    "prunekit.delivery.shrinking": ("shrink",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
     "prunekit.delivery.sweeps": ("SweepReport",),
     "prunekit.initialization": ("initializers",),
@@ -192,7 +193,6 @@ _MODULES = {
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
     "prunekit.techniques.shrink.block_report": ("BlocksReport",),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
-    "prunekit.techniques.shrink.shrinking": ("shrink",),
     "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
     "prunekit.techniques.shrink.simplifying": ("simplify",),
 }

@@ -52,7 +52,7 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options importance selection budget layer_copies weight_entries rebuild repair verification "
+        "options importance selection measured_size budget layer_copies weight_entries rebuild repair verification "
         "optimizer_state shrink_report groups_report shrinking "
         "simplify_report layer_graph graph_builder linear_layers folding identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
@@ -63,8 +63,9 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe xnnpack litert advice isolated_run export_reference export run_report "
-        "plot_data plots channels_plot pictures signal_plot model_sections report_sections markup html_report "
+        "formatting metrics rows gzip_size probe latency_probe xnnpack litert advice isolated_run model_measures "
+        "shrinking export_reference export run_report plot_data plots channels_plot pictures signal_plot "
+        "model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (

@@ -181,7 +181,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
         raise click.UsageError(f"Pass exactly one of --channels, --parameters and --macs. Received: {received}.")
     _check_files(model, output, force)
     found, data = _loaded(model, options)
-    from prunekit.techniques.shrink.shrinking import shrink as shrink_model
+    from prunekit.delivery.shrinking import shrink as shrink_model
 
     with _progress("Repaired", data) as progress:
         smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)

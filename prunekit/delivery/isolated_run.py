@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -79,12 +81,22 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
     Raises:
         Unfit: The file does not load, does not run, crashes or hangs.
     """
+    return run_script(probe, [path], inputs, [f"{chunk}:{count}" for chunk, count in runs.items()])
+
+
+def run_script(
+    script: ModuleType, files: Sequence[Path], arrays: Mapping[str, np.ndarray], options: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Runs a module as a script `FILE... ARRAYS.npz RESULT.npz OPTION...` in a separate process; returns its result.
+
+    Raises:
+        Unfit: A file does not load, does not run, crashes or hangs.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
-        np.savez(source, allow_pickle=False, **inputs)
+        source, target = Path(folder) / "arrays.npz", Path(folder) / "result.npz"
+        np.savez(source, allow_pickle=False, **arrays)
         # Start the script by path and with -P, so that the process imports neither prunekit nor TensorFlow.
-        command = [sys.executable, "-P", probe.__file__, str(path), str(source), str(target)]
-        command += [f"{chunk}:{count}" for chunk, count in runs.items()]
+        command = [sys.executable, "-P", str(script.__file__), *map(str, [*files, source, target]), *options]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             done = subprocess.run(command, capture_output=True, env=environment, timeout=_SECONDS, check=False)
