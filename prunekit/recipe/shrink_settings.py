@@ -17,7 +17,9 @@ from prunekit.recipe.fields import (
 )
 from prunekit.sparsity.shorthands import CRITERIA, sources_of
 
-MEASURES = ("channels", "parameters", "macs")
+# Sizes that are calculated, and those that are measured on LiteRT files.
+CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
+MEASURES = (*CALCULATED, *MEASURED)
 
 
 def _share(value: Any) -> Any:
@@ -36,7 +38,9 @@ class Shrink(Settings):
     Attributes:
         channels: Share of the removable channels that is left after the step, in (0, 1].
         parameters: Share of the parameters that is left.
-        macs: Share of the multiply-accumulates that is left. Exactly one of the three is given.
+        macs: Share of the multiply-accumulates that is left.
+        bytes: Share of the bytes of the exported LiteRT file (float32) that is left.
+        latency: Share of the file's latency on this machine that is left. Exactly one of the five is given.
         calibration: Training examples that criterion and repair read.
         rounds: Number of removals. The share that is left falls by the same factor in each.
         epochs_per_round: Epochs of training after each removal.
@@ -47,6 +51,8 @@ class Shrink(Settings):
     channels: Share | None = None
     parameters: Share | None = None
     macs: Share | None = None
+    bytes: Share | None = None
+    latency: Share | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
     reduction: Literal["mean", "sum", "max"] = "mean"
     normalize: bool = True
@@ -95,8 +101,13 @@ class Shrink(Settings):
 
     @property
     def measure(self) -> str:
-        """Name of the target: "channels", "parameters" or "macs"."""
+        """Name of the target: one of `MEASURES`."""
         return self.given(*MEASURES)[0]
+
+    @property
+    def plans_widths(self) -> bool:
+        """True if the plan knows how many channels each layer keeps, whatever the weights at the time of the step."""
+        return self.allocation == "uniform" and self.measure in CALCULATED
 
     @property
     def share(self) -> float:

@@ -16,6 +16,8 @@ from prunekit.techniques.shrink.repair import RepairError
 
 # Place of the stops at the outputs of a model, which have no path.
 OUTPUTS = "outputs"
+# Title of the section with the bytes or the latency.
+MEASURED_SIZE = "Measured size"
 # Most bars in the picture of the groups.
 MOST_BARS = 60
 
@@ -203,7 +205,7 @@ def _measured_section(measured: Measured) -> Section:
         row += [round(bound, 4) for bound in measured.interval]
         bounds = "The share lies between its two bounds with a confidence of 95 %. "
     models = f"Smaller models that were measured for the target: {measured.models}."
-    return Section("Measured size", tuple(columns), (tuple(row),), explanation=f"{measured.setting}. {bounds}{models}")
+    return Section(MEASURED_SIZE, tuple(columns), (tuple(row),), explanation=f"{measured.setting}. {bounds}{models}")
 
 
 def _errors_section(errors: Sequence[RepairError]) -> Section:
