@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prunekit.core import distribution
     from prunekit.delivery.export import export
     from prunekit.delivery.sensitivity import SensitivityReport
+    from prunekit.delivery.shrinking import shrink
     from prunekit.delivery.signal_plot import signal_picture
     from prunekit.delivery.sweeps import SweepReport
     from prunekit.initialization import initializers
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from prunekit.techniques.shrink.channel_penalties import GroupLasso, GrowingRegularization
     from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
     from prunekit.techniques.shrink.shrink_report import ShrinkReport
-    from prunekit.techniques.shrink.shrinking import remove_zero_channels, shrink
+    from prunekit.techniques.shrink.shrinking import remove_zero_channels
     from prunekit.techniques.shrink.simplify_report import SimplifyReport
     from prunekit.techniques.shrink.simplifying import simplify
 
@@ -156,6 +157,7 @@ _MODULES = {
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
+    "prunekit.delivery.shrinking": ("shrink",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
     "prunekit.delivery.sweeps": ("SweepReport",),
     "prunekit.initialization": ("initializers",),
@@ -197,7 +199,7 @@ _MODULES = {
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
     "prunekit.techniques.shrink.block_report": ("BlocksReport",),
     "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
-    "prunekit.techniques.shrink.shrinking": ("remove_zero_channels", "shrink"),
+    "prunekit.techniques.shrink.shrinking": ("remove_zero_channels",),
     "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
     "prunekit.techniques.shrink.simplifying": ("simplify",),
 }

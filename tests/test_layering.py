@@ -53,7 +53,7 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options channel_penalties zero_channels budget layer_copies simplify_report layer_graph "
+        "options channel_penalties zero_channels measured_size budget layer_copies simplify_report layer_graph "
         "linear_layers folding adjustments constants kept_statistics rebuild repair verification "
         "optimizer_state shrink_report groups_report shrinking graph_builder identities dead_branches "
         "duplicates simplifying blocks block_report block_removal",
@@ -64,9 +64,9 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe stopwatch xnnpack litert advice isolated_run latency export_reference "
-        "export stages run_report plot_data plots channels_plot plot_labels stage_plot pictures signal_plot "
-        "overview_plot model_sections report_sections markup html_report "
+        "formatting metrics rows gzip_size probe stopwatch latency_probe xnnpack litert advice isolated_run latency "
+        "model_measures shrinking export_reference export stages run_report plot_data plots channels_plot plot_labels "
+        "stage_plot pictures signal_plot overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (

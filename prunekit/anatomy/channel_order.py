@@ -28,6 +28,7 @@ class Order:
     Attributes:
         length: How many units can be removed; a unit is one channel, or one of each part of a grouped convolution.
         total: How many units there are.
+        multiple: The multiple to which the kept channels of each group are rounded up.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Order:
         minimum: int = 1,
         multiple: int = 1,
     ) -> None:
-        self._minimum, self._multiple = minimum, multiple
+        self._minimum, self.multiple = minimum, multiple
         self._units = [_units(*pair) for pair in zip(groups, importances, strict=True)]
         self.total = sum(len(values) for _, values in self._units)
         pools: dict[object, list[int]] = {}
@@ -65,7 +66,7 @@ class Order:
 
     def rounded(self, counts: np.ndarray) -> np.ndarray:
         """Returns how many units each group loses when its kept ones are rounded up to the multiple."""
-        kept = -(-(self._sizes - counts) // self._multiple) * self._multiple
+        kept = -(-(self._sizes - counts) // self.multiple) * self.multiple
         return np.maximum(self._sizes - kept, 0)
 
     def removed(self, counts: np.ndarray) -> np.ndarray:
@@ -92,7 +93,7 @@ class Order:
             else:
                 high = middle - 1
         found = self.first(low)
-        if self._multiple > 1:
+        if self.multiple > 1:
             same = self.rounded(found)
             steps = (self.first(length) for length in range(low + 1, self.length + 1))
             below = next((counts for counts in steps if (self.rounded(counts) != same).any()), found)

@@ -133,7 +133,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
-    with _progress("Pruned", data) as progress:
+    with _progress("Pruned", data is not None) as progress:
         done = prune_model(found, sparsity, data, progress=progress, **options)
     _write(found, Path(output))
     if as_json:
@@ -148,7 +148,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     return 0
 
 
-_TARGETS = ("channels", "parameters", "macs")
+_TARGETS = ("channels", "parameters", "macs", "bytes", "latency")
 # Removes the channels whose kernels are zero.
 _NONZERO = "nonzero"
 
@@ -178,6 +178,8 @@ class _Channels(click.ParamType):
 )
 @click.option("--parameters", type=float, help="Fraction of the parameters to keep.")
 @click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
+@click.option("--bytes", type=float, help="Fraction of the bytes of the LiteRT file (float32) to keep.")
+@click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
 @click.option(
     "--criterion", default="magnitude", help="As for prune; mean_activation ... with --data.  [default: magnitude]"
 )
@@ -199,30 +201,32 @@ class _Channels(click.ParamType):
 def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Remove channels from a model, which becomes smaller and faster.
 
-    MODEL is a .keras file; it is not changed. Exactly one of --channels, --parameters and --macs says how much is kept.
-    NEW.keras holds the smaller model without its optimizer. With --data the kept weights are fitted to what each layer
-    computed before. `prunekit inspect --groups` shows which channels can be removed."""
+    MODEL is a .keras file; it is not changed. Exactly one of --channels, --parameters, --macs, --bytes and --latency
+    says how much is kept; for the last two, LiteRT files of several smaller models are made and measured. NEW.keras
+    holds the smaller model without its optimizer. With --data the kept weights are fitted to what each layer computed
+    before. `prunekit inspect --groups` shows which channels can be removed."""
     targets = {name: options.pop(name) for name in _TARGETS}
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         received = " and ".join(f"--{name}" for name in asked) or "none"
-        raise click.UsageError(f"Pass exactly one of --channels, --parameters and --macs. Received: {received}.")
+        listed = ", ".join(f"--{name}" for name in _TARGETS)
+        raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
     nonzero = asked.get("channels") == _NONZERO
     if nonzero:
         _check_nonzero(options)
     _check_files(model, output, force)
     found, data = _loaded(model, options)
-    from prunekit.techniques.shrink.options import ShrinkOptions
-    from prunekit.techniques.shrink.options import Target as ShareLeft
-    from prunekit.techniques.shrink.shrinking import shrunk
-
-    inputs = options.pop("inputs")
     if nonzero:
-        options["repair"] = "none"
-    target = None if nonzero else ShareLeft(*asked.popitem())
-    with _progress("Repaired", data) as progress:
-        done = shrunk(found, target, ShrinkOptions(**options), data, inputs=inputs, progress=progress)
-    smaller, report = done.model, done.report
+        from prunekit.techniques.shrink.shrinking import remove_zero_channels
+
+        kept = {name: options[name] for name in ("minimum", "multiple", "include", "exclude") if name in options}
+        smaller, report = remove_zero_channels(found, data=data, **kept)
+    else:
+        from prunekit.delivery.shrinking import shrink as shrink_model
+
+        shown = data is not None or bool({"bytes", "latency"} & asked.keys())
+        with _progress("Shrinking", shown) as progress:
+            smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
     _write(smaller, Path(output))
     if as_json:
         print_json({"path": output, "report": report.to_dict()})
@@ -284,14 +288,14 @@ def _examples(name: str, count: int) -> Any:
 
 
 @contextlib.contextmanager
-def _progress(verb: str, data: Any) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function that shows the weights that are done, where there are data and standard error is a terminal."""
+def _progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function that shows how much is done, if it is to be shown and standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    shown = Console(stderr=True)
+    errors = Console(stderr=True)
     columns = (TextColumn("{task.fields[verb]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=shown, transient=True, disable=data is None or not shown.is_terminal) as bar:
+    with Progress(*columns, console=errors, transient=True, disable=not (shown and errors.is_terminal)) as bar:
         task = bar.add_task("", total=None, verb=verb)
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 

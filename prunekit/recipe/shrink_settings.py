@@ -18,7 +18,9 @@ from prunekit.recipe.fields import (
 )
 from prunekit.sparsity.shorthands import CRITERIA, sources_of
 
-MEASURES = ("channels", "parameters", "macs")
+# Sizes that are calculated, and those that are measured on LiteRT files.
+CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
+MEASURES = (*CALCULATED, *MEASURED)
 
 
 def _share(value: Any) -> Any:
@@ -49,7 +51,9 @@ class Shrink(Settings):
         channels: Share of the removable channels that is left after the step, in (0, 1]; "nonzero" removes those whose
             kernels are zero.
         parameters: Share of the parameters that is left.
-        macs: Share of the multiply-accumulates that is left. Exactly one of the three is given.
+        macs: Share of the multiply-accumulates that is left.
+        bytes: Share of the bytes of the exported LiteRT file (float32) that is left.
+        latency: Share of the file's latency on this machine that is left. Exactly one of the five is given.
         calibration: Training examples that criterion and repair read.
         rounds: Number of removals. The share that is left falls by the same factor in each.
         epochs_per_round: Epochs of training after each removal.
@@ -60,6 +64,8 @@ class Shrink(Settings):
     channels: Annotated[float | Literal["nonzero"] | None, BeforeValidator(_channels)] = None
     parameters: Share | None = None
     macs: Share | None = None
+    bytes: Share | None = None
+    latency: Share | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
     reduction: Literal["mean", "sum", "max"] = "mean"
     normalize: bool = True
@@ -116,7 +122,7 @@ class Shrink(Settings):
 
     @property
     def measure(self) -> str:
-        """Name of the target: "channels", "parameters" or "macs"."""
+        """Name of the target: one of `MEASURES`."""
         return self.given(*MEASURES)[0]
 
     @property
@@ -125,9 +131,9 @@ class Shrink(Settings):
         return self.channels == NONZERO
 
     @property
-    def known_sizes(self) -> bool:
-        """True if the number of channels that each layer keeps does not depend on the weights."""
-        return self.allocation == "uniform" and not self.nonzero
+    def plans_widths(self) -> bool:
+        """True if the plan knows how many channels each layer keeps, whatever the weights at the time of the step."""
+        return self.allocation == "uniform" and self.measure in CALCULATED and not self.nonzero
 
     @property
     def share(self) -> float:

@@ -1,6 +1,7 @@
 """The handler of the step kind shrink: removes channels, at once or in rounds with training after each removal."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +18,18 @@ from prunekit.core.channel_importance import ranked_weights
 from prunekit.core.random_state import random_state
 from prunekit.core.statistics import check_statistics
 from prunekit.delivery.formatting import count, names, short_count
+from prunekit.delivery.model_measures import check_measure, measure_of
 from prunekit.recipe.checkpoint import CheckpointState
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.prune_step import calibration_data
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunMasks
-from prunekit.recipe.shrink_settings import Shrink
+from prunekit.recipe.shrink_settings import MEASURED, Shrink
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
-from prunekit.techniques.shrink.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.shrink_report import MEASURED_SIZE, ShrinkReport
 from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
 
 # Most groups of channels that a note of the plan names.
@@ -59,21 +61,23 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         """
         for name in settings.needs:
             require_backend(STATISTICS[name].backends, f"the criterion {name_of(settings.criterion)}")
+        _check_measure(settings, run)
         options, inputs = _options(settings, run), _example_inputs(run)
         _check_statistics(settings, run.model)
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
-        whole = None if settings.nonzero else Target(settings.measure, settings.share)
-        found = shrunk(run.model, whole, options, inputs=inputs)
-        rows = [_row(1, found.report)]
+        with measure_of(settings.measure, run.model, inputs) as measure:
+            found = shrunk(run.model, _target(settings, []), options, inputs=inputs, measure=measure)
+        rows = [_row(1, settings.measure, found.report)]
         before = {group.name: group.before for group in found.report.groups}
-        if settings.rounds > 1:
+        # Rounds of a measured target are not planned each: a single removal leaves as much, and takes one search.
+        if settings.rounds > 1 and settings.measure not in MEASURED:
             options = dataclasses.replace(options, tolerance=None)
             model, rows = run.model, []
             for number in range(1, settings.rounds + 1):
                 found = shrunk(model, _target(settings, rows), options, inputs=inputs)
                 model = found.model
-                rows.append(_row(number, found.report))
+                rows.append(_row(number, settings.measure, found.report))
         left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
         return PreparedShrink(settings, model=found.model, rows=tuple(rows), left=left)
 
@@ -85,12 +89,18 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         """Returns the channels that are left, and a note if they depend on the weights at the time of the step."""
         changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
         notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
-        if not prepared.settings.known_sizes:
+        if not prepared.settings.plans_widths:
             given = "channels nonzero" if prepared.settings.nonzero else f"allocation {prepared.settings.allocation}"
             notes.append(
                 f"shrink, {given}: how many channels each layer loses follows from "
                 "the weights at that time. The sizes above, also those of later steps, are for the weights that the "
                 "model has now; the run calculates them anew."
+            )
+        measure = prepared.settings.measure
+        if measure in MEASURED:
+            notes.append(
+                f"shrink to a share of the {measure}: the sizes above, also those of later steps, are of files of the "
+                "model as it is now; the run measures anew."
             )
         return notes
 
@@ -123,6 +133,16 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         )
 
 
+def _check_measure(settings: Shrink, run: RunInputs) -> None:
+    """Raises if the target cannot be measured in this run."""
+    check_measure(settings.measure)
+    if settings.measure in MEASURED and run.replicas.several_processes:
+        raise ValueError(
+            f"{settings.measure} is measured by one process, and with distribute: multi_worker several remove the same "
+            "channels. Use parameters or macs."
+        )
+
+
 # ---- one removal -----------------------------------------------------------------------------------------------------
 
 
@@ -134,17 +154,26 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
     options = dataclasses.replace(options, repair=_repair(settings, options.criterion, workspace), tolerance=None)
 
-    def progress(done: int, total: int, name: str) -> None:
-        workspace.report_progress(len(state.rounds) / settings.rounds, f"repaired {name}, {done} of {total}")
+    def progress(done: int, total: int, text: str) -> None:
+        workspace.report_progress(len(state.rounds) / settings.rounds, f"{text}, {done} of {total}")
 
     with run.replicas.scope(), workspace.noting():
-        target, inputs = _target(settings, state.rounds), _example_inputs(run)
-        found = shrunk(workspace.model, target, options, data, inputs=inputs, progress=progress)
+        inputs = _example_inputs(run)
+        with measure_of(settings.measure, workspace.model, inputs) as measure:
+            found = shrunk(
+                workspace.model,
+                _target(settings, state.rounds),
+                options,
+                data,
+                inputs=inputs,
+                measure=measure,
+                progress=progress,
+            )
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)
     for note in found.report.notes:
         workspace.note(f"shrink: {note}")
-    state.rounds.append(_row(len(state.rounds) + 1, found.report))
+    state.rounds.append(_row(len(state.rounds) + 1, settings.measure, found.report))
 
 
 def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> Target | None:
@@ -152,10 +181,7 @@ def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> Target | Non
     if settings.nonzero:
         return None
     asked = settings.shares[len(rows)]
-    if not rows:
-        return Target(settings.measure, asked)
-    whole, present = rows[0][settings.measure][0], rows[-1][settings.measure][1]
-    return Target(settings.measure, min(1.0, asked * whole / present))
+    return Target(settings.measure, asked if not rows else min(1.0, asked / _left(rows)))
 
 
 def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
@@ -223,14 +249,19 @@ def _check_statistics(settings: Shrink, model: Any) -> None:
 # ---- what the report says --------------------------------------------------------------------------------------------
 
 
-def _row(number: int, report: ShrinkReport) -> dict[str, Any]:
+def _row(number: int, measure: str, report: ShrinkReport) -> dict[str, Any]:
     """Returns the sizes before and after a round, and the sections of its report, as JSON values."""
     free = [group for group in report.groups if not group.reason]
-    return {
-        "round": number,
+    sizes: dict[str, Any] = {
         "channels": [sum(group.before for group in free), sum(group.after for group in free)],
         "parameters": list(report.parameters),
         "macs": list(report.macs),
+    }
+    measured = report.measured
+    return sizes | {
+        "round": number,
+        "measure": measure,
+        "left": sizes[measure][1] / sizes[measure][0] if measured is None else measured.share,
         "metric": None,
         "sections": [section.to_dict() for section in report.sections()],
     }
@@ -239,7 +270,13 @@ def _row(number: int, report: ShrinkReport) -> dict[str, Any]:
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> str:
     first, last = rows[0], rows[-1]
     parameters = f"parameters {count(first['parameters'][0])} -> {count(last['parameters'][1])}"
-    return f"{parameters}, MACs {short_count(first['macs'][0])} -> {short_count(last['macs'][1])}"
+    sizes = f"{parameters}, MACs {short_count(first['macs'][0])} -> {short_count(last['macs'][1])}"
+    return f"{sizes}, {last['measure']} to {_left(rows):.3f}" if last["measure"] in MEASURED else sizes
+
+
+def _left(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the share of the step's target that is left after these rounds."""
+    return math.prod(row["left"] for row in rows)
 
 
 def _main_metric(workspace: Workspace) -> float | None:
@@ -252,12 +289,22 @@ def _sections(rows: Sequence[Mapping[str, Any]], workspace: Workspace) -> list[S
     before = {row[0]: row[1] for row in rows[0]["sections"][0]["rows"]}
     groups = groups | {"rows": [[row[0], before.get(row[0], row[1]), *row[2:]] for row in groups["rows"]]}
     found = [Section.from_dict(one) for one in (groups, *others)]
-    return [_rounds_section(rows, workspace), *found] if len(rows) > 1 else found
+    if len(rows) == 1:
+        return found
+    of_last = [
+        dataclasses.replace(one, title=f"{one.title} of round {len(rows)}") if one.title == MEASURED_SIZE else one
+        for one in found
+    ]
+    return [_rounds_section(rows, workspace), *of_last]
 
 
 def _rounds_section(rows: Sequence[Mapping[str, Any]], workspace: Workspace) -> Section:
     metric = workspace.metrics[0].name if workspace.metrics else "Metric"
     sizes = (Column("Channels", "count"), Column("Parameters", "count"), Column("MACs", "short_count"))
-    columns = (Column("Round", "count"), *sizes, Column(metric, "number"))
-    values = [(row["round"], row["channels"][1], row["parameters"][1], row["macs"][1], row["metric"]) for row in rows]
-    return Section("Rounds", columns, tuple(values), explanation="Sizes after each removal; metric after the training.")
+    columns = [Column("Round", "count"), *sizes, Column(metric, "number")]
+    values = [[row["round"], row["channels"][1], row["parameters"][1], row["macs"][1], row["metric"]] for row in rows]
+    if rows[0]["measure"] in MEASURED:
+        columns.append(Column(f"{rows[0]['measure']} left", "number"))
+        values = [[*row, round(_left(rows[: row[0]]), 4)] for row in values]
+    explanation = "Sizes after each removal; metric after the training."
+    return Section("Rounds", tuple(columns), tuple(map(tuple, values)), explanation=explanation)

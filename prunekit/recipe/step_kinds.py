@@ -144,11 +144,15 @@ def _check_widths(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
     group = parsed.numbers[1]
     for step in earlier:
         before = step.settings
-        # With "uniform" the plan knows the number of channels that is left.
-        if isinstance(before, Shrink) and not before.known_sizes and before.multiple % group:
-            given = "channels: nonzero" if before.nonzero else f"allocation: {before.allocation}"
+        if isinstance(before, Shrink) and not before.plans_widths and before.multiple % group:
+            if before.nonzero:
+                cause = "channels: nonzero"
+            elif before.allocation != "uniform":
+                cause = f"allocation: {before.allocation}"
+            else:
+                cause = f"a target in {before.measure}"
             raise refusal(
-                f"{prune.pattern} needs input axes whose lengths are multiples of {group}, and with {given} "
+                f"{prune.pattern} needs input axes whose lengths are multiples of {group}, and with {cause} "
                 f"the earlier shrink step may leave any number of channels. Write multiple: "
                 f"{group} in the shrink step, or misfits: skip here.",
                 "pattern",

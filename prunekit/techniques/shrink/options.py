@@ -14,7 +14,7 @@ from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 
 REPAIRS = ("none", "outputs", "weights")
-MEASURES = ("channels", "parameters", "macs")
+MEASURES = ("channels", "parameters", "macs", "bytes", "latency")
 
 
 class Options(TypedDict, total=False):
@@ -51,7 +51,7 @@ class Target:
     """How much of the model is left.
 
     Attributes:
-        measure: "channels", "parameters" or "macs".
+        measure: One of `MEASURES`.
         share: Share of the measure that is left, in (0, 1].
     """
 
@@ -86,8 +86,8 @@ class ShrinkOptions:
         repair: With data: "weights" fits the kept weights of each layer to its former outputs, "outputs" a scale and a
             bias for each output; both update moving statistics. "none" changes nothing. None = "weights" with data, or
             "none" for criteria of untrained models.
-        tolerance: Largest difference from the share of parameters or multiply-accumulates, relative to the share, that
-            is not refused. None takes the nearest model.
+        tolerance: Largest difference from the share of parameters, multiply-accumulates, bytes or latency, relative to
+            the share, that is not refused. None takes the nearest model.
     """
 
     criterion: str | Criterion | Callable[..., Any] = "magnitude"

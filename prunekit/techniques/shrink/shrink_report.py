@@ -12,10 +12,13 @@ from prunekit.anatomy.channels import Stop
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.sections import Column, Picture, Section, Value
 from prunekit.techniques.shrink.adjustments import Adjustment, adjustments_section
+from prunekit.techniques.shrink.measured_size import Measured
 from prunekit.techniques.shrink.repair import RepairError
 
 # Place of the stops at the outputs of a model, which have no path.
 OUTPUTS = "outputs"
+# Title of the section with the bytes or the latency.
+MEASURED_SIZE = "Measured size"
 # Most bars in the picture of the groups.
 MOST_BARS = 60
 
@@ -56,6 +59,7 @@ class ShrinkReport(Displayed):
         notes: Remarks.
         kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries; at the
             input axis of a grouped convolution one row of indices for each group.
+        measured: Bytes or latency before and after, for a target in one of them.
     """
 
     model_name: str
@@ -67,6 +71,7 @@ class ShrinkReport(Displayed):
     adjustments: tuple[Adjustment, ...] = ()
     notes: tuple[str, ...] = ()
     kept: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
+    measured: Measured | None = None
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -79,18 +84,22 @@ class ShrinkReport(Displayed):
         return tuple(one for one in self.adjustments if one.error is not None)
 
     def sections(self) -> list[Section]:
-        """Returns the report as sections: groups, what stays, adjustments, errors of the repair."""
+        """Returns the report as sections: groups, what stays, adjustments, the measured size, errors of the repair."""
         found = [groups_section(self.groups), stops_section(self.stops)]
         if self.adjustments:
             found.append(adjustments_section(self.adjustments))
+        if self.measured is not None:
+            found.append(_measured_section(self.measured))
         if self.errors:
             found.append(_errors_section(self.errors))
         return found
 
     def verdict(self) -> str:
-        """Returns one sentence: parameters and multiply-accumulates that are left."""
-        channels = f"{self.channels[1]:,} of {self.channels[0]:,} channels"
-        return f"{_left('parameters', self.parameters)}, {_left('MACs', self.macs)}, {channels} are left."
+        """Returns one sentence: parameters, multiply-accumulates, channels and the measured size that are left."""
+        left = [_left("parameters", self.parameters), _left("MACs", self.macs)]
+        left += [f"{self.channels[1]:,} of {self.channels[0]:,} channels"]
+        left += [] if self.measured is None else [str(self.measured)]
+        return f"{', '.join(left)} are left."
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
@@ -102,6 +111,7 @@ class ShrinkReport(Displayed):
             "stops": [{**asdict(stop), "layers": list(stop.layers)} for stop in self.stops],
             "errors": [asdict(error) for error in self.errors],
             "adjustments": [asdict(adjustment) for adjustment in self.adjustments],
+            "measured": None if self.measured is None else self.measured.to_dict(),
             "notes": list(self.notes),
             "kept": {
                 name: {str(axis): indices.tolist() for axis, indices in axes.items()}
@@ -194,6 +204,20 @@ def stops_section(stops: Sequence[Stop]) -> Section:
         "channels of these layers may be in a group.",
         notes=() if rows else ("No channels stay.",),
     )
+
+
+def _measured_section(measured: Measured) -> Section:
+    """Returns a table of the measured size before and after; of a noisy one also the interval of the share."""
+    sizes = (Column("before", "number", group="Size"), Column("after", "number", group="Size"))
+    columns = [Column("Measured", "label"), Column("Unit", "label"), *sizes, Column("left", "number", group="Share")]
+    row: list[Value] = [measured.name, measured.unit, measured.before, measured.after, round(measured.share, 4)]
+    bounds = ""
+    if measured.noise:
+        columns += [Column("from", "number", group="Share"), Column("to", "number", group="Share")]
+        row += [round(bound, 4) for bound in measured.interval]
+        bounds = "The share lies between its two bounds with a confidence of 95 %. "
+    models = f"Smaller models that were measured for the target: {measured.models}."
+    return Section(MEASURED_SIZE, tuple(columns), (tuple(row),), explanation=f"{measured.setting}. {bounds}{models}")
 
 
 def _errors_section(errors: Sequence[RepairError]) -> Section:

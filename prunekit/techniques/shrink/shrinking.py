@@ -1,10 +1,10 @@
-"""shrink: removes channels from a model and returns a smaller model."""
+"""Removes channels from a model: selection, new layers, comparison, repair, report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Unpack
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
-from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
 from prunekit.techniques.shrink.layer_copies import takes_a_graph
+from prunekit.techniques.shrink.measured_size import Measure, Measured, Search
 from prunekit.techniques.shrink.optimizer_state import carry_over
-from prunekit.techniques.shrink.options import Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
 from prunekit.techniques.shrink.repair import RepairError, repaired
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
@@ -56,53 +56,6 @@ class Shrunk:
     channels: Channels
     removed: np.ndarray
     variables: Variables
-
-
-def shrink(
-    model: Any,
-    *,
-    channels: float | None = None,
-    parameters: float | None = None,
-    macs: float | None = None,
-    data: Any = None,
-    inputs: Any = None,
-    progress: Progress | None = None,
-    **options: Unpack[Options],
-) -> tuple[Any, ShrinkReport]:
-    """Removes channels; returns (a smaller model, its report). The given model is not changed.
-
-    A channel is removed from every weight in which it occurs: the filter that computes it, the normalization after it,
-    and the inputs of the layers that read it. The new model computes what the model computes with zeros in all these
-    entries. If all kernels that compute a channel are zero, the channel is a constant, which is folded into the layers
-    that read it; only with a repair this is left to the repair. The new model has the same inputs and outputs, loads
-    without prunekit, and keeps names, compile settings and the optimizer's state, so that training goes on.
-
-    Args:
-        model: A built Keras model.
-        channels: Share of the removable channels that is left, in (0, 1].
-        parameters: Share of the model's parameters that is left.
-        macs: Share of the multiply-accumulates of one example that is left. Exactly one of the three is given.
-        data: Calibration data, as `pk.prune` takes them. With data the kept weights are repaired.
-        inputs: Example inputs, or their shapes, for a target in `macs` of a model without declared inputs.
-        progress: Told of each repaired layer: (done, total, name).
-        **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
-            `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
-
-    Raises:
-        ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
-            criterion needs data; no channel can be removed; the model cannot be followed.
-        TypeError: `model` is not a Keras 3 model; an option is unknown.
-    """
-    given = {"channels": channels, "parameters": parameters, "macs": macs}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if len(asked) != 1:
-        raise ValueError(
-            f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
-            "Pass exactly one, as the share that is left: channels=0.5."
-        )
-    check_names(options, [field.name for field in fields(ShrinkOptions)])
-    found = shrunk(model, Target(*asked.popitem()), ShrinkOptions(**options), data, inputs=inputs, progress=progress)
-    return found.model, found.report
 
 
 def remove_zero_channels(
@@ -151,20 +104,22 @@ def shrunk(
     data: Any = None,
     *,
     inputs: Any = None,
+    measure: Measure | None = None,
     progress: Progress | None = None,
 ) -> Shrunk:
-    """Returns the smaller model of `shrink`, with the channels that were removed.
+    """Returns the smaller model of `pk.shrink`, with the channels that were removed.
 
     Args:
         model: A built Keras model.
         target: How much is left; None removes the channels whose kernels are zero, and no others.
         options: Which channels are removed, and the repair.
         data: Calibration data, or None.
-        inputs: As for `shrink`.
-        progress: As for `shrink`.
+        inputs: As for `pk.shrink`.
+        measure: How models are measured, for a target that is not calculated.
+        progress: As for `pk.shrink`.
 
     Raises:
-        ValueError, TypeError: As for `shrink`.
+        ValueError, TypeError: As for `pk.shrink`.
     """
     repair = options.repair_with(data)
     found = find_channels(model, options.approximate)
@@ -182,17 +137,78 @@ def shrunk(
     groups, given = [found.groups[i] for i in free], [values[i] for i in free]
     order = Order(groups, given, options.allocation, minimum=options.minimum, multiple=options.multiple)
     budget = Budget(found, inputs)
-    counts = _zero_counts(groups, given, options) if target is None else _counts(order, budget, target, options)
+    measured = None
+    if target is None:
+        counts = _zero_counts(groups, given, options)
+    else:
+        counts, measured = _selected(found, order, budget, target, options, measure, progress)
     removed = order.removed(counts)
     built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
     notes = [*_rounding_notes(order, counts, options), *built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
-        repaired_values, errors = repaired(found, removed, data, repair, progress)
-        assign_cut(found, removed, built.variables, repaired_values)
+        new_values, errors = repaired(found, removed, data, repair, _told_of_repair(progress))
+        assign_cut(found, removed, built.variables, new_values)
+    if measure is not None and measured is not None and target is not None:
+        # Equal weights may share their place in a file, and repaired ones are no longer equal.
+        measured = replace(measure.compare(built.model), models=measured.models) if errors else measured
+        notes += _measured_notes(measured, target, options)
     notes += carry_over(found, found.kept_numbers(removed), built.model, built.variables)
     report = _report(found, removed, reasons, budget, built, errors, notes)
-    return Shrunk(built.model, report, found, removed, built.variables)
+    return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
+
+
+def _selected(
+    found: Channels,
+    order: Order,
+    budget: Budget,
+    target: Target,
+    options: ShrinkOptions,
+    measure: Measure | None,
+    progress: Progress | None,
+) -> tuple[np.ndarray, Measured | None]:
+    """Returns how many units each group loses, and the measured size for a target that is measured."""
+    if measure is None:
+        return _counts(order, budget, target, options), None
+    compare = measure.compare
+    predict = _predicted(budget, measure)
+    return Search(
+        order,
+        target,
+        options.tolerance,
+        predict,
+        lambda removed: compare(without_channels(found, removed)[0]),
+        progress or (lambda done, total, text: None),
+    ).nearest()
+
+
+def _predicted(budget: Budget, measure: Measure) -> Callable[[np.ndarray], float]:
+    """Returns the calculated size that the measured one follows."""
+    if measure.follows == "macs" and _macs(budget, np.zeros(0, int))[0] is not None:
+        return budget.macs_without
+    return budget.parameters_without
+
+
+def _told_of_repair(progress: Progress | None) -> Progress | None:
+    return None if progress is None else lambda done, total, name: progress(done, total, f"repaired {name}")
+
+
+def _measured_notes(measured: Measured, target: Target, options: ShrinkOptions) -> list[str]:
+    tolerance, name = options.tolerance, target.measure
+    if tolerance is None:
+        return []
+    low, high = measured.interval
+    if measured.noise > tolerance * target.share:
+        return [
+            f"The {name} varies too much on this machine to tell {tolerance:.0%}: between {low:.3f} and {high:.3f} is "
+            "left, with a confidence of 95 %. Stop other programs, and try again."
+        ]
+    if abs(measured.share - target.share) > tolerance * target.share:
+        return [
+            f"{name}={target.share:g} is not reached within {tolerance:.0%}: {measured.share:.3f} is left in the "
+            f"nearest of {measured.models} measured models, after the repair if there is one."
+        ]
+    return []
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,92 @@
+"""Times two LiteRT files in turns in a separate process, on one thread.
+
+Run as a script: `python latency_probe.py FIRST SECOND INPUTS.npz OUTPUT.npz`. It imports nothing but NumPy
+and ai-edge-litert, and nothing of prunekit.
+"""
+
+import sys
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+# Timed calls of each file in a turn, and least seconds of one: fast calls are timed several at once.
+_CALLS, _LEAST_SECONDS = 10, 1e-3
+# Of slow files a turn has fewer calls, so that it takes about so long.
+_TURN_SECONDS = 0.5
+# Turns follow until the interval's half width is this share of the median, or the seconds are used up.
+_PRECISION, _SECONDS = 0.01, 5.0
+_LEAST_TURNS, _LEAST_PRECISE_TURNS = 6, 15
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Returns bounds of the median with a confidence of about 95 %, from the order of at least 6 values."""
+    ordered = np.sort(values)
+    reach = 0.98 * np.sqrt(ordered.size)
+    low = max(0, int((ordered.size - 1) / 2 - reach))
+    return float(ordered[low]), float(ordered[ordered.size - 1 - low])
+
+
+def times(paths: list[str], inputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    """Returns median seconds of a call, shape (turns, 2).
+
+    Each turn opens the files anew, and calls them alternately: the place of an interpreter's tensors in memory changes
+    its latency by several percent, and the speed of the machine changes from second to second.
+
+    Args:
+        paths: Two `.tflite` files with a signature.
+        inputs: For each file one array per input name.
+    """
+    turns: list[np.ndarray] = []
+    end = perf_counter() + _SECONDS
+    while len(turns) < _LEAST_TURNS or (perf_counter() < end and not _precise(np.array(turns))):
+        order = [0, 1] if len(turns) % 2 else [1, 0]
+        runs = {index: _opened(paths[index], inputs[index]) for index in order}
+        once = [min(_seconds(runs[index]) for _ in range(2)) for index in order]
+        repeats = [max(1, int(_LEAST_SECONDS / seconds)) for seconds in once]
+        count = min(_CALLS, max(1, int(_TURN_SECONDS / np.dot(once, repeats))))
+        timed = list(zip((runs[index] for index in order), repeats, strict=True))
+        calls = [[_seconds(run, each) for run, each in timed] for _ in range(count)]
+        turns.append(np.median(calls, axis=0)[order])
+    return np.array(turns)
+
+
+def _precise(turns: np.ndarray) -> bool:
+    shares = turns[:, 1] / turns[:, 0]
+    low, high = interval(shares)
+    return len(turns) >= _LEAST_PRECISE_TURNS and (high - low) / 2 <= _PRECISION * np.median(shares)
+
+
+def _opened(path: str, inputs: dict[str, np.ndarray]) -> Callable[[], None]:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=path, num_threads=1)
+    places = interpreter.get_signature_runner().get_input_details()
+    for name, values in inputs.items():
+        interpreter.resize_tensor_input(places[name]["index"], values.shape)
+    interpreter.allocate_tensors()
+    for name, values in inputs.items():
+        interpreter.set_tensor(places[name]["index"], values)
+    return interpreter.invoke
+
+
+def _seconds(run: Callable[[], None], repeats: int = 1) -> float:
+    start = perf_counter()
+    for _ in range(repeats):
+        run()
+    return (perf_counter() - start) / repeats
+
+
+def main(arguments: list[str]) -> None:
+    """Times the files; inputs are stored as `FILE/name` with the number of the file."""
+    *paths, source, target = arguments
+    with np.load(source) as stored:
+        inputs = [
+            {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(f"{index}/")}
+            for index in range(len(paths))
+        ]
+    np.savez(target, allow_pickle=False, seconds=times(paths, inputs))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

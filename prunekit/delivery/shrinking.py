@@ -1,0 +1,68 @@
+"""shrink: removes channels from a model and returns a smaller model, for calculated and for measured targets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Unpack
+
+from prunekit.core.layerwise import Progress
+from prunekit.delivery.model_measures import measure_of
+from prunekit.suggestions import check_names
+from prunekit.techniques.shrink.options import MEASURES, Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.shrinking import shrunk
+
+
+def shrink(  # noqa: PLR0913
+    model: Any,
+    *,
+    channels: float | None = None,
+    parameters: float | None = None,
+    macs: float | None = None,
+    bytes: float | None = None,
+    latency: float | None = None,
+    data: Any = None,
+    inputs: Any = None,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> tuple[Any, ShrinkReport]:
+    """Removes channels; returns (a smaller model, its report). The given model is not changed.
+
+    A channel is removed from every weight in which it occurs: the filter that computes it, the normalization after it,
+    and the inputs of the layers that read it. The new model computes what the model computes with zeros in all these
+    entries. It has the same inputs and outputs, loads without prunekit, and keeps names, compile settings and the
+    optimizer's state, so that training goes on.
+
+    Args:
+        model: A built Keras model.
+        channels: Share of the removable channels that is left, in (0, 1].
+        parameters: Share of the model's parameters that is left.
+        macs: Share of the multiply-accumulates of one example that is left.
+        bytes: Share of the bytes of the exported LiteRT file (float32) that is left. Files are exported until one fits.
+        latency: Share of this file's latency on this machine that is left, in LiteRT on one thread; measured with both
+            files by turns. Exactly one of the five is given.
+        data: Calibration data, as `pk.prune` takes them. With data the kept weights are repaired.
+        inputs: Example inputs, or their shapes, for a target in `macs` or `latency` of a model whose inputs have no
+            fixed size.
+        progress: Told of each measured model and of each repaired layer: (done, total, text).
+        **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
+            `repair`, `tolerance`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
+
+    Raises:
+        ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
+            criterion needs data; no channel can be removed; the model cannot be followed; bytes or latency cannot be
+            measured here: they need the TensorFlow backend and ai-edge-litert.
+        TypeError: `model` is not a Keras 3 model; an option is unknown.
+    """
+    given = dict(zip(MEASURES, (channels, parameters, macs, bytes, latency), strict=True))
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len(asked) != 1:
+        raise ValueError(
+            f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
+            "Pass exactly one, as the share that is left: channels=0.5."
+        )
+    check_names(options, [field.name for field in fields(ShrinkOptions)])
+    target, chosen = Target(*asked.popitem()), ShrinkOptions(**options)
+    with measure_of(target.measure, model, inputs) as measure:
+        found = shrunk(model, target, chosen, data, inputs=inputs, measure=measure, progress=progress)
+    return found.model, found.report
