@@ -296,6 +296,23 @@ class TestShrink:
         assert code == 0 and found["path"] == "new.keras"
         assert [(group["name"], group["after"]) for group in found["report"]["groups"]] == [("hidden", 4)]
 
+    def test_bytes_and_latency_are_measured_and_shown(self, run, stored, monkeypatch):
+        import numpy as np
+
+        from prunekit.delivery import model_measures
+
+        code, out, _ = run("shrink", stored, "--bytes", "0.9", "-o", "new.keras")
+        assert code == 0 and "Measured size" in out and " bytes (0." in out
+
+        def as_sizes(script, files, arrays, options):
+            return {"seconds": np.array([[file.stat().st_size for file in files]] * 15)}
+
+        monkeypatch.setattr(model_measures, "run_script", as_sizes)
+        code, out, _ = run("shrink", stored, "--latency", "0.9", "-o", "new.keras", "--force", "--json")
+        measured = json.loads(out)["report"]["measured"]
+        assert code == 0 and (measured["name"], measured["unit"]) == ("latency", "ms")
+        assert abs(measured["after"] / measured["before"] - 0.9) < 0.02
+
     def test_with_data_the_layers_are_repaired_and_their_errors_are_shown(self, run, stored):
         import numpy as np
 
@@ -310,7 +327,7 @@ class TestShrink:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["MODEL", "-o", "new.keras"], "Pass exactly one of --channels, --parameters and --macs. Received: none."),
+            (["MODEL", "-o", "new.keras"], "--parameters, --macs, --bytes, --latency. Received: none."),
             (["MODEL", "--channels", "0.5", "--macs", "0.5", "-o", "new.keras"], "Received: --channels and --macs."),
             (["MODEL", "--channels", "50", "-o", "new.keras"], "For 50 %, pass 0.5."),
             (["MODEL", "--channels", "none", "-o", "new.keras"], "a number such as 0.5, or nonzero. Received: 'none'."),
@@ -319,6 +336,8 @@ class TestShrink:
                 "Received: --allocation, which would have no effect.",
             ),
             (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
+            (["MODEL", "--bytes", "0.1", "-o", "new.keras"], "bytes=0.1 cannot be reached within 2%"),
+            (["MODEL", "--latency", "60", "-o", "new.keras"], "For 60 %, pass 0.6."),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
             (

@@ -1,5 +1,6 @@
 """The recipe step `shrink`: refusals, plan, sizes of what a run writes, masks, rounds, interruptions and repetition."""
 
+import contextlib
 import json
 import typing
 
@@ -11,12 +12,16 @@ from tiny_recipes import Stop, prune, recipe, told, zeros
 import prunekit as pk
 from prunekit.anatomy.channel_order import ALLOCATIONS
 from prunekit.core.channel_importance import REDUCTIONS
+from prunekit.recipe import shrink_settings, shrink_step
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import model_digest, weight_arrays
+from prunekit.recipe.replicas import Replicas
+from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.runner import compress, plan, verify
 from prunekit.recipe.shrink_settings import Shrink
 from prunekit.recipe.workspace import Workspace
-from prunekit.techniques.shrink.options import REPAIRS
+from prunekit.techniques.shrink.measured_size import Measure, Measured
+from prunekit.techniques.shrink.options import MEASURES, REPAIRS
 
 TRAIN = {"train": {"epochs": 1}}
 HALF = {"channels": 0.5}
@@ -56,10 +61,19 @@ steps:
   - STEP
 """
 MISTAKES = {
-    "no target": ("shrink: {multiple: 8}", "8:13", "expected one of channels, parameters, macs. Received: none"),
-    "two targets": ("shrink: {macs: 0.5, channels: 0.5}", "8:20", "expected only one of channels, parameters, macs"),
+    "no target": (
+        "shrink: {multiple: 8}",
+        "8:13",
+        "expected one of channels, parameters, macs, bytes, latency. Received: none",
+    ),
+    "two targets": (
+        "shrink: {macs: 0.5, channels: 0.5}",
+        "8:20",
+        "expected only one of channels, parameters, macs, bytes, latency",
+    ),
     "a percentage": ("shrink: {macs: 50}", "8:20", "the share that is left, in (0, 1]. Received: 50. Write 0.5 for 50"),
     "nothing left": ("shrink: {macs: 0}", "8:20", "the share that is left, in (0, 1]"),
+    "a percentage of bytes": ("shrink: {bytes: 50}", "8:22", "the share that is left, in (0, 1]. Received: 50."),
     "a key": ("shrink: {mac: 0.5}", "8:14", "unknown key 'mac'. Did you mean 'macs'?"),
     "criterion": ("shrink: {macs: 0.5, criterion: magnitud}", "8:36", "'magnitud'. Did you mean 'magnitude'?"),
     "training": ("shrink: {macs: 0.5, criterion: movement}", "8:36", "'movement' measures how training changes"),
@@ -119,6 +133,9 @@ def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
         load_recipe(recipe(shrink(channels=0.5, allocation="global"), nm), data_given=True)
     load_recipe(recipe(shrink(channels=0.5, allocation="global", multiple=4), nm), data_given=True)
     load_recipe(recipe(shrink(channels=0.5), nm), data_given=True)
+    with pytest.raises(RecipeError, match="with a target in latency the earlier shrink step may leave any number"):
+        load_recipe(recipe(shrink(latency=0.5), nm), data_given=True)
+    load_recipe(recipe(shrink(bytes=0.5, multiple=4), nm), data_given=True)
 
 
 @pytest.mark.one_backend
@@ -131,6 +148,7 @@ def test_a_drop_is_measured_after_a_shrink_step_and_a_sparsity_is_not():
 @pytest.mark.one_backend
 def test_the_settings_name_what_the_technique_has():
     hints = typing.get_type_hints(Shrink)
+    assert MEASURES == shrink_settings.MEASURES
     assert typing.get_args(hints["reduction"]) == tuple(REDUCTIONS)
     assert typing.get_args(hints["allocation"]) == ALLOCATIONS
     assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
@@ -230,6 +248,86 @@ def test_a_share_that_no_selection_reaches_is_replaced_by_the_nearest(share, lef
     _, report = pk.shrink(network(), macs=share, allocation="global", tolerance=None)
     before, after = report.macs
     assert after / before == pytest.approx(left, abs=0.0005)
+
+
+# ---- measured targets ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Shares that a measure in the place of LiteRT files found: a third of the size does not shrink."""
+    found = []
+
+    @contextlib.contextmanager
+    def measure_of(name, model, inputs=None):
+        def compare(smaller):
+            before, after = (500 + one.count_params() for one in (model, smaller))
+            found.append(after / before)
+            return Measured(name, before, after, "bytes", after / before, (after / before, after / before), "test")
+
+        yield Measure("parameters", compare) if name in ("bytes", "latency") else None
+
+    monkeypatch.setattr(shrink_step, "measure_of", measure_of)
+    monkeypatch.setattr(shrink_step, "check_measure", lambda name: None)
+    return found
+
+
+@pytest.mark.every_backend(cases=0)
+@pytest.mark.parametrize("target", ["bytes", "latency"])
+def test_a_measured_target_is_reached_planned_and_reported(pairs, measured, target):
+    steps = recipe(shrink(**{target: 0.7}), {"prune": {"sparsity": 0.5}})
+    found = plan(steps, network(width=60), pairs)
+    assert f", {target} to 0." in found.steps[0].text
+    assert any(note.startswith(f"shrink to a share of the {target}: the sizes above") for note in found.notes)
+    texts = []
+    result = compress(steps, network(width=60), pairs, progress=lambda item: texts.append(item.text))
+    before, after = result.report.before.parameters, result.report.after.parameters
+    assert abs((500 + after) / (500 + before) - 0.7) <= 0.014
+    assert f"measuring {target}, 0 of 7" in texts
+    section = next(one for one in result.report.steps[0]["sections"] if one["title"] == "Measured size")
+    assert section["rows"][0][:4] == [target, "bytes", 500 + before, 500 + after]
+    assert zeros(result.model, "hidden/kernel") > 0
+
+
+def test_rounds_of_a_measured_target_end_at_its_share_of_the_step_s_model(pairs, measured):
+    settings = {"bytes": 0.6, "rounds": 2, "epochs_per_round": 1}
+    result = compress(recipe(shrink(**settings)), network(width=60), pairs)
+    before, after = result.report.before.parameters, result.report.after.parameters
+    assert abs((500 + after) / (500 + before) - 0.6) <= 0.02
+    rounds, *others = result.report.steps[0]["sections"]
+    assert rounds["columns"][-1]["name"] == "bytes left"
+    assert [row[-1] for row in rounds["rows"]] == pytest.approx([0.6**0.5, 0.6], abs=0.02)
+    assert "Measured size of round 2" in [one["title"] for one in others]
+
+
+def test_a_measured_target_out_of_reach_is_refused_before_a_weight_moves(pairs, measured):
+    with pytest.raises(RecipeError, match=r"^steps\[1\]\.shrink: bytes=0.1 cannot be reached .*reachable range"):
+        compress(recipe(TRAIN, shrink(bytes=0.1)), network(), pairs)
+    assert measured
+
+
+def test_a_measured_target_needs_litert_and_one_process(pairs, measured, monkeypatch):
+    monkeypatch.setattr(Replicas, "several_processes", True)
+    with pytest.raises(ValueError, match="latency is measured by one process"):
+        shrink_step._check_measure(Shrink(latency=0.5), plan_inputs(network()))
+    monkeypatch.undo()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="bytes is measured on LiteRT files, which need Keras's TensorFlow backend"):
+        shrink_step._check_measure(Shrink(bytes=0.5), plan_inputs(network()))
+
+
+def plan_inputs(model):
+    return RunInputs(load_recipe(recipe(shrink()), data_given=True), model, None, None, None)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs a converter")
+def test_the_bytes_of_a_run_are_those_of_its_exported_file(pairs, tmp_path):
+    steps = shrink(bytes=0.6), {"export": {"formats": ["litert"]}}
+    result = compress(recipe(*steps), network(width=200), pairs, tmp_path / "run")
+    section = next(one for one in result.report.steps[0]["sections"] if one["title"] == "Measured size")
+    before, after = section["rows"][0][2:4]
+    assert (tmp_path / "run" / "exports" / "model.tflite").stat().st_size == after
+    assert abs(after / before - 0.6) <= 0.012
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
