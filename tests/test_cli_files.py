@@ -275,7 +275,7 @@ class TestShrink:
         import keras
         import numpy as np
 
-        model = keras.models.load_model(stored)
+        model = keras.models.load_model(stored, compile=False)
         kernel = np.array(model.get_layer("hidden").kernel)
         kernel[:, [1, 4, 6]] = 0
         model.get_layer("hidden").kernel.assign(kernel)

@@ -241,7 +241,7 @@ def test_a_step_that_fails_before_the_weights_are_there_names_the_remedy():
     ("options", "message"),
     [
         ({"include": ["hiden"]}, "matches no layer and no weight of the model.*Did you mean 'hidden'"),
-        ({"pattern": "3:7"}, "multiple of 7"),
+        ({"pattern": "3:12"}, "multiple of 12"),
         ({"criterion": lambda weight: weight[0]}, "one importance per entry"),
     ],
     ids=["name", "pattern", "criterion"],

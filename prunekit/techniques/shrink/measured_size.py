@@ -187,7 +187,10 @@ class Search:
         pairs = list(zip(points, points[1:], strict=False))
         for (low, below), (high, above) in reversed(pairs):
             if below <= wanted < above:
-                return [low + (high - low) * (wanted - below) / (above - below), (low + high) / 2]
+                line, middle = low + (high - low) * (wanted - below) / (above - below), (low + high) / 2
+                # Of a curved size, lines alone end on the same side again and again.
+                sides = [one.share > wanted for one in self._tried.values()][-2:]
+                return [middle, line] if len(sides) == 2 and sides[0] == sides[1] else [line, middle]
         smallest = self.predict(self.order.removed(self.order.first(self.order.length))) / self._whole
         (low, below), (high, above) = pairs[0]
         slope = (above - below) / (high - low) if high > low else 0.0
