@@ -151,27 +151,29 @@ def test_a_language_model_with_rms_normalization_loses_half_of_its_hidden_width_
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma", "GPT2"])
-def test_the_smaller_language_model_loads_without_prunekit_and_trains(name, tmp_path):
-    model = with_vocabulary(name)
-    channels = find_channels(model)
-    smaller, _ = without_channels(channels, drawn(channels, 0))
-    smaller.save(tmp_path / "smaller.keras")
+def test_smaller_language_models_load_without_prunekit_and_train(tmp_path):
+    ones = np.ones((2, 5), "int32")
+    inputs = {"token_ids": ones, "padding_mask": ones}
+    smaller = {}
+    for name in ("Llama", "Mistral", "Gemma", "GPT2"):
+        channels = find_channels(with_vocabulary(name))
+        smaller[name], _ = without_channels(channels, drawn(channels, 0))
+        smaller[name].save(tmp_path / f"{name}.keras")
     program = (
         "import sys, keras, keras_hub, numpy as np\n"
-        "model = keras.models.load_model(sys.argv[1])\n"
         "ones = np.ones((2, 5), 'int32')\n"
-        "np.save(sys.argv[2], keras.ops.convert_to_numpy(model({'token_ids': ones, 'padding_mask': ones})))\n"
+        "for name in sys.argv[1:]:\n"
+        "    outputs = keras.models.load_model(name + '.keras')({'token_ids': ones, 'padding_mask': ones})\n"
+        "    np.save(name, keras.ops.convert_to_numpy(outputs))\n"
         "assert 'prunekit' not in sys.modules\n"
     )
-    out = tmp_path / "out.npy"
-    subprocess.run([sys.executable, "-c", program, tmp_path / "smaller.keras", out], check=True, cwd=tmp_path)
-    inputs = dict.fromkeys(("token_ids", "padding_mask"), np.ones((2, 5), "int32"))
-    np.testing.assert_allclose(arrays(smaller(inputs))[0], np.load(out), rtol=1e-5, atol=1e-6)
-    smaller.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = smaller.get_weights()
-    smaller.train_on_batch(inputs, np.ones((2, 5)))
-    assert any(not np.array_equal(one, other) for one, other in zip(before, smaller.get_weights(), strict=True))
+    subprocess.run([sys.executable, "-c", program, *smaller], check=True, cwd=tmp_path)
+    for name, model in smaller.items():
+        np.testing.assert_allclose(arrays(model(inputs))[0], np.load(tmp_path / f"{name}.npy"), rtol=1e-5, atol=1e-6)
+        before = model.get_weights()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.train_on_batch(inputs, np.ones((2, 5)))
+        assert any(not np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
 
 
 def test_a_vision_transformer_loads_from_its_file(tmp_path):
