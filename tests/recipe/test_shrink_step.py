@@ -10,6 +10,7 @@ import pytest
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
 import prunekit as pk
+from prunekit.anatomy.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channel_order import ALLOCATIONS
 from prunekit.core.channel_importance import REDUCTIONS
 from prunekit.recipe import shrink_settings, shrink_step
@@ -152,6 +153,7 @@ def test_the_settings_name_what_the_technique_has():
     assert typing.get_args(hints["reduction"]) == tuple(REDUCTIONS)
     assert typing.get_args(hints["allocation"]) == ALLOCATIONS
     assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
+    assert typing.get_args(typing.get_args(hints["approximate"])[0]) == APPROXIMATIONS
 
 
 IMPOSSIBLE = {
@@ -513,7 +515,7 @@ def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
 
 
 def test_whole_channels_are_pruned_in_training_and_the_zero_ones_removed(pairs):
-    pruned = {"prune": {"sparsity": 0.5, "epochs": 1, "pattern": "channel", "exclude": ["logits"]}}
+    pruned = {"prune": {"sparsity": 0.5, "pattern": "channel", "exclude": ["logits"]}}
     steps = pruned, shrink(channels="nonzero", epochs_per_round=1)
     result = compress(recipe(*steps), network(), pairs)
     assert shapes(result.model) == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
@@ -529,10 +531,20 @@ def test_the_plan_says_that_the_zero_channels_are_known_in_the_run_alone(pairs):
 
 
 def test_an_nm_pattern_after_the_removal_of_zero_channels_needs_a_multiple():
-    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "epochs": 1}}
+    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4"}}
     with pytest.raises(RecipeError, match=r"with channels: nonzero the earlier .*Write multiple: 4"):
         load_recipe(recipe(shrink(channels="nonzero"), nm), data_given=True)
     load_recipe(recipe(shrink(channels="nonzero", multiple=4), nm), data_given=True)
+
+
+def test_a_normalization_is_approximated_if_the_step_says_so(pairs):
+    keras.utils.set_random_seed(20)
+    layers = [keras.layers.Dense(8, name="hidden"), keras.layers.LayerNormalization(name="norm")]
+    model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4, name="logits")])
+    with pytest.raises(RecipeError, match="subtracts the mean of all channels"):
+        compress(recipe(shrink()), model, pairs)
+    result = compress(recipe(shrink(channels=0.5, approximate=["layer_normalization"])), model, pairs)
+    assert shapes(result.model) == {"hidden/kernel": (8, 4), "logits/kernel": (4, 4)}
 
 
 # ---- training before the removal -------------------------------------------------------------------------------------

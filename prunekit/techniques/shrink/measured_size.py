@@ -15,8 +15,8 @@ from prunekit.techniques.shrink.options import Target
 
 # A secant step usually reaches a file's size at the second model; a noisy measure may need several halvings.
 _TRIES = 7
-# Without a tolerance, the search ends at this difference from the share, relative to it.
-_NEAR = 0.02
+# Without a tolerance, a share is reached at this difference, relative to it.
+NEAR = 0.02
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Search:
         return abs(one.share - self.target.share)
 
     def _is_near(self, one: _Tried) -> bool:
-        near = _NEAR if self.tolerance is None else self.tolerance
+        near = NEAR if self.tolerance is None else self.tolerance
         return self._distance(one) <= near * self.target.share
 
     def _guesses(self) -> list[float]:

@@ -20,7 +20,7 @@ from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
 from prunekit.techniques.shrink.layer_copies import takes_a_graph
-from prunekit.techniques.shrink.measured_size import Measure, Measured, Search
+from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured, Search
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
@@ -194,9 +194,7 @@ def _told_of_repair(progress: Progress | None) -> Progress | None:
 
 
 def _measured_notes(measured: Measured, target: Target, options: ShrinkOptions) -> list[str]:
-    tolerance, name = options.tolerance, target.measure
-    if tolerance is None:
-        return []
+    tolerance, name = options.tolerance or NEAR, target.measure
     low, high = measured.interval
     if measured.noise > tolerance * target.share:
         return [
