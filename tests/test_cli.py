@@ -203,14 +203,14 @@ class TestCheck:
     def test_a_right_recipe_is_summed_up(self, run):
         code, out, err = run("check", "digits", "--set", "final=0.8")
         assert (code, err) == (0, "")
-        assert out.startswith("OK: digits, 5 steps (train, prune, finetune, export, expect)\n")
-        assert "2. prune: 12 epochs, polynomial_decay to 0.8" in out
+        assert out.startswith("OK: digits, 7 steps (train, shrink, finetune, prune, finetune, export, expect)\n")
+        assert "4. prune: 12 epochs, polynomial_decay to 0.8" in out
 
     def test_json_holds_every_default(self, run):
         code, out, _ = run("check", "digits", "--json")
         answer = json.loads(out)
         assert (code, answer["ok"]) == (0, True)
-        assert answer["recipe"]["steps"][1]["prune"]["schedule"]["power"] == 3
+        assert answer["recipe"]["steps"][3]["prune"]["schedule"]["power"] == 3
 
     def test_json_says_where_the_mistake_is(self, run, tmp_path):
         (tmp_path / "bad.yaml").write_text("version: 1\nsteps:\n  - trian: {epochs: 1}\n")
@@ -269,7 +269,7 @@ class TestCompress:
         run("compress", "digits", "--set", "final=0.7")
         (recipe, *others) = runner.calls[0]
         assert others == [None, os.path.join("runs", "digits"), False, False, False, 1]
-        assert recipe.steps[1].prune.final_sparsity == 0.7
+        assert recipe.steps[3].prune.final_sparsity == 0.7
 
     def test_in_a_pipe_progress_is_a_line_for_each_epoch(self, run, runner):
         _, out, err = run("compress", "digits")

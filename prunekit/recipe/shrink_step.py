@@ -67,7 +67,8 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
         with measure_of(settings.measure, run.model, inputs) as measure:
-            found = shrunk(run.model, _target(settings, []), options, inputs=inputs, measure=measure)
+            whole = None if settings.nonzero else Target(settings.measure, settings.share)
+            found = shrunk(run.model, whole, options, inputs=inputs, measure=measure)
         rows = [_row(1, settings.measure, found.report)]
         before = {group.name: group.before for group in found.report.groups}
         # Rounds of a measured target are not planned each: a single removal leaves as much, and takes one search.

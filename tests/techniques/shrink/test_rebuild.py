@@ -147,7 +147,9 @@ def test_a_layer_without_a_config_that_works_is_replaced_by_the_layers_inside_it
     model = halves()
     inputs = np.random.default_rng(0).normal(size=(3, 7, 5)).astype("float32")
     found, smaller = largest_difference(model, inputs)
-    assert found <= 1e-5 and smaller.get_layer("halves_dense").units < 6
+    assert found <= 1e-5 and any(
+        "dense" in one.name and one.units < 6 for one in smaller.layers if hasattr(one, "units")
+    )
     channels = find_channels(model)
     same, _ = without_channels(channels, np.zeros(0, int))
     same.save(tmp_path / "same.keras")
