@@ -100,7 +100,8 @@ class _Files:
         before, after = (float(one) for one in np.median(seconds, axis=0) * 1000)
         setting = (
             f"LiteRT file in float32, batch of {len(next(iter(arrays.values())))}, one thread, ai-edge-litert "
-            f"{version_of('ai-edge-litert')}, {_processor()}; median of {len(seconds)} turns of both files"
+            f"{version_of('ai-edge-litert')}, {_processor()}; median processor time of a call, {len(seconds)} turns of "
+            "both files"
         )
         share = float(np.median(shares))
         return Measured("latency", before, after, "ms", share, latency_probe.interval(shares), setting)
