@@ -119,7 +119,7 @@ class Search:
         self._measure_models()
         if self.tolerance is not None and not self._is_near(self._best()):
             smallest = self.order.first(self.order.length)
-            if self._key(smallest) not in self._tried:
+            if self._key(smallest) not in self._tried and not self._may_take_nearest():
                 self._try(smallest)
             self._check_reach(self.tolerance)
         best = self._best()
@@ -141,14 +141,17 @@ class Search:
         if lowest.share <= target.share and self.order.multiple > 1:
             # Rounded up to a multiple, the steps may be larger than the tolerance.
             return
-        # Of a noisy size the nearest model is taken, unless the target is certainly below all models.
-        if self._is_near(best) or (best.measured.noise and lowest.measured.interval[0] <= target.share):
+        if self._is_near(best) or self._may_take_nearest():
             return
         raise ValueError(
             f"{target.measure}={target.share:g} cannot be reached within {tolerance:.0%}. Received: a model of which "
             f"{best.share:.3f} is left at the nearest ({best.measured.setting}). The reachable range is "
             f"{lowest.share:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups`."
         )
+
+    def _may_take_nearest(self) -> bool:
+        """Returns True for a noisy size, unless the target is certainly below all models that were measured."""
+        return any(one.measured.noise and one.measured.interval[0] <= self.target.share for one in self._tried.values())
 
     def _best(self) -> _Tried:
         return min(self._tried.values(), key=self._distance)
@@ -162,7 +165,7 @@ class Search:
         self.progress(len(self._tried), _TRIES, f"measuring {name}")
         measured = self.compare(removed)
         self._tried[self._key(counts)] = one = _Tried(counts, self.predict(removed) / self._whole, measured)
-        self.progress(len(self._tried), _TRIES, f"measured {measured.share:.3f} of the {name}")
+        self.progress(len(self._tried), max(_TRIES, len(self._tried)), f"measured {measured.share:.3f} of the {name}")
         return one
 
     def _at(self, predicted: float) -> np.ndarray:
