@@ -38,6 +38,20 @@ def _cut_groups(value: np.ndarray, axis: int, inputs: np.ndarray, units: np.ndar
     return np.concatenate(left, axis=-1)
 
 
+def by_channel(value: np.ndarray, axis: int, numbers: np.ndarray) -> np.ndarray:
+    """Returns the entries of a weight at each index of an axis, shape (indices, entries).
+
+    Args:
+        value: The weight's values, or anything of the same shape.
+        axis: The axis.
+        numbers: Its channels, or numbers, of shape (indices,); of shape (groups, indices) where each group of output
+            units, the last axis, has inputs of its own at the axis. The rows are those of `numbers.reshape(-1)`.
+    """
+    parts = np.split(value, numbers.shape[0], axis=-1) if numbers.ndim > 1 else [value]
+    rows = [np.moveaxis(part, axis, 0).reshape(part.shape[axis], -1) for part in parts]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
 def masked(value: np.ndarray, axes: WeightAxes, kept: np.ndarray) -> np.ndarray:
     """Returns a copy of a weight's values with zeros at all entries of removed channels."""
     value = np.array(value)

@@ -11,6 +11,8 @@ import numpy as np
 from prunekit.anatomy.channels import Channels, Group, Member
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets
+from prunekit.anatomy.weight_entries import by_channel
+from prunekit.core.backend import value_now
 from prunekit.core.statistics import Collectors
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.scores import Criterion
@@ -79,34 +81,43 @@ def entry_scores(channels: Channels, criterion: Criterion, data: Any = None) -> 
     """
     met = {member.weight for group in channels.groups for member in group.members}
     targets = [target for target in ranked_weights(channels.model)[0] if target.name in met]
-    statistics = Collectors(criterion.needs, channels.model, targets, data).values()
-    found = {}
-    for number, target in enumerate(targets):
-        given = statistics[number] if statistics else None
-        scores = array_of(criterion(target.variable, target=target, seed_offset=number, statistics=given))
+    found = scores_of(criterion, targets, Collectors(criterion.needs, channels.model, targets, data).values())
+    for name, scores in found.items():
         if np.isnan(scores).any():
             raise ValueError(
-                f"The importances of {criterion} are numbers. Received: NaN for {target.name!r}. The weight or the "
-                "data hold NaN or infinite values."
+                f"The importances of {criterion} are numbers. Received: NaN for {name!r}. The weight or the data hold "
+                "NaN or infinite values."
             )
-        found[target.name] = np.asarray(scores, np.float64)
+    return found
+
+
+def scores_of(
+    criterion: Criterion, targets: Sequence[Target], statistics: Sequence[Any] | None
+) -> dict[str, np.ndarray]:
+    """Returns {name of a target: importance of each entry, float64}.
+
+    Args:
+        criterion: The criterion.
+        targets: The targets.
+        statistics: Statistics that the criterion needs, one entry per target; None if it needs none.
+    """
+    found = {}
+    for number, target in enumerate(targets):
+        weight, given = value_now(target.variable), statistics[number] if statistics else None
+        scores = criterion(weight, target=target, seed_offset=number, statistics=given)
+        found[target.name] = np.asarray(array_of(scores), np.float64)
     return found
 
 
 def _of_channels(scores: np.ndarray, member: Member, group: Group) -> np.ndarray:
     """Returns the mean importance of the entries of each channel of the group, shape (channels,)."""
-    numbers, axis = member.channels, member.axis
-    if numbers.ndim > 1:
-        # Each group of output units has its own inputs at the axis.
-        parts = np.split(scores, numbers.shape[0], axis=-1)
-        means = np.stack([np.moveaxis(part, axis, 0).reshape(numbers.shape[1], -1).mean(1) for part in parts])
-    else:
-        means = np.moveaxis(scores, axis, 0).reshape(numbers.size, -1).mean(1)
+    numbers = member.channels.reshape(-1)
+    means = by_channel(scores, member.axis, member.channels).mean(axis=1)
     order = np.argsort(group.channels)
-    places = np.searchsorted(group.channels, numbers.reshape(-1), sorter=order)
+    places = np.searchsorted(group.channels, numbers, sorter=order)
     places = order[np.minimum(places, order.size - 1)]
-    ours = group.channels[places] == numbers.reshape(-1)
-    sums = np.bincount(places[ours], means.reshape(-1)[ours], group.channels.size)
+    ours = group.channels[places] == numbers
+    sums = np.bincount(places[ours], means[ours], group.channels.size)
     return sums / np.maximum(np.bincount(places[ours], minlength=group.channels.size), 1)
 
 

@@ -11,9 +11,9 @@ from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, find_channels
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets, targets_named
-from prunekit.anatomy.weight_entries import masked
+from prunekit.anatomy.weight_entries import by_channel, masked
 from prunekit.core import backend
-from prunekit.core.channel_importance import GroupImportance, ranked_weights, reasons_to_stay
+from prunekit.core.channel_importance import GroupImportance, ranked_weights, reasons_to_stay, scores_of
 from prunekit.sparsity.allocation import Global, Uniform
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import Unstructured
@@ -172,17 +172,14 @@ class GroupCalculator:
         """
         weights = [array_of(backend.value_now(target.variable)) for target in self.targets]
         arrays = [array_of(mask) for mask in masks]
-        scores = self._scores(statistics)
+        scores = scores_of(self.criterion, self.scored, statistics)
         importances = self._importance.of(self._channels, scores)
         gone = self._gone(arrays) | self._gone([weight != 0 for weight in weights])
         for group, values in zip(self._channels.groups, importances, strict=True):
             values[gone[group.channels]] = -np.inf
         order = self._order(importances)
         counts = order.nearest(self._kept, (1 - sparsity) * self._size, 0.0)
-        former = [
-            int(gone[self._channels.groups[i].channels].sum()) // self._channels.groups[i].parts for i in self._free
-        ]
-        kept = self._channels.kept_numbers(order.removed(np.maximum(counts, former)))
+        kept = self._channels.kept_numbers(order.removed(np.maximum(counts, self._units_gone(gone))))
         chosen = [self._mask(target, kept) for target in self.targets]
         leaks = [np.count_nonzero(weight[~mask]) for weight, mask in zip(weights, arrays, strict=True)]
         nans = [np.count_nonzero(np.isnan(scores[t.name])) if t.name in scores else 0 for t in self.targets]
@@ -191,17 +188,14 @@ class GroupCalculator:
             [ops.convert_to_tensor(mask) for mask in chosen], np.array(nans), np.array(leaks), np.array(left)
         )
 
-    def _scores(self, statistics: Sequence[Any] | None) -> dict[str, np.ndarray]:
-        found = {}
-        for i, target in enumerate(self.scored):
-            given = statistics[i] if statistics else None
-            scores = self.criterion(backend.value_now(target.variable), target=target, seed_offset=i, statistics=given)
-            found[target.name] = np.asarray(array_of(scores), np.float64)
-        return found
-
     def _order(self, importances: Sequence[np.ndarray]) -> Order:
         groups = [self._channels.groups[i] for i in self._free]
         return Order(groups, [importances[i] for i in self._free], self._allocation)
+
+    def _units_gone(self, gone: np.ndarray) -> list[int]:
+        """Returns how many units each group has lost; one is left, even of a group that is zero throughout."""
+        groups = (self._channels.groups[i] for i in self._free)
+        return [min(int(gone[one.channels].sum()), one.channels.size - one.parts) // one.parts for one in groups]
 
     def _kept(self, removed: np.ndarray) -> int:
         """Returns the number of entries of the targets without some channels."""
@@ -217,18 +211,10 @@ class GroupCalculator:
         members = {target.name: array for target, array in zip(self.targets, kept, strict=True)}
         for i in self._free:
             for member in self._channels.groups[i].members:
-                present[_present(members[member.weight], member)] = True
+                rows = by_channel(members[member.weight], member.axis, member.channels)
+                present[member.channels.reshape(-1)[rows.any(axis=1)]] = True
         return ~present
 
 
 def _reasons(channels: Channels, options: PruningOptions) -> list[str]:
     return reasons_to_stay(channels, options.include, options.exclude, training=True)
-
-
-def _present(kept: np.ndarray, member: Any) -> np.ndarray:
-    """Returns the channels of an axis that have a True entry."""
-    numbers, parts = member.channels, [kept]
-    if numbers.ndim > 1:
-        parts = np.split(kept, numbers.shape[0], axis=-1)
-    rows = [np.moveaxis(part, member.axis, 0).reshape(part.shape[member.axis], -1).any(axis=1) for part in parts]
-    return numbers.reshape(-1)[np.concatenate(rows)]

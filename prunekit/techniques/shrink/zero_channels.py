@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from prunekit.anatomy.channels import Channels, Group, Member
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.targets import find_targets
+from prunekit.anatomy.weight_entries import by_channel
 from prunekit.sparsity.array_ops import array_of
 
 # Weights with several axes that only scale, shift or filter a channel by itself.
@@ -48,21 +48,8 @@ def _zero_in(group: Group, producers: Sequence[Any]) -> np.ndarray:
     if all(variable is None for variable in producers):
         return np.zeros(0, int)
     nonzero = [
-        member.channels[_any_nonzero(array_of(variable), member)]
+        member.channels.reshape(-1)[(by_channel(array_of(variable), member.axis, member.channels) != 0).any(axis=1)]
         for member, variable in zip(group.members, producers, strict=True)
         if variable is not None
     ]
     return group.channels[~np.isin(group.channels, np.concatenate(nonzero))]
-
-
-def _any_nonzero(value: np.ndarray, member: Member) -> np.ndarray:
-    """Returns for each index of a weight's axis whether an entry there is not zero, in the shape of its channels."""
-    if member.channels.ndim > 1:
-        parts = np.split(value, member.channels.shape[0], axis=-1)
-        return np.stack([_any_at(part, member.axis) for part in parts])
-    return _any_at(value, member.axis)
-
-
-def _any_at(value: np.ndarray, axis: int) -> np.ndarray:
-    flat = np.moveaxis(value, axis, 0)
-    return (flat != 0).reshape(flat.shape[0], math.prod(flat.shape[1:])).any(axis=1)

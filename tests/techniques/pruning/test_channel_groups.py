@@ -109,6 +109,17 @@ def test_the_least_important_channels_are_masked():
     assert np.array(model.get_layer("stem").kernel).all()
 
 
+def test_a_group_that_is_zero_throughout_keeps_a_channel():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, name="one"), layers.Dense(8, name="two")])
+    model.add(layers.Dense(3, name="out"))
+    for name in ("one", "two"):
+        model.get_layer(name).kernel.assign(np.zeros_like(model.get_layer(name).kernel))
+    pruner = pk.Pruner(model, pk.ConstantSparsity(0.3, 0), keras.optimizers.SGD(), policy="channel_groups")
+    kept = kept_channels(model, pruner.masks)
+    pruner.finish()
+    assert len(kept["one"]) == 1 and len(kept["two"]) > 1
+
+
 def test_a_tape_loop_masks_groups():
     model, optimizer = network(), keras.optimizers.Adam(1e-3)
     x, y = data()

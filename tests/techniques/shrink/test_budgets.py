@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, randomize
 from keras import layers
+from removed_channels import small_cnn
 
 import prunekit as pk
 from prunekit.delivery import latency_probe, model_measures
@@ -21,16 +22,7 @@ from prunekit.techniques.shrink.shrinking import shrunk
 
 def cnn(width=24):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            layers.Conv2D(width, 3, activation="relu", name="one"),
-            layers.Conv2D(width + 8, 3, activation="relu", name="two"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(40, activation="relu", name="hidden"),
-            layers.Dense(5, name="logits"),
-        ]
-    )
+    model = small_cnn(width)
     randomize(model)
     return model
 

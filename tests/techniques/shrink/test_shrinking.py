@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, randomize
 from keras import layers
-from removed_channels import arrays, difference
+from removed_channels import arrays, difference, small_cnn
 
 import prunekit as pk
 
@@ -13,16 +13,7 @@ TOLERANCE = 0.02
 
 
 def cnn(width=24):
-    model = keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            layers.Conv2D(width, 3, activation="relu", name="one"),
-            layers.Conv2D(width + 8, 3, activation="relu", name="two"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(40, activation="relu", name="hidden"),
-            layers.Dense(5, name="logits"),
-        ]
-    )
+    model = small_cnn(width)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 
