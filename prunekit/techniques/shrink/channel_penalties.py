@@ -17,6 +17,7 @@ from prunekit.anatomy.channels import Channels, find_channels
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.core import backend, jax_state, patching, train_function
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
+from prunekit.core.model_building import build_from_batch, waits_for_data
 from prunekit.core.optimizers import optimizers_for
 from prunekit.core.update_observer import updates_of
 from prunekit.sparsity.arguments import fraction, positive, whole
@@ -82,14 +83,15 @@ class ChannelPenalty(keras.callbacks.Callback):
             ValueError: The model has no channels that can be removed, or is not built.
             TypeError: `model` is not a Keras model, or `optimizer` is not an optimizer.
         """
-        scope = self._scope(model, optimizers_for(model, optimizer))
+        scope = self._scope(model, optimizer)
         with train_function.fresh_train_function(model), scope():
             yield self
 
-    def _scope(self, model: Any, optimizers: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    def _scope(self, model: Any, optimizer: Any = None) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Begins a training; returns what makes the context manager of its updates."""
         if self._weights is None or self._weights.model is not model:
             self._weights = ChannelWeights(model, self._include, self._exclude)
+        optimizers = optimizers_for(model, optimizer)
         self.begin(self._weights, optimizers)
         around = functools.partial(self._penalized, self._weights)
         return lambda: patching.around_updates(optimizers, around)
@@ -107,18 +109,36 @@ class ChannelPenalty(keras.callbacks.Callback):
     # ---- in `fit` ----------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
-        scope = self._scope(self.model, optimizers_for(self.model, None))
-        self._function = train_function.ScopedTrainFunction(self.model, scope)
+        self._function = self._function if self._weights is not None and self._weights.model is self.model else None
+        if not waits_for_data(self.model):
+            self._prepare()
+
+    def _prepare(self) -> None:
+        scope = self._scope(self.model)
+        # A large model takes most of a minute to trace, so a second `fit` uses the function of the first.
+        if self._function is None or not self._function.fits(self.model):
+            self._function = train_function.ScopedTrainFunction(self.model, scope)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._function is None:
+            train_function.prepare_next_call(self.model, self._build)
+        else:
+            self._function.arm()
+
+    def _build(self, batches: Any) -> Any:
+        """Builds the model before its first update; returns the batches to train on."""
+        batches = build_from_batch(self.model, batches)
+        self._prepare()
         self._function.arm()
+        return batches
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._function.disarm()
+        if self._function is not None:
+            self._function.disarm()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._function.disarm()
-        self._function = None
+        if self._function is not None:
+            self._function.disarm()
 
 
 class GroupLasso(ChannelPenalty):

@@ -126,6 +126,27 @@ def test_a_fit_without_the_callback_and_after_it_has_no_penalty():
     assert "apply" not in vars(model.optimizer)
 
 
+def test_a_second_fit_does_not_trace_again():
+    traces = []
+
+    def loss(truth, prediction):
+        traces.append(None)
+        return keras.ops.mean((truth - prediction) ** 2)
+
+    model, penalty = network(), pk.GroupLasso(0.5)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    trained(penalty, model=model)
+    first, before = len(traces), weights_of_channels(model)
+    trained(penalty, model=model)
+    assert len(traces) == first
+    assert not np.array_equal(weights_of_channels(model), before)
+    model.compile(keras.optimizers.SGD(1e-6), loss)
+    before = weights_of_channels(model)
+    trained(penalty, model=model)
+    # Compiled again, it has another learning rate, which the penalty takes too.
+    np.testing.assert_allclose(weights_of_channels(model), before, rtol=1e-4, atol=1e-5)
+
+
 def test_a_loop_of_ones_own():
     import tensorflow as tf
 
@@ -153,6 +174,44 @@ def test_together_with_masks_of_channel_groups():
     assert sum(masks.pruner.audit().values()) == 0
     smaller, _ = pk.remove_zero_channels(model)
     assert smaller.get_layer("hidden").units < UNITS
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(UNITS, activation="relu", name="hidden"), layers.Dense(2, name="out")
+
+    def call(self, inputs):
+        return self.out(self.hidden(inputs))
+
+
+def unbuilt():
+    return keras.Sequential([layers.Dense(UNITS, activation="relu", name="hidden"), layers.Dense(2, name="out")])
+
+
+@pytest.mark.every_backend(cases=1)
+@pytest.mark.parametrize("make", [Subclassed, unbuilt])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_model_that_fit_builds_has_a_penalty_from_its_first_update_on(make, place):
+    model = make()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    masks = pk.PruningCallback(pk.ConstantSparsity(0.3, 0), policy="channel_groups")
+    callbacks = [masks]
+    callbacks.insert(place, pk.GroupLasso(1e6))
+    model.fit(*data(), batch_size=32, verbose=0, callbacks=callbacks)
+    assert not np.array(model.get_layer("hidden").kernel).any() and np.array(model.get_layer("out").kernel).any()
+    assert sum(masks.pruner.audit().values()) == 0
+
+
+def test_an_update_that_a_loss_scale_skips_shrinks_nothing():
+    inner = keras.optimizers.SGD(0.1)
+    model = network()
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0), "mse")
+    before = weights_of_channels(model)
+    x, y = data()
+    model.fit(np.full_like(x, np.inf), y, batch_size=32, verbose=0, callbacks=[pk.GroupLasso(1.0)])
+    np.testing.assert_array_equal(weights_of_channels(model), before)
+    model.fit(x, y, batch_size=32, verbose=0, callbacks=[pk.GroupLasso(1e6)])
 
 
 def test_excluded_and_frozen_layers_get_no_penalty():
