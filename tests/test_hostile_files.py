@@ -46,8 +46,7 @@ def test_every_command_goes_through_the_door(tmp_path, members, monkeypatch, cap
 OWN_FILES = {
     ("delivery/export.py", "load_model"),
     ("delivery/isolated_run.py", "load"),
-    ("delivery/latency_probe.py", "load"),
-    ("delivery/model_measures.py", "load"),
+    ("delivery/latency.py", "load"),
     ("delivery/probe.py", "load"),
     ("delivery/stopwatch.py", "load"),
 }

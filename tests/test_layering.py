@@ -64,7 +64,7 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe stopwatch latency_probe xnnpack litert advice isolated_run latency "
+        "formatting metrics rows gzip_size probe stopwatch xnnpack litert advice isolated_run latency "
         "model_measures shrinking export_reference export stages run_report plot_data plots channels_plot plot_labels "
         "stage_plot pictures signal_plot overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",

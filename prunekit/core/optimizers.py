@@ -58,12 +58,21 @@ def updates_in(batches: int, optimizers: Sequence[keras.optimizers.Optimizer]) -
 def slots_of(part: Any, variables: Mapping[Key, Any]) -> list[tuple[Key, str, Any]]:
     """Returns (key, attribute name, slot) for each slot that an optimizer has for the variables.
 
-    Keras has no registry of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
-    keyed by variable. Factored slots differ in shape from their weight, so they are left out.
+    Factored slots, which differ in shape from their weight, are left out.
 
     Args:
         part: An optimizer that updates weights, as `parts_of` returns it.
         variables: Key -> variable; variables that the optimizer does not update have no slots.
+    """
+    found = state_of(part, variables)
+    return [(key, name, slot) for key, name, slot in found if tuple(slot.shape) == tuple(variables[key].shape)]
+
+
+def state_of(part: Any, variables: Mapping[Key, Any]) -> list[tuple[Key, str, Any]]:
+    """Returns what `slots_of` returns, with the factored slots.
+
+    Keras has no registry of slots: each optimizer keeps lists aligned with `_trainable_variables`, or a dictionary
+    keyed by variable.
     """
     if not part.built:
         return []
@@ -74,10 +83,8 @@ def slots_of(part: Any, variables: Mapping[Key, Any]) -> list[tuple[Key, str, An
         if name in ("_variables", "_trainable_variables") or not _holds_variables(held):
             continue
         for key, place in ours.items():
-            variable = variables[key]
-            slot = _entry(held, place, len(places), part, variable)
-            same = isinstance(slot, keras.Variable) and tuple(slot.shape) == tuple(variable.shape)
-            if same and slot is not variable:
+            slot = _entry(held, place, len(places), part, variables[key])
+            if isinstance(slot, keras.Variable) and slot is not variables[key]:
                 found.append((key, name, slot))
     return found
 

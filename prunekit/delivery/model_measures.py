@@ -15,10 +15,11 @@ import numpy as np
 
 from prunekit.anatomy.example_inputs import declared_inputs, fixed_batch, symbolic_call
 from prunekit.core.environment import version_of
-from prunekit.delivery import latency_probe
-from prunekit.delivery.isolated_run import ScriptFailed, run_script
-from prunekit.delivery.litert import ConversionError, input_specs, trace_and_convert
+from prunekit.delivery.latency import ConversionError, ScriptFailed, input_arrays, measured_latencies, plain_file
 from prunekit.techniques.shrink.measured_size import Measure, Measured
+
+# Turns of both files follow until their share is known to 1 %, or the seconds are used up.
+_PRECISION, _SECONDS = 0.01, 12.0
 
 
 def check_measure(name: str) -> None:
@@ -83,28 +84,18 @@ class _Files:
     def latency(self, smaller: Any) -> Measured:
         """Compares the latencies of the files."""
         paths = self._both(smaller)
-        arrays: dict[str, np.ndarray] = {}
-        for index, model in enumerate((self._model, smaller)):
-            samples = _samples(model, self._inputs, sized=True)
-            named = zip(input_specs(model, samples), keras.tree.flatten(samples), strict=True)
-            arrays |= {f"{index}/{spec.name}": array for spec, array in named}
-        source, target = self._folder / "arrays.npz", self._folder / "seconds.npz"
-        np.savez(source, allow_pickle=False, **arrays)
+        inputs = [input_arrays(model, _samples(model, self._inputs, sized=True)) for model in (self._model, smaller)]
         try:
-            run_script(latency_probe.__file__, [*map(str, paths), str(source), str(target)])
+            found = measured_latencies(paths, inputs, _SECONDS, _PRECISION)
         except ScriptFailed as error:
             raise ValueError(f"The latency of {smaller.name!r} cannot be measured: it {error}. Use `macs`.") from error
-        with np.load(target) as stored:
-            seconds = stored["seconds"]
-        shares = seconds[:, 1] / seconds[:, 0]
-        before, after = (float(one) for one in np.median(seconds, axis=0) * 1000)
         setting = (
-            f"LiteRT file in float32, batch of {len(next(iter(arrays.values())))}, one thread, ai-edge-litert "
-            f"{version_of('ai-edge-litert')}, {_processor()}; median processor time of a call, {len(seconds)} turns of "
-            "both files"
+            f"LiteRT file in float32, batch of {fixed_batch(smaller) or 1}, one thread, ai-edge-litert "
+            f"{version_of('ai-edge-litert')}, {_processor()}; median processor time of a call, {len(found.turns)} "
+            "turns of both files"
         )
-        share = float(np.median(shares))
-        return Measured("latency", before, after, "ms", share, latency_probe.interval(shares), setting)
+        before, after = 1000 * found.seconds(0), 1000 * found.seconds(1)
+        return Measured("latency", before, after, "ms", *found.share(1), setting)
 
     def _both(self, smaller: Any) -> list[Path]:
         whole = self._folder / "model.tflite"
@@ -113,9 +104,8 @@ class _Files:
         return [whole, self._write(smaller, self._folder / "smaller.tflite")]
 
     def _write(self, model: Any, path: Path) -> Path:
-        samples = _samples(model, self._inputs, sized=False)
         try:
-            _, content = trace_and_convert(model, samples, input_specs(model, samples), self._folder)
+            content = plain_file(model, _samples(model, self._inputs, sized=False))
         except ConversionError as error:
             raise ValueError(
                 f"The model {model.name!r} has no LiteRT file: {error}. Use `parameters` or `macs`."

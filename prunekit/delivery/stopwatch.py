@@ -1,93 +1,98 @@
-"""Times LiteRT files in a separate process: one thread, the files in turn.
+"""Times LiteRT files in turns in a separate process, on one thread.
 
-Run as a script: `python stopwatch.py INPUTS.npz OUTPUT.json SECONDS FILE...`. It imports nothing but NumPy and
+Run as a script: `python stopwatch.py INPUTS.npz OUTPUT.npz SECONDS PRECISION FILE...`. It imports nothing but NumPy and
 ai-edge-litert, and nothing of prunekit.
 """
 
-import json
-import statistics
 import sys
-import time
-from typing import Any
+from collections.abc import Callable
+from time import perf_counter, thread_time
 
 import numpy as np
 
-# Duration of one measurement in seconds: long for the clock's resolution, and so short that another program, which
-# takes the processor for milliseconds, meets a few measurements and not the median.
-_SLICE = 0.0005
-# Smallest and largest number of rounds.
-_ROUNDS = (5, 1001)
+# LiteRT on one thread computes in the calling thread. That thread's processor time is the latency without the pauses in
+# which other programs run, but on Windows it counts in steps of 16 ms.
+_clock = perf_counter if sys.platform == "win32" else thread_time
+# Timed calls of each file in a turn, and least seconds of one: fast calls are timed several at once.
+_CALLS, _LEAST_SECONDS = 10, 1e-3
+# Of slow files a turn has fewer calls, so that it takes about so long.
+_TURN_SECONDS = 0.5
+_LEAST_TURNS, _LEAST_PRECISE_TURNS = 6, 15
 
 
-def prepared(path: str, inputs: dict[str, np.ndarray]) -> tuple[Any, int]:
-    """Returns an interpreter whose inputs are set, and the number of examples in a call.
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Returns bounds of the median with a confidence of about 95 %, from the order of at least 6 values."""
+    ordered = np.sort(values)
+    reach = 0.98 * np.sqrt(ordered.size)
+    low = max(0, int((ordered.size - 1) / 2 - reach))
+    return float(ordered[low]), float(ordered[ordered.size - 1 - low])
+
+
+def times(paths: list[str], inputs: list[dict[str, np.ndarray]], seconds: float, precision: float) -> np.ndarray:
+    """Returns median seconds of a call without pauses of the thread, shape (turns, files).
+
+    Each turn opens the files anew, and calls them alternately: the place of an interpreter's tensors in memory changes
+    its latency by several percent, and the speed of the machine changes from second to second.
 
     Args:
-        path: A `.tflite` file with a signature.
-        inputs: Arrays by input name, examples along axis 0.
+        paths: `.tflite` files with a signature.
+        inputs: For each file one array per input name.
+        seconds: Duration of all turns together; slow files take at least six turns.
+        precision: Earlier end: the half width of the interval of each file's share of the first one, divided by the
+            share.
     """
+    turns: list[np.ndarray] = []
+    end = perf_counter() + seconds
+    while len(turns) < _LEAST_TURNS or (perf_counter() < end and not _precise(np.array(turns), precision)):
+        # Every other turn begins at the other end: no file always runs after the same one.
+        order = list(range(len(paths)))[:: -1 if len(turns) % 2 else 1]
+        runs = [_opened(paths[index], inputs[index]) for index in order]
+        once = [min(_seconds(run) for _ in range(2)) for run in runs]
+        repeats = [max(1, int(_LEAST_SECONDS / max(one, 1e-7))) for one in once]
+        count = min(_CALLS, max(1, int(_TURN_SECONDS / max(np.dot(once, repeats), 1e-7))))
+        calls = [[_seconds(run, each) for run, each in zip(runs, repeats, strict=True)] for _ in range(count)]
+        found = np.empty(len(paths))
+        found[order] = np.median(calls, axis=0)
+        turns.append(found)
+    return np.array(turns)
+
+
+def _precise(turns: np.ndarray, precision: float) -> bool:
+    if len(turns) < _LEAST_PRECISE_TURNS:
+        return False
+    shares = (turns / turns[:, :1]).T
+    return all(np.ptp(interval(one)) / 2 <= precision * np.median(one) for one in shares)
+
+
+def _opened(path: str, inputs: dict[str, np.ndarray]) -> Callable[[], None]:
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=path, num_threads=1)
-    details = interpreter.get_signature_runner().get_input_details()
-    batch = 1
-    for name, detail in details.items():
-        declared = detail["shape_signature"]
-        batch = int(declared[0]) if len(declared) and declared[0] > 0 else 1
-        # np.resize repeats the examples where the file takes more than there are.
-        values = np.resize(inputs[name], (batch, *inputs[name].shape[1:]))
-        inputs = inputs | {name: values}
-        interpreter.resize_tensor_input(detail["index"], values.shape)
+    places = interpreter.get_signature_runner().get_input_details()
+    for name, values in inputs.items():
+        interpreter.resize_tensor_input(places[name]["index"], values.shape)
     interpreter.allocate_tensors()
-    for name, detail in details.items():
-        interpreter.set_tensor(detail["index"], inputs[name])
-    return interpreter, batch
+    for name, values in inputs.items():
+        interpreter.set_tensor(places[name]["index"], values)
+    return interpreter.invoke
 
 
-def timed(interpreter: Any, calls: int) -> float:
-    """Returns the mean duration of a call, in seconds, after a call that fills the caches."""
-    interpreter.invoke()
-    began = time.perf_counter()
-    for _ in range(calls):
-        interpreter.invoke()
-    return (time.perf_counter() - began) / calls
-
-
-def measured(paths: list[str], inputs: dict[str, np.ndarray], seconds: float) -> dict[str, Any]:
-    """Returns the median duration of a call of each file, in seconds, with the number of rounds and the batch sizes.
-
-    Each round times each file once, so that a change of the machine's speed meets all files alike.
-
-    Args:
-        paths: LiteRT files with the same inputs.
-        inputs: Arrays by input name, examples along axis 0.
-        seconds: Duration of all rounds together; slow files take at least five rounds.
-    """
-    files = [prepared(path, inputs) for path in paths]
-    first = [min(timed(interpreter, 1) for _ in range(3)) for interpreter, _ in files]
-    calls = [max(1, round(_SLICE / max(one, 1e-7))) for one in first]
-    whole = sum((number + 1) * one for number, one in zip(calls, first, strict=True))
-    rounds = min(_ROUNDS[1], max(_ROUNDS[0], round(seconds / whole)))
-    durations: list[list[float]] = [[] for _ in files]
-    for number in range(rounds):
-        # Every other round begins at the other end: no file always runs after the same one.
-        order = range(len(files)) if number % 2 else reversed(range(len(files)))
-        for index in order:
-            durations[index].append(timed(files[index][0], calls[index]))
-    return {
-        "seconds": [statistics.median(found) for found in durations],
-        "rounds": rounds,
-        "batch": [batch for _, batch in files],
-    }
+def _seconds(run: Callable[[], None], repeats: int = 1) -> float:
+    start = _clock()
+    for _ in range(repeats):
+        run()
+    return (_clock() - start) / repeats
 
 
 def main(arguments: list[str]) -> None:
-    """Times the files, and writes the result as JSON."""
-    source, target, seconds, *paths = arguments
+    """Times the files; inputs are stored as `FILE/name` with the number of the file."""
+    source, target, seconds, precision, *paths = arguments
     with np.load(source) as stored:
-        inputs = {name: stored[name] for name in stored.files}
-    with open(target, "w", encoding="utf-8") as file:
-        json.dump(measured(paths, inputs, float(seconds)), file)
+        inputs = [
+            {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(f"{index}/")}
+            for index in range(len(paths))
+        ]
+    np.savez(target, allow_pickle=False, seconds=times(paths, inputs, float(seconds), float(precision)))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,22 @@ import keras
 from prunekit.core import environment
 from prunekit.delivery.export import FORMATS, ExportRow
 from prunekit.delivery.gzip_size import gzip_size
-from prunekit.delivery.latency import ConversionError, Latencies, ScriptFailed, measured_latencies, plain_file
+from prunekit.delivery.latency import (
+    ConversionError,
+    Latencies,
+    ScriptFailed,
+    input_arrays,
+    measured_latencies,
+    plain_file,
+)
 from prunekit.delivery.rows import StageRow
 from prunekit.recipe.export_samples import SAMPLES, export_samples
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.step_kinds import STEP_KINDS
 
+# Duration of all measurements together.
+_SECONDS = 2.0
 _NOT_MEASURED = "Speed and size of the models were not measured"
 
 
@@ -92,14 +101,14 @@ class StageFiles:
         # One process of several times its files: together they would slow one another down.
         if not self._run.replicas.chief or not timed:
             return rows, notes
-        samples = export_samples(model, self._run.data, self._run.recipe.seed)[0]
+        inputs = input_arrays(model, export_samples(model, self._run.data, self._run.recipe.seed)[0])
         try:
-            found = measured_latencies([paths[index] for index in timed], model, samples)
+            found = measured_latencies([paths[index] for index in timed], [inputs] * len(timed), _SECONDS)
         except ScriptFailed as failure:
             return rows, [*notes, f"Latency was not measured: a file converts, but {failure}."]
-        for index, seconds in zip(timed, found.seconds, strict=True):
-            rows[index] = replace(rows[index], latency=seconds)
-        return rows, [_conditions(found), *notes]
+        for place, index in enumerate(timed):
+            rows[index] = replace(rows[index], latency=found.seconds(place))
+        return rows, [_conditions(len(next(iter(inputs.values()))), found), *notes]
 
     def _notes_on_metrics(self, rows: Sequence[StageRow]) -> list[str]:
         data = self._run.data
@@ -148,11 +157,10 @@ def _known(metrics: Mapping[str, float] | None) -> dict[str, float]:
     return dict(metrics or {})
 
 
-def _conditions(found: Latencies) -> str:
-    batch = max(found.batch)
+def _conditions(batch: int, found: Latencies) -> str:
     call = "1 example" if batch == 1 else f"{batch} examples"
     runtime = f"ai-edge-litert {environment.version_of('ai-edge-litert')}"
     return (
-        f"Latency: median of {found.rounds} rounds in which the files take turns, a call with {call}, one thread, "
+        f"Latency: median processor time of a call with {call}, {len(found.turns)} turns of all files, one thread, "
         f"{runtime}, on this machine ({platform.machine()})."
     )

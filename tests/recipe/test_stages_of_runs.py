@@ -29,7 +29,7 @@ NOTHING = "Speed and size of the models were not measured: "
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch):
-    monkeypatch.setattr("prunekit.delivery.latency._SECONDS", 0.05)
+    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.05)
 
 
 def network(width=32):
@@ -138,7 +138,7 @@ def test_a_model_that_does_not_convert_has_a_note(pairs, monkeypatch):
 
 @tensorflow_only
 def test_a_file_that_cannot_be_timed_leaves_the_sizes(pairs, monkeypatch):
-    def fails(files, model, samples):
+    def fails(files, inputs):
         raise stages.ScriptFailed("crashes the LiteRT interpreter (SIGSEGV)")
 
     monkeypatch.setattr(stages, "measured_latencies", fails)
@@ -171,7 +171,7 @@ def test_a_run_that_removes_nothing_has_nothing_to_compare_with(pairs):
 
 @tensorflow_only
 def test_half_of_the_channels_are_measured_to_be_faster(pairs, monkeypatch):
-    monkeypatch.setattr("prunekit.delivery.latency._SECONDS", 0.5)
+    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.5)
     keras.utils.set_random_seed(20)
     layers = [keras.layers.Dense(1024, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])

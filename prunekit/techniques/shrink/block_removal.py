@@ -25,7 +25,7 @@ from prunekit.techniques.shrink.block_report import BlocksReport, RankedBlock
 from prunekit.techniques.shrink.blocks import Block, find_blocks
 from prunekit.techniques.shrink.graph_builder import build
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.optimizer_state import compile_like, new_optimizer
+from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.simplify_report import Left
 
 HIDDEN = "it is inside a model that is called with more than its inputs"
@@ -43,7 +43,8 @@ def remove_blocks(
 
     A block is a residual branch, which is added to the tensor that it reads, or a run of layers between two tensors of
     the same shape. In every round, each block is bypassed in turn, and the block without which the model's outputs on
-    the data change least is removed. The kept layers keep their weights; train the model again afterwards.
+    the data change least is removed. The kept layers keep their weights, and the optimizer the state of these weights;
+    train the model again afterwards.
 
     Args:
         model: A built Sequential or functional model.
@@ -82,8 +83,8 @@ def remove_blocks(
     rows = tuple(_row(block, costs, ranking) for block in chosen)
     for block in ranking.removed:
         block.level.replace(block.exit, ranking.source(block.entry))
-    made = build(graph)
-    notes = _compiled(model, made)
+    made, variables = build(graph)
+    notes = carry_over(model, made, variables)
     report = BlocksReport(
         model.name,
         (layers, graph.layer_count()),
@@ -112,18 +113,6 @@ def _row(block: Block, costs: _Costs, ranking: _Ranking) -> RankedBlock:
     order = ranking.removed.index(block) + 1 if block in ranking.removed else 0
     total = ranking.totals[order - 1] if order else None
     return RankedBlock(block.name, block.kind, layers, parameters, macs, ranking.alone[id(block)], order, total)
-
-
-def _compiled(model: Any, made: Any) -> list[str]:
-    if not getattr(model, "compiled", False):
-        return []
-    names = dict(zip(model.output_names, made.output_names, strict=True))
-    compile_like(model, made, new_optimizer(model), names)
-    notes = []
-    if model.optimizer is not None and model.optimizer.built:
-        notes.append("The optimizer starts anew, without its former state.")
-    renamed = [f"{one} -> {other}" for one, other in names.items() if one != other]
-    return [*notes, f"Outputs have the names of other layers now: {', '.join(renamed)}."] if renamed else notes
 
 
 def _selected(blocks: Sequence[Block], include: Any, exclude: Any) -> tuple[list[Block], list[Left]]:

@@ -7,24 +7,25 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.model_graph import graph_of
-from prunekit.techniques.shrink.layer_copies import copy_trainable, made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import Variables, copy_trainable, made_again, pairs_of, takes_a_graph
 from prunekit.techniques.shrink.layer_graph import Call, Graph, LayerGraph
 
 
-def build(graph: LayerGraph) -> Any:
-    """Returns a new model with the calls of a graph: new layers of the same names, with the values of the former ones.
+def build(graph: LayerGraph) -> tuple[Any, Variables]:
+    """Returns a new model with the calls of a graph, and the new variable of each former one of an unchanged layer.
 
-    The new model has the class of the former one where that class is made from inputs and outputs. It is not compiled.
+    Its layers are new, of the same names, with the values of the former ones. The new model has the class of the former
+    one where that class is made from inputs and outputs. It is not compiled.
 
     Raises:
         ValueError: A layer cannot be made again from its config.
     """
     building = _Building(graph)
     model = building.model(graph.main)
-    building.assign()
+    variables = building.assigned()
     model.trainable = graph.model.trainable
     building.copy_trainable()
-    return model
+    return model, variables
 
 
 class _Building:
@@ -79,25 +80,27 @@ class _Building:
         change = self._graph.changes.get(id(operation))
         return made_again(operation, change.config if change else None)
 
-    def assign(self) -> None:
-        """Assigns the values of the former weights, or the changed ones."""
+    def assigned(self) -> Variables:
+        """Assigns the values of the former weights, or the changed ones; returns the pairs of unchanged layers."""
+        found: Variables = {}
         for old, new in self._layers.values():
             change = self._graph.changes.get(id(old))
             values = {} if change is None else change.values
+            if not values:
+                found |= {id(one): (one, other) for one, other in pairs_of(old, new)}
+                continue
             fixed = {id(getattr(new, attribute)) for attribute in values}
             for attribute, value in values.items():
                 getattr(new, attribute).assign(value)
-            if old is new or not isinstance(old, keras.layers.Layer):
-                continue
-            if not values:
-                for one, other in pairs_of(old, new):
-                    other.assign(keras.ops.convert_to_numpy(one))
-            else:
-                # A changed layer may have a bias more than the former one, so weights go by their names.
-                named = {one.name: one for one in old.variables}
-                for other in new.variables:
-                    if id(other) not in fixed:
-                        other.assign(keras.ops.convert_to_numpy(named[other.name]))
+            # A changed layer may have a bias more than the former one, so weights go by their names.
+            named = {one.name: one for one in old.variables}
+            for other in new.variables:
+                if id(other) not in fixed:
+                    other.assign(keras.ops.convert_to_numpy(named[other.name]))
+        for one, other in found.values():
+            if one is not other:
+                other.assign(keras.ops.convert_to_numpy(one))
+        return found
 
     def copy_trainable(self) -> None:
         """Makes trainable what is trainable in the former model."""

@@ -11,6 +11,9 @@ import keras
 from prunekit.anatomy.keras_hub_layers import PACKAGE
 from prunekit.anatomy.layers import sublayers
 
+# id of a former variable -> (former variable, new variable).
+Variables = dict[int, tuple[Any, Any]]
+
 _NO_ARGUMENTS = ("self", "args", "kwargs")
 
 

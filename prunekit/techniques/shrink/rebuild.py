@@ -17,10 +17,7 @@ from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.anatomy.weight_entries import cut
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants
-from prunekit.techniques.shrink.layer_copies import can_be_made_again, made_again, pairs_of, takes_a_graph
-
-# id of a former variable -> (former variable, new variable).
-Variables = dict[int, tuple[Any, Any]]
+from prunekit.techniques.shrink.layer_copies import Variables, can_be_made_again, made_again, pairs_of, takes_a_graph
 
 
 def without_channels(

@@ -11,6 +11,8 @@ import numpy as np
 from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.weight_entries import cut
+from prunekit.core.backend import native
 from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
@@ -19,11 +21,11 @@ from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
-from prunekit.techniques.shrink.layer_copies import takes_a_graph
+from prunekit.techniques.shrink.layer_copies import Variables, takes_a_graph
 from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured, Search
 from prunekit.techniques.shrink.optimizer_state import carry_over
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
-from prunekit.techniques.shrink.rebuild import Variables, assign_cut, without_channels
+from prunekit.techniques.shrink.rebuild import assign_cut, without_channels
 from prunekit.techniques.shrink.repair import RepairError, repaired
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
 from prunekit.techniques.shrink.verification import (
@@ -153,7 +155,7 @@ def shrunk(
         # Equal weights may share their place in a file, and repaired ones are no longer equal.
         measured = replace(measure.compare(built.model), models=measured.models) if errors else measured
         notes += _measured_notes(measured, target, options)
-    notes += carry_over(found, found.kept_numbers(removed), built.model, built.variables)
+    notes += carry_over(found.model, built.model, built.variables, _cut(found, removed))
     report = _report(found, removed, reasons, budget, built, errors, notes)
     return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
 
@@ -187,6 +189,13 @@ def _predicted(budget: Budget, measure: Measure) -> Callable[[np.ndarray], float
     if measure.follows == "macs" and _macs(budget, np.zeros(0, int))[0] is not None:
         return budget.macs_without
     return budget.parameters_without
+
+
+def _cut(found: Channels, removed: np.ndarray) -> Callable[[Any, np.ndarray], np.ndarray]:
+    """Returns a function that cuts a weight's slot to the kept channels."""
+    kept = found.kept_numbers(removed)
+    weights = {id(native(axes.variable)): axes for axes in found.links.weights.values()}
+    return lambda weight, value: cut(value, weights.get(id(native(weight))), kept)
 
 
 def _told_of_repair(progress: Progress | None) -> Progress | None:

@@ -38,10 +38,8 @@ def simplify(model: Any) -> tuple[Any, SimplifyReport]:
     graph = LayerGraph(model)
     layers = graph.layer_count()
     rewrites, left = _rewritten(graph)
-    made = build(graph)
-    notes = _notes(graph, rewrites)
-    if getattr(model, "compiled", False):
-        notes += _compiled(model, made)
+    made, _ = build(graph)
+    notes = [*_notes(graph, rewrites), *_compiled(model, made)]
     left += _hidden(graph)
     parameters = model.count_params(), made.count_params()
     report = SimplifyReport(
@@ -89,16 +87,10 @@ def _notes(graph: LayerGraph, rewrites: list[Rewrite]) -> list[str]:
 
 def _compiled(model: Any, made: Any) -> list[str]:
     """Compiles the new model as the former one is; returns notes."""
-    former, present = (list(getattr(one, "output_names", None) or []) for one in (model, made))
-    names = {one: other for one, other in zip(former, present, strict=False) if one != other}
-    optimizer = new_optimizer(model)
-    compile_like(model, made, optimizer, names)
-    notes = []
-    if optimizer is not None and model.optimizer.built:
-        notes.append("The optimizer starts anew: the weights are not those that its state was computed for.")
-    if names:
-        renamed = ", ".join(f"{one} -> {other}" for one, other in names.items())
-        notes.append(f"Outputs have the names of other layers now: {renamed}.")
+    notes = compile_like(model, made, new_optimizer(model))
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        return ["The optimizer starts anew: the weights are not those that its state was computed for.", *notes]
     return notes
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,8 +11,9 @@ from keras import layers
 from removed_channels import small_cnn
 
 import prunekit as pk
-from prunekit.delivery import latency_probe, model_measures
+from prunekit.delivery import model_measures
 from prunekit.delivery.isolated_run import ScriptFailed
+from prunekit.delivery.latency import Latencies
 from prunekit.delivery.litert import ConversionError
 from prunekit.techniques.shrink.measured_size import Measure, Measured
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
@@ -187,18 +187,15 @@ def test_latency_is_measured_on_files_that_ran():
 
 
 class Ran:
-    """Stands for the separate process; remembers what it was given."""
+    """Stands for the measurement: the bytes of a file are its duration; remembers the inputs."""
 
     def __init__(self, monkeypatch):
-        self.arrays = None
-        monkeypatch.setattr(model_measures, "run_script", self)
+        self.inputs = None
+        monkeypatch.setattr(model_measures, "measured_latencies", self)
 
-    def __call__(self, script, arguments):
-        *files, source, target = arguments
-        with np.load(source) as stored:
-            self.arrays = {name: stored[name] for name in stored.files}
-        sizes = [Path(file).stat().st_size for file in files]
-        np.savez(target, seconds=np.array([sizes] * 15, float))
+    def __call__(self, files, inputs, seconds, precision):
+        self.inputs = inputs
+        return Latencies(np.array([[path.stat().st_size for path in files]] * 15, float))
 
 
 @tensorflow_only
@@ -211,8 +208,8 @@ def test_inputs_of_open_size_are_given_and_integers_are_ones(monkeypatch):
         pk.shrink(model, latency=0.6)
     _, report = pk.shrink(model, latency=0.6, inputs=(1, 9))
     assert abs(report.measured.share - 0.6) <= 0.012
-    for index in (0, 1):
-        given = ran.arrays[f"{index}/tokens"]
+    for named in ran.inputs:
+        given = named["tokens"]
         assert given.shape == (1, 9) and given.dtype == "int32" and (given == 1).all()
     # The size of a file does not depend on the length.
     assert pk.shrink(model, bytes=0.6)[1].measured.after > 0
@@ -238,7 +235,7 @@ def test_several_inputs_and_models_without_declared_inputs(monkeypatch, name):
         model = ARCHITECTURES[name]()
     _, report = pk.shrink(model, latency=0.7)
     assert abs(report.measured.share - 0.7) <= 0.014
-    assert {key[0] for key in ran.arrays} == {"0", "1"}
+    assert len(ran.inputs) == 2 and all(ran.inputs)
 
 
 # ---- where nothing can be measured -----------------------------------------------------------------------------------
@@ -262,23 +259,13 @@ def test_a_model_that_has_no_file_or_does_not_run_is_refused_in_one_line(monkeyp
     def stop(*arguments):
         raise ScriptFailed("crashes the LiteRT interpreter (SIGSEGV)")
 
-    monkeypatch.setattr(model_measures, "run_script", stop)
+    monkeypatch.setattr(model_measures, "measured_latencies", stop)
     with pytest.raises(ValueError, match=r"latency of .* cannot be measured: .*SIGSEGV.*Use `macs`"):
         pk.shrink(cnn(), latency=0.5)
 
     def fail(*arguments):
         raise ConversionError("failed to legalize operation")
 
-    monkeypatch.setattr(model_measures, "trace_and_convert", fail)
+    monkeypatch.setattr(model_measures, "plain_file", fail)
     with pytest.raises(ValueError, match="has no LiteRT file: failed to legalize operation. Use `parameters`"):
         pk.shrink(cnn(), bytes=0.5)
-
-
-def test_the_interval_of_a_median_is_read_from_the_order_of_the_values():
-    assert latency_probe.interval(np.array([5.0, 1, 4, 2, 3, 6])) == (1, 6)
-    values = np.arange(101.0)
-    assert latency_probe.interval(values) == (40, 60)
-    # Of many draws of 25 values, the interval holds the true median in about 95 %.
-    draw = np.random.default_rng(1).normal(size=(2000, 25))
-    held = np.mean([low <= 0 <= high for low, high in map(latency_probe.interval, draw)])
-    assert 0.93 <= held <= 0.98
