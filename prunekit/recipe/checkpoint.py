@@ -34,6 +34,7 @@ class CheckpointState:
         seconds: Duration of that step so far.
         history: History of that step so far: metric -> value per epoch.
         pruner: Pruner state of that step; None if the step does not prune during training.
+        penalty: State of the penalty on channels of that step; None without one.
         random: State of the global random generators that layers may use, for a checkpoint inside a step.
         run: State of the run; None before a checkpoint is written.
     """
@@ -43,6 +44,7 @@ class CheckpointState:
     seconds: float = 0.0
     history: dict[str, list[float]] = field(default_factory=dict)
     pruner: Snapshot | None = None
+    penalty: Snapshot | None = None
     random: dict[str, Any] | None = None
     run: RunState | None = None
 
@@ -55,7 +57,9 @@ _PLAIN = {
     "history": dict,
     "random": dict | None,
 }
-_KINDS = _PLAIN | {"record": dict, "pruner": dict | None, "optimizer": bool, "files": dict}
+# Fields of `CheckpointState` that are snapshots themselves, or None.
+_SNAPSHOTS = ("pruner", "penalty")
+_KINDS = _PLAIN | {name: dict | None for name in _SNAPSHOTS} | {"record": dict, "optimizer": bool, "files": dict}
 
 
 class Checkpoints:
@@ -95,14 +99,14 @@ class Checkpoints:
         variables = _variables(model, optimizer)
         arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(variables)}
         arrays |= _run_arrays(state.run)
-        if state.pruner is not None:
-            arrays |= {f"pruner/{name}": array for name, array in state.pruner.arrays.items()}
+        inner = {name: found for name in _SNAPSHOTS if (found := getattr(state, name)) is not None}
+        arrays |= {f"{name}/{key}": array for name, one in inner.items() for key, array in one.arrays.items()}
         if own is not None:
             arrays["replicas"] = own
         values = {
             **{name: getattr(state, name) for name in _PLAIN},
             "record": plain_fields(state.run),
-            "pruner": None if state.pruner is None else state.pruner.values,
+            **{name: inner[name].values if name in inner else None for name in _SNAPSHOTS},
             "optimizer": optimizer,
             "files": self._files(),
         }
@@ -143,12 +147,11 @@ class Checkpoints:
             self._settle_files(found.values["files"])
         run = _run_state(found)
         self._restore_model(model_of(run), found)
-        pruner = found.values["pruner"]
-        return CheckpointState(
-            **{name: found.values[name] for name in _PLAIN},
-            pruner=None if pruner is None else Snapshot(pruner, arrays_under(found.arrays, "pruner/")),
-            run=run,
-        )
+        state = CheckpointState(**{name: found.values[name] for name in _PLAIN}, run=run)
+        for name in _SNAPSHOTS:
+            if found.values[name] is not None:
+                setattr(state, name, Snapshot(found.values[name], arrays_under(found.arrays, f"{name}/")))
+        return state
 
     def _restore_model(self, model: keras.Model, found: Snapshot) -> None:
         optimizer = found.values["optimizer"]

@@ -82,8 +82,10 @@ class StepKind(Row):
 def _train_text(train: Train) -> str:
     rate = "" if train.learning_rate is None else f", learning rate {train.learning_rate:g}"
     zeros = "" if train.keep_zeros else ", zeros that the model came with may grow back"
-    lasso = "" if train.group_lasso is None else f", group lasso {train.group_lasso:g}"
-    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}{lasso}{zeros}"
+    penalty = "" if train.group_lasso is None else f", group lasso {train.group_lasso:g}"
+    if train.growing_regularization is not None:
+        penalty = f", growing regularization of all but {train.growing_regularization.channels:g} of the channels"
+    return f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}{rate}{penalty}{zeros}"
 
 
 # ---- prune -----------------------------------------------------------------------------------------------------------

@@ -34,12 +34,31 @@ ExportFormat: TypeAlias = Literal[
 ]
 
 
+class GrowingPenalty(Settings):
+    """A growing L2 penalty on the channels of the smallest magnitude, as of `pk.GrowingRegularization`.
+
+    Attributes:
+        channels: Share of the channels that is left alone: the `channels` of the later `shrink` step.
+        increase: Increase of the penalty.
+        frequency: Updates between two increases.
+        ceiling: Largest penalty.
+        allocation: How the selected channels are shared between the groups.
+    """
+
+    channels: Fraction
+    increase: Positive = 1e-4
+    frequency: Count = 10
+    ceiling: Positive = 1.0
+    allocation: Literal["uniform", "alike", "global"] = "uniform"
+
+
 class Train(Settings):
     """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
 
     Attributes:
         keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
         group_lasso: Strength of a group lasso on channels during the training, as of `pk.GroupLasso`; None = none.
+        growing_regularization: Penalty on channels that a later step removes; None = none.
     """
 
     example: ClassVar[str] = "{epochs: 10}"
@@ -47,6 +66,13 @@ class Train(Settings):
     learning_rate: Positive | None = None
     keep_zeros: bool = True
     group_lasso: Positive | None = None
+    growing_regularization: GrowingPenalty | None = None
+
+    @model_validator(mode="after")
+    def _one_penalty(self) -> Self:
+        if self.group_lasso is not None and self.growing_regularization is not None:
+            raise refusal("a training has one penalty on channels. Received: group_lasso and growing_regularization.")
+        return self
 
 
 def parse_pattern(text: str) -> ParsedPattern:

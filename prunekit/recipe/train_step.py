@@ -7,14 +7,19 @@ from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult
 from prunekit.recipe.workspace import Workspace
-from prunekit.techniques.shrink.channel_penalties import ChannelWeights, GroupLasso
+from prunekit.techniques.shrink.channel_penalties import (
+    ChannelPenalty,
+    ChannelWeights,
+    GroupLasso,
+    GrowingRegularization,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedTrain(PreparedStep):
     """A training, with the penalty on channels that its settings ask for, or None."""
 
-    penalty: GroupLasso | None = None
+    penalty: ChannelPenalty | None = None
 
 
 class TrainStep(StepHandler[PreparedTrain]):
@@ -24,15 +29,16 @@ class TrainStep(StepHandler[PreparedTrain]):
         """Returns the step.
 
         Raises:
-            RecipeError: `group_lasso`, and the model has no channels that can be removed.
+            RecipeError: The settings ask for a penalty on channels, and the model has no channels that can be removed.
         """
-        if settings.group_lasso is None:
-            return PreparedTrain(settings)
-        try:
-            ChannelWeights(run.model)
-        except ValueError as error:
-            raise RecipeError(f"group_lasso: {error}") from error
-        return PreparedTrain(settings, penalty=GroupLasso(settings.group_lasso))
+        penalty = _penalty(settings)
+        if penalty is not None:
+            try:
+                ChannelWeights(run.model)
+            except ValueError as error:
+                name = "group_lasso" if settings.growing_regularization is None else "growing_regularization"
+                raise RecipeError(f"{name}: {error}") from error
+        return PreparedTrain(settings, penalty=penalty)
 
     def run(self, prepared: PreparedTrain, workspace: Workspace) -> StepResult:
         """Trains the workspace's model."""
@@ -41,3 +47,10 @@ class TrainStep(StepHandler[PreparedTrain]):
             workspace.state.masks.release_original()
         with workspace.holding_masks():
             return StepResult(history=workspace.fit(settings.epochs, settings.learning_rate, penalty=prepared.penalty))
+
+
+def _penalty(settings: Any) -> ChannelPenalty | None:
+    if settings.group_lasso is not None:
+        return GroupLasso(settings.group_lasso)
+    growing = settings.growing_regularization
+    return None if growing is None else GrowingRegularization(**dict(growing))

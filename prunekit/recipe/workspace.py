@@ -35,6 +35,7 @@ from prunekit.recipe.run_state import RunMasks, RunState
 from prunekit.recipe.stages import StageFiles
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.held_masks import holding
+from prunekit.techniques.shrink.channel_penalties import ChannelPenalty
 
 _EVALUATION_BATCH = 256
 _CAME_WITH = "The model came with"
@@ -199,7 +200,7 @@ class Workspace:
         learning_rate: float | None = None,
         callback: PruningCallback | None = None,
         *,
-        penalty: keras.callbacks.Callback | None = None,
+        penalty: ChannelPenalty | None = None,
         begin: int = 0,
     ) -> dict[str, list[float]]:
         """Trains the model, with checkpoints; returns the history, metric -> value per epoch.
@@ -210,7 +211,7 @@ class Workspace:
             epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
             callback: Prunes during the training.
-            penalty: Changes weights after each update, without a state of its own.
+            penalty: Penalty on channels during the training.
             begin: Epochs of the step before this call, for a step that trains in several calls.
         """
         data, settings, optimizer = self.run.data, self.run.compile, self.optimizer
@@ -220,10 +221,12 @@ class Workspace:
         resumed = self.step.resumed
         if callback is not None:
             callback.resumption.state = resumed.pruner
+        if penalty is not None and resumed.penalty is not None:
+            penalty.restore(resumed.penalty)
         order = Order(data.train.examples, self.seed)
         progress = EpochProgress(self.report_progress, self.metrics, *self._epochs_of_steps())
         saving = EpochCheckpoints(
-            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callback)
+            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callback, penalty)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
@@ -248,7 +251,13 @@ class Workspace:
         present, *later = [(getattr(step.settings, "epochs", None) or 0) * step.trains for step in steps]
         return sum(later), present
 
-    def save_epoch(self, epoch: int, history: dict[str, list[float]], callback: PruningCallback | None = None) -> None:
+    def save_epoch(
+        self,
+        epoch: int,
+        history: dict[str, list[float]],
+        callback: PruningCallback | None = None,
+        penalty: ChannelPenalty | None = None,
+    ) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
         if self._save is not None:
             self._save(
@@ -258,6 +267,7 @@ class Workspace:
                     seconds=time.monotonic() - self.step.started,
                     history=history,
                     pruner=None if callback is None else callback.pruner.state().to_snapshot(),
+                    penalty=None if penalty is None else penalty.state(),
                     random=random_state(self.model),
                 )
             )

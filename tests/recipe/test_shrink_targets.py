@@ -3,6 +3,7 @@
 import contextlib
 
 import keras
+import numpy as np
 import pytest
 from shrink_recipes import network, shapes, shrink
 from tiny_recipes import Stop, prune, recipe, zeros
@@ -152,18 +153,38 @@ def test_a_recipe_masks_channel_groups_and_removes_them(pairs):
     assert "policy channel_groups" in text and "group lasso 0.01" in text
 
 
-def test_a_group_lasso_without_channels_is_refused_before_any_step(pairs):
+GROWING = {"channels": 0.5, "increase": 20.0, "frequency": 2, "ceiling": 1000.0}
+
+
+@pytest.mark.parametrize("penalty", [{"group_lasso": 1.0}, {"growing_regularization": GROWING}], ids=str)
+def test_a_penalty_without_channels_is_refused_before_any_step(pairs, penalty):
     keras.utils.set_random_seed(0)
     plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="logits")])
-    with pytest.raises(RecipeError, match="group_lasso: .*no channels that can be removed"):
-        compress(recipe({"train": {"epochs": 1, "group_lasso": 1.0}}), plain, pairs)
+    with pytest.raises(RecipeError, match=f"{next(iter(penalty))}: .*no channels that can be removed"):
+        compress(recipe({"train": {"epochs": 1, **penalty}}), plain, pairs)
 
 
-def test_a_run_with_a_group_lasso_resumes_with_the_same_bytes(pairs, tmp_path):
-    with_lasso, plain = (recipe({"train": {"epochs": 3, **more}}) for more in ({"group_lasso": 0.5}, {}))
-    whole = compress(with_lasso, network(), pairs)
+def test_a_training_has_one_penalty():
+    with pytest.raises(RecipeError, match="a training has one penalty on channels. Received: group_lasso and growing"):
+        compress(recipe({"train": {"epochs": 1, "group_lasso": 1.0, "growing_regularization": GROWING}}), network())
+
+
+def test_a_growing_penalty_makes_the_selected_channels_small(pairs):
+    steps = [{"train": {"epochs": 3, "growing_regularization": GROWING}}]
+    model = compress(recipe(*steps), network(), pairs).model
+    norms = np.sort(np.linalg.norm(np.array(model.get_layer("hidden").kernel), axis=0))
+    assert norms[: norms.size // 2].max() < 0.3 * norms[norms.size // 2 :].min()
+    text = str(plan(recipe(*steps), network(), pairs))
+    assert "growing regularization of all but 0.5 of the channels" in text
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("penalty", [{"group_lasso": 0.5}, {"growing_regularization": GROWING}], ids=str)
+def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, penalty):
+    penalized, plain = (recipe({"train": {"epochs": 3, **more}}) for more in (penalty, {}))
+    whole = compress(penalized, network(), pairs)
     with pytest.raises(KeyboardInterrupt):
-        compress(with_lasso, network(), pairs, tmp_path / "run", progress=Stop(2))
-    resumed = compress(with_lasso, network(), pairs, tmp_path / "run", resume=True)
+        compress(penalized, network(), pairs, tmp_path / "run", progress=Stop(2))
+    resumed = compress(penalized, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
     assert model_digest(compress(plain, network(), pairs).model) != model_digest(whole.model)

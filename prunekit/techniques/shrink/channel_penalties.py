@@ -19,6 +19,7 @@ from prunekit.core import backend, jax_state, patching, train_function
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.model_building import build_from_batch, waits_for_data
 from prunekit.core.optimizers import optimizers_for
+from prunekit.core.snapshot import Snapshot
 from prunekit.core.update_observer import updates_of
 from prunekit.sparsity.arguments import fraction, positive, whole
 from prunekit.sparsity.scores import get_criterion
@@ -58,6 +59,13 @@ class ChannelPenalty(keras.callbacks.Callback):
 
     def begin(self, weights: ChannelWeights, optimizers: Sequence[Any]) -> None:
         """Called before the first update, with the weights of the channels."""
+
+    def state(self) -> Snapshot:
+        """Returns what a resumed training needs beside the weights."""
+        return Snapshot({}, {})
+
+    def restore(self, state: Snapshot) -> None:
+        """Restores what `state` returned, before the resumed training begins."""
 
     def norms(self) -> dict[str, np.ndarray]:
         """Returns {name of a group: norm of the weights of each of its channels, shape (channels,)}.
@@ -234,6 +242,17 @@ class GrowingRegularization(ChannelPenalty):
         gone[order.removed(order.first(min(round((1 - self.channels) * order.total), order.length)))] = True
         self.selected = {found.groups[i].name: np.flatnonzero(gone[found.groups[i].channels]) for i in free}
         self._begun = min((int(ops.convert_to_numpy(one.iterations)) for one in optimizers), default=0)
+
+    def state(self) -> Snapshot:
+        """Returns the selected channels, and the optimizer's updates before the selection."""
+        arrays = {str(place): chosen for place, chosen in enumerate(self.selected.values())}
+        return Snapshot({"groups": list(self.selected), "begun": self._begun}, arrays)
+
+    def restore(self, state: Snapshot) -> None:
+        """Restores what `state` returned, before the resumed training begins."""
+        names = state.values["groups"]
+        self.selected = {name: np.array(state.arrays[str(place)]) for place, name in enumerate(names)}
+        self._begun = int(state.values["begun"])
 
     def factors(self, weights: ChannelWeights, norms: Any, rate: Any, updates: Any) -> Any:
         """Returns 1 / (1 + rate * penalty) for the selected channels."""
