@@ -7,7 +7,14 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.model_graph import graph_of
-from prunekit.techniques.shrink.layer_copies import Variables, copy_trainable, made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import (
+    Variables,
+    copy_trainable,
+    input_like,
+    made_again,
+    pairs_of,
+    takes_a_graph,
+)
 from prunekit.techniques.shrink.layer_graph import Call, Graph, LayerGraph
 
 
@@ -39,7 +46,7 @@ class _Building:
     def model(self, graph: Graph) -> Any:
         """Returns the new model of one graph; its layers have the values of new layers."""
         given = keras.tree.flatten(graph.inputs)
-        entries = [_entry(tensor) for tensor in given]
+        entries = [input_like(tensor, tensor.shape) for tensor in given]
         if isinstance(graph.model, keras.Sequential):
             return self._sequential(graph, entries[0])
         facts = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
@@ -109,10 +116,3 @@ class _Building:
         for old, new in self._layers.values():
             if isinstance(old, keras.layers.Layer):
                 copy_trainable(old, new)
-
-
-def _entry(tensor: Any) -> Any:
-    history = getattr(tensor, "_keras_history", None)
-    if history is None or not isinstance(history[0], keras.layers.InputLayer):
-        return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype)
-    return keras.layers.InputLayer.from_config(history[0].get_config()).output

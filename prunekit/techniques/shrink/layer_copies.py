@@ -94,6 +94,22 @@ def _copied(operation: Any) -> Any:
     return found
 
 
+def input_like(tensor: Any, shape: Any) -> Any:
+    """Returns the tensor of a new input layer with the names and settings of a former input.
+
+    Args:
+        tensor: An input of the former model.
+        shape: Shape of the new input, with the batch axis.
+    """
+    history = getattr(tensor, "_keras_history", None)
+    if history is None or not isinstance(history[0], keras.layers.InputLayer):
+        return keras.Input(batch_shape=shape, dtype=tensor.dtype, name=tensor.name)
+    made = type(history[0]).from_config({**history[0].get_config(), "batch_shape": tuple(shape)}).output
+    # Keras names the tensor of an unnamed input otherwise than the layer; files have the tensor's name.
+    made.name = tensor.name
+    return made
+
+
 def pairs_of(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Returns the variables of a layer with those of the layer made again; freezes what was frozen.
 

@@ -17,7 +17,14 @@ from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.anatomy.weight_entries import cut
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants
-from prunekit.techniques.shrink.layer_copies import Variables, can_be_made_again, made_again, pairs_of, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import (
+    Variables,
+    can_be_made_again,
+    input_like,
+    made_again,
+    pairs_of,
+    takes_a_graph,
+)
 
 
 def without_channels(
@@ -102,16 +109,12 @@ class _Rebuilding:
         graph = graph_of(model)
         nodes = [node for node in nodes_of(model) if not node.is_input]
         if isinstance(model, keras.Sequential) and not self._replaced(nodes):
-            first = graph.inputs[0]
-            entry = keras.Input(batch_shape=shapes[0], dtype=first.dtype, name=first.name)
+            entry = input_like(graph.inputs[0], shapes[0])
             made = keras.Sequential([entry], name=model.name)
             for node in nodes:
                 made.add(self._operation(node.operation, made.outputs if made.layers else [entry]))
             return made
-        entries = [
-            keras.Input(batch_shape=shape, dtype=tensor.dtype, name=tensor.name)
-            for tensor, shape in zip(graph.inputs, shapes, strict=True)
-        ]
+        entries = [input_like(tensor, shape) for tensor, shape in zip(graph.inputs, shapes, strict=True)]
         facts = {id(tensor): entry for tensor, entry in zip(graph.inputs, entries, strict=True)}
         self._run(nodes, facts, "")
         inputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.input)

@@ -95,6 +95,26 @@ def test_names_types_and_frozen_layers_carry_over():
     assert one.dtype_policy.name == "mixed_bfloat16" and isinstance(one.kernel_regularizer, keras.regularizers.L2)
 
 
+@pytest.mark.parametrize("name", [None, "pixels"])
+@pytest.mark.parametrize(
+    "smaller_of",
+    [
+        lambda model: pk.shrink(model, channels=0.5)[0],
+        lambda model: pk.simplify(model)[0],
+        lambda model: pk.remove_blocks(model, 1, np.ones((2, 6), "float32"))[0],
+    ],
+    ids=["shrink", "simplify", "remove_blocks"],
+)
+def test_inputs_keep_their_names_and_settings(smaller_of, name):
+    inputs = keras.Input((6,), name=name, batch_size=2, dtype="float16")
+    x = keras.layers.Dense(6, "relu", dtype="float32")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(6, "relu")(x)))
+    smaller = smaller_of(model)
+    for one, other in ((model.inputs[0], smaller.inputs[0]), (model.layers[0], smaller.layers[0])):
+        assert one.name == other.name and one.dtype == other.dtype
+    assert smaller.inputs[0].shape == (2, 6)
+
+
 class Gain(keras.layers.Layer):
     """Has a weight of its own and no config that gives its size."""
 
