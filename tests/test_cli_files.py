@@ -300,15 +300,15 @@ class TestShrink:
         import numpy as np
 
         from prunekit.delivery import model_measures
+        from prunekit.delivery.latency import Latencies
 
         code, out, _ = run("shrink", stored, "--bytes", "0.9", "-o", "new.keras")
         assert code == 0 and "Measured size" in out and " bytes (0." in out
 
-        def as_sizes(script, arguments):
-            *files, _, target = arguments
-            np.savez(target, seconds=np.array([[Path(file).stat().st_size for file in files]] * 15))
+        def as_sizes(files, inputs, seconds, precision):
+            return Latencies(np.array([[file.stat().st_size for file in files]] * 15, float))
 
-        monkeypatch.setattr(model_measures, "run_script", as_sizes)
+        monkeypatch.setattr(model_measures, "measured_latencies", as_sizes)
         code, out, _ = run("shrink", stored, "--latency", "0.9", "-o", "new.keras", "--force", "--json")
         measured = json.loads(out)["report"]["measured"]
         assert code == 0 and (measured["name"], measured["unit"]) == ("latency", "ms")
@@ -365,3 +365,58 @@ class TestShrink:
         monkeypatch.setattr(keras.Model, "save", broken)
         assert_mistake(run("shrink", stored, "--channels", "0.5", "-o", "new.keras"), "No space left")
         assert not [path for path in Path(".").iterdir() if path.suffix == ".keras"]
+
+
+class TestFewerLayers:
+    @pytest.fixture
+    def residual(self):
+        import keras
+        import numpy as np
+
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((8,))
+        x = keras.layers.Dense(6, activation="relu", name="stem")(inputs)
+        for name in ("first", "second"):
+            y = keras.layers.BatchNormalization(name=f"{name}_norm")(keras.layers.Dense(6, name=f"{name}_dense")(x))
+            x = keras.layers.Add(name=name)([x, y])
+        keras.Model(inputs, keras.layers.Dense(3, name="logits")(x), name="net").save("net.keras")
+        np.savez("data.npz", x_train=np.random.default_rng(0).random((40, 8)), y_train=np.arange(40) % 3)
+
+    @pytest.mark.every_backend
+    def test_a_model_is_simplified_into_a_new_file(self, run, residual):
+        import keras
+        import numpy as np
+
+        code, out, _ = run("simplify", "net.keras", "-o", "new.keras")
+        assert code == 0 and "first_norm" in out and out.endswith("parameters. Written to new.keras\n")
+        old, new = (keras.models.load_model(name) for name in ("net.keras", "new.keras"))
+        x = np.random.default_rng(0).random((5, 8))
+        assert len(new.layers) == len(old.layers) - 2
+        np.testing.assert_allclose(new.predict(x, verbose=0), old.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
+
+    def test_blocks_are_removed_into_a_new_file(self, run, residual):
+        import keras
+
+        options = ("--data", "data.npz", "--exclude", "first")
+        code, out, _ = run("remove-blocks", "net.keras", "-o", "new.keras", *options)
+        assert code == 0 and "Removed second: 8 -> 5 layers" in out
+        assert not any(layer.name.startswith("second") for layer in keras.models.load_model("new.keras").layers)
+        code, out, _ = run("remove-blocks", "net.keras", "-o", "new.keras", *options, "--force", "--json")
+        assert code == 0 and json.loads(out)["report"]["blocks"][0]["name"] == "second"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["remove-blocks", "net.keras", "-o", "new.keras"], "Missing option '--data'"),
+            (
+                ["remove-blocks", "net.keras", "-o", "new.keras", "--data", "data.npz", "--number", "5"],
+                "number=5; 2 can",
+            ),
+            (["remove-blocks", "gone.keras", "-o", "new.keras", "--data", "data.npz"], "gone.keras: no such file."),
+            (["simplify", "net.keras", "-o", "net.keras"], "exists already. Pass --force to replace it."),
+            (["simplify", "net.keras", "-o", "new.h5"], "-o takes the name of a .keras file."),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_writes_nothing(self, run, residual, arguments, message):
+        assert_mistake(run(*arguments), message)
+        assert not Path("new.keras").exists()

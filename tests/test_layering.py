@@ -88,11 +88,11 @@ ORDER = (
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint export_samples stages workspace step_handler "
         "train_step planned_counts prune_step rounds_step "
-        "shrink_step export_step expectations expect_step preparation plan starting_recipe execution build_report "
-        "runner grid sweep_process workers sweep sensitivity named_scan",
+        "shrink_step layer_steps export_step expectations expect_step preparation plan starting_recipe execution "
+        "build_report runner grid sweep_process workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output start runs results scan models"),
+    ("commands", "output start runs results scan models removals"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

@@ -1,4 +1,4 @@
-"""Prints JSON, writes new files, and words errors that several commands have."""
+"""Prints JSON and sections, writes new files, and words errors that several commands have."""
 
 import json
 from pathlib import Path
@@ -31,3 +31,12 @@ def no_run(directory: str, reason: str) -> click.UsageError:
     from prunekit.recipe.directory import kept_checkpoints_line
 
     return click.UsageError(f"{directory}: {reason}. {kept_checkpoints_line(directory)}".rstrip())
+
+
+def print_sections(report: Any) -> None:
+    """Prints the sections of a report as tables."""
+    from prunekit.delivery.terminal_report import print_section
+    from prunekit.terminal import console
+
+    for section in report.sections():
+        print_section(section, console())

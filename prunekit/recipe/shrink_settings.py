@@ -1,4 +1,4 @@
-"""Settings of the step kind shrink. Reads no file and imports neither Keras nor NumPy."""
+"""Settings of the step kinds shrink, remove_blocks and simplify. Reads no file and imports neither Keras nor NumPy."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -159,3 +159,26 @@ class Shrink(Settings):
     def reads_data(self) -> bool:
         """True if criterion or repair need a pass over data."""
         return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)
+
+
+class RemoveBlocks(Settings):
+    """A step that removes the blocks whose removal changes the outputs least, as `pk.remove_blocks`.
+
+    Attributes:
+        number: Number of blocks.
+        include: Patterns of blocks that may be removed, or of layers in them; empty = all.
+        exclude: Patterns of blocks that stay.
+        calibration: Training examples on which the outputs are compared.
+    """
+
+    example: ClassVar[str] = "{number: 1}"
+    number: Count = 1
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+    calibration: Count = 256
+
+
+class Simplify(Settings):
+    """A step that removes what inference does not need, as `pk.simplify`; the outputs stay equal."""
+
+    example: ClassVar[str] = "{}"

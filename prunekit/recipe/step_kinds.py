@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
 from prunekit.recipe.rounds_settings import Rounds
-from prunekit.recipe.shrink_settings import Shrink
+from prunekit.recipe.shrink_settings import RemoveBlocks, Shrink, Simplify
 from prunekit.recipe.step_settings import Expect, Export, Prune, Train, parse_pattern
 from prunekit.registry import Registry, Row
 
@@ -108,7 +108,7 @@ def _prune_text(prune: Prune) -> str:
     return ", ".join(parts)
 
 
-def _texts_of_patterns(step: Prune | Rounds | Shrink) -> list[str]:
+def _texts_of_patterns(step: Prune | Rounds | Shrink | RemoveBlocks) -> list[str]:
     patterns = {"include": step.include, "exclude": step.exclude}
     return [f"{name} {' '.join(given)}" for name, given in patterns.items() if given]
 
@@ -224,6 +224,17 @@ def _shrink_reads_data(shrink: Shrink) -> bool:
     return shrink.reads_data
 
 
+# ---- remove_blocks and simplify --------------------------------------------------------------------------------------
+
+
+def _blocks_text(blocks: RemoveBlocks) -> str:
+    return ", ".join([f"{blocks.number} block{'s' if blocks.number > 1 else ''}", *_texts_of_patterns(blocks)])
+
+
+def _simplify_text(simplify: Simplify) -> str:
+    return "what inference does not need"
+
+
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
@@ -262,8 +273,8 @@ def _expect_text(expect: Expect) -> str:
 
 def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
     if not any(isinstance(step.settings, Prune | Rounds) for step in earlier):
-        shrunk = any(isinstance(step.settings, Shrink) for step in earlier)
-        for name in expect.given(*([] if shrunk else ["accuracy_drop", "drop"]), "sparsity"):
+        smaller = any(STEP_KINDS[step.kind].returns_new_model for step in earlier)
+        for name in expect.given(*([] if smaller else ["accuracy_drop", "drop"]), "sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
     wanted = expect.bytes or {}
     if not wanted:
@@ -333,6 +344,23 @@ STEP_KINDS: Registry[StepKind] = Registry(
             check=_check_shrink,
             trains=_shrink_trains,
             reads_data=_shrink_reads_data,
+            changes_weights=_yes,
+            returns_new_model=True,
+        ),
+        StepKind(
+            "remove_blocks",
+            "prunekit.recipe.layer_steps:RemoveBlocksStep",
+            RemoveBlocks,
+            _blocks_text,
+            reads_data=_yes,
+            changes_weights=_yes,
+            returns_new_model=True,
+        ),
+        StepKind(
+            "simplify",
+            "prunekit.recipe.layer_steps:SimplifyStep",
+            Simplify,
+            _simplify_text,
             changes_weights=_yes,
             returns_new_model=True,
         ),

@@ -18,6 +18,7 @@ from prunekit.anatomy.name_patterns import NamePattern
 from prunekit.anatomy.tracing import Trace, checked_trace
 from prunekit.core.calibration import batches_of
 from prunekit.core.graph_steps import steps_of
+from prunekit.core.layerwise import Progress
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.arguments import whole
 from prunekit.suggestions import did_you_mean
@@ -38,6 +39,7 @@ def remove_blocks(
     *,
     include: Sequence[str] | str = (),
     exclude: Sequence[str] | str = (),
+    progress: Progress | None = None,
 ) -> tuple[Any, BlocksReport]:
     """Removes whole blocks; returns (a model with fewer layers, its report). The given model is not changed.
 
@@ -52,6 +54,7 @@ def remove_blocks(
         data: Calibration data, as `pk.prune` takes them.
         include: Names, globs or `re:` patterns of blocks that may be removed, or of layers in them; empty = all.
         exclude: Names, globs or `re:` patterns of blocks that stay, or of layers in them; overrides `include`.
+        progress: Called with the number of changes that were measured, the number in all, and the block's name.
 
     Raises:
         ValueError: No data; fewer blocks than asked can be removed; a pattern matches nothing; the model has no graph
@@ -78,7 +81,7 @@ def remove_blocks(
     hidden = [Left(one.name, HIDDEN) for one in blocks if one not in bypass.blocks]
     chosen, unchosen = _selected(bypass.blocks, include, exclude)
     ranking = _Ranking(bypass, chosen)
-    ranking.remove(number)
+    ranking.remove(number, progress)
     costs = _Costs(graph)
     rows = tuple(_row(block, costs, ranking) for block in chosen)
     for block in ranking.removed:
@@ -221,8 +224,9 @@ class _Ranking:
         self.removed: list[Block] = []
         self.totals: list[float] = []
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: int, progress: Progress | None = None) -> None:
         """Removes blocks; ranks the others again after each."""
+        measured, most = 0, sum(max(1, len(self._blocks) - done) for done in range(number))
         for _ in range(number):
             left = [block for block in self._blocks if self._is_possible(block)]
             if not left:
@@ -230,7 +234,12 @@ class _Ranking:
                     f"The model has fewer blocks that can be removed. Received: number={number}; "
                     f"{len(self.removed)} can be removed: {', '.join(one.name for one in self.removed) or 'none'}."
                 )
-            changes = [self._bypass.change([*self.removed, block]) for block in left]
+            changes = []
+            for block in left:
+                changes.append(self._bypass.change([*self.removed, block]))
+                measured += 1
+                if progress is not None:
+                    progress(measured, most, block.name)
             if not self.removed:
                 self.alone = {id(block): change for block, change in zip(left, changes, strict=True)}
             least = int(np.argmin(changes))

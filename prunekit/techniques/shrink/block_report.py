@@ -63,6 +63,11 @@ class BlocksReport(Displayed):
         """Names of the removed blocks, in the order of their removal."""
         return tuple(one.name for one in sorted(self.blocks, key=lambda one: one.removed) if one.removed)
 
+    def verdict(self) -> str:
+        """Returns what was removed, and the sizes before and after, in one line."""
+        sizes = f"{_change('parameters', self.parameters)}, {_change('MACs', self.macs)}"
+        return f"Removed {', '.join(self.removed)}: {self.layers[0]} -> {self.layers[1]} layers, {sizes}."
+
     def sections(self) -> list[Section]:
         """Returns the report as sections: the candidates, and what is none."""
         columns = (

@@ -66,17 +66,19 @@ class SimplifyReport(Displayed):
             found[rewrite.kind] += len(rewrite.layers)
         return dict(found)
 
+    def verdict(self) -> str:
+        """Returns the sizes before and after, in one line."""
+        return (
+            f"{self.layers[0]} -> {self.layers[1]} layers, {self.parameters[0]:,} -> {self.parameters[1]:,} parameters."
+        )
+
     def sections(self) -> list[Section]:
         """Returns the report as sections: rewrites, and what is left."""
         rewrites = Section(
             "Simplified",
             (Column("Rewrite", "label"), Column("Layers", "names"), Column("Details", "text", keep=5)),
             tuple((one.kind, one.layers, one.what) for one in self.rewrites),
-            notes=(
-                f"{self.layers[0]} -> {self.layers[1]} layers, {self.parameters[0]:,} -> {self.parameters[1]:,} "
-                "parameters.",
-                *self.notes,
-            ),
+            notes=(self.verdict(), *self.notes),
         )
         left = Section(
             "Layers that stay",
