@@ -95,6 +95,25 @@ def test_masked_channels_stay_masked_in_a_second_training():
         np.testing.assert_array_equal(mask, masks[1][name])
 
 
+@pytest.mark.every_backend
+def test_masked_channels_stay_masked_whatever_their_importance():
+    """A random criterion ranks anew at each update."""
+    model, seen = network(), []
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    schedule = pk.LinearDecay(0.1, 0.6, 0, 4, frequency=1)
+    callback = pk.PruningCallback(schedule, criterion="random", policy="channel_groups")
+    masks = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(
+            {name: np.array(mask) for name, mask in callback.pruner.masks.items()}
+        )
+    )
+    model.fit(*data(), batch_size=8, verbose=0, callbacks=[callback, masks])
+    for former, masks in zip(seen, seen[1:], strict=False):
+        assert not any(np.any(masks[name] & ~mask) for name, mask in former.items())
+    kept = [sum(int(mask.sum()) for mask in masks.values()) for masks in seen]
+    assert len(set(kept)) > 3
+
+
 def test_the_least_important_channels_are_masked():
     model = network()
     kernel = np.array(model.get_layer("hidden").kernel)
