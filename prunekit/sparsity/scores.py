@@ -156,7 +156,8 @@ class Wanda(Criterion):
         columns = ops.transpose(importance, (*inputs, *outputs))
         shape = columns.shape
         count = math.prod(shape[: len(inputs)])
-        columns = ops.reshape(columns, (count, -1))
+        # Both lengths: a weight without entries leaves -1 undefined.
+        columns = ops.reshape(columns, (count, math.prod(shape[len(inputs) :])))
         # Of equal products the lower index is kept first: the reversed order is sorted stably.
         order = ops.argsort(ops.flip(columns, axis=0), axis=0)
         ranks = ops.argsort(count - 1 - order, axis=0)

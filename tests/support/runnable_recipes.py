@@ -6,6 +6,7 @@ import yaml
 from backends import BACKEND
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+# Of the recipes with all formats.
 FORMATS = ["keras", "litert", "litert-sparse", "litert-float16", "litert-dynamic-int8"]
 COMPRESS = """
 import sys
@@ -21,7 +22,7 @@ def runnable(name: str, folder: Path) -> str:
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     for step in recipe["steps"]:
         if "export" in step:
-            assert step["export"]["formats"] == FORMATS
+            assert {"keras", "litert"} <= set(step["export"]["formats"])
             step["export"]["formats"] = ["keras"]
         step.get("expect", {}).pop("bytes", None)
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
