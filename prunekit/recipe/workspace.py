@@ -25,6 +25,7 @@ from prunekit.recipe.compile_settings import (
     output_names,
     reason_of,
 )
+from prunekit.recipe.data import Data
 from prunekit.recipe.datasets.parts import Order
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
@@ -157,6 +158,10 @@ class Workspace:
         self._patched.enter_context(distribution.across_replicas(model))
         if not model.compiled:
             self._compile(model)
+        elif self.run.data is not None:
+            # On PyTorch the first call builds the metrics, and draws random numbers for it: never inside a training,
+            # which a resumed run begins with a model that was not called yet.
+            self._measured_on_few(model, self.run.data)
         self.state.change_figures = _carried(self.state.change_figures, former, model)
         self._changes = None
 
@@ -178,15 +183,20 @@ class Workspace:
             self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
             model.compile(optimizer=optimizer, **compile_arguments(settings, self._outputs(model)))
         try:
-            few = 2 * self.run.replicas.count
-            with ctrl_c_held_back():
-                measured = model.evaluate(*data.train.first(few), verbose=0, return_dict=True)
+            measured = self._measured_on_few(model, data)
         except Exception as error:
             # Catch every exception: each backend has its own exception types.
             raise RecipeError(
                 f"compile: loss and metrics do not fit the outputs of {model.name!r}: {reason_of(error)}."
             ) from error
         self.metrics = measured_metrics(self.run.metrics, as_floats(measured), model)
+
+    def _measured_on_few(self, model: keras.Model, data: Data) -> Mapping[str, Any]:
+        """Returns the loss and the metrics on the first training examples."""
+        few = 2 * self.run.replicas.count
+        with ctrl_c_held_back():
+            found: Mapping[str, Any] = model.evaluate(*data.train.first(few), verbose=0, return_dict=True)
+        return found
 
     def _outputs(self, model: keras.Model) -> tuple[str, ...] | None:
         data = self.run.data
