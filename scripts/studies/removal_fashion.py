@@ -41,7 +41,7 @@ rate 0.001, batches of {fashion.BATCH}, seed 0).
 
 Times are ratios of processor time to the dense network, both files in turns for {SECONDS:g} seconds, medians, on a
 processor with AVX-512, on which LiteRT computes 16 channels at a time. Test images are used for these accuracies alone.
-One run each. `scripts/study removal-fashion` makes this page.
+One run each; "–" is not measured. `scripts/study removal-fashion` makes this page.
 
 | network | removed | MACs | parameters | accuracy | LiteRT time |
 |---|---|---|---|---|---|
