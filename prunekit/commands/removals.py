@@ -161,7 +161,7 @@ class _Channels(click.ParamType):
 @input_shape_option
 @_options_of_a_removal("shrink", "Layers")
 def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
-    """Remove channels from a model, which becomes smaller and faster.
+    """Remove channels: a smaller, faster model.
 
     MODEL is a .keras file; it is not changed. Exactly one of --channels, --parameters, --macs, --bytes and --latency
     says how much is kept; for the last two, LiteRT files of several smaller models are made and measured. NEW.keras
@@ -198,10 +198,11 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
 @_force_option
 @json_option
 def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
-    """Remove what a model does not need in inference; its outputs stay equal.
+    """Remove what inference does not need.
 
-    MODEL is a .keras file; it is not changed. NEW.keras holds the simpler model without its optimizer: batch
-    normalization is folded into the layers beside it, dropout and other identities are dropped, duplicates merged."""
+    The outputs stay equal. MODEL is a .keras file; it is not changed. NEW.keras holds the simpler model without its
+    optimizer: batch normalization is folded into the layers beside it, dropout and other identities are dropped,
+    duplicates merged."""
     _check_files(model, output, force)
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
@@ -222,10 +223,11 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
 def remove_blocks(
     model: str, output: str, number: int, data: str, examples: int, force: bool, as_json: bool, **options: Any
 ) -> int:
-    """Remove the blocks that change the outputs least: residual branches and runs of layers.
+    """Remove the blocks that matter least.
 
-    MODEL is a .keras file; it is not changed. In every round each block is bypassed on the data in turn. NEW.keras
-    holds the model with fewer layers, without its optimizer; train it again afterwards."""
+    A block is a residual branch or a run of layers; those go that change the outputs least. MODEL is a .keras file; it
+    is not changed. In every round each block is bypassed on the data in turn. NEW.keras holds the model with fewer
+    layers, without its optimizer; train it again afterwards."""
     _check_files(model, output, force)
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model

@@ -88,6 +88,8 @@ def remove_blocks(
         block.level.replace(block.exit, ranking.source(block.entry))
     made, variables = build(graph)
     notes = carry_over(model, made, variables)
+    if not any(ranking.alone.values()):
+        notes.append("No block changes the outputs on these data, so the choice is arbitrary. Is the model trained?")
     report = BlocksReport(
         model.name,
         (layers, graph.layer_count()),

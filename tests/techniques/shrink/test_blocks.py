@@ -334,6 +334,15 @@ def test_the_result_is_compiled_and_trains():
     assert smaller.evaluate(inputs, np.zeros((6, 9)), verbose=0) < before
 
 
+def test_a_model_that_no_block_changes_has_a_note():
+    model, inputs = built("residual_mlp")
+    head = keras.Model(model.inputs, L.Dense(3, kernel_initializer="zeros")(model.outputs[0]))
+    _, report = pk.remove_blocks(head, 1, inputs)
+    assert "the choice is arbitrary. Is the model trained?" in " ".join(report.notes)
+    _, report = pk.remove_blocks(built("residual_mlp")[0], 1, inputs)
+    assert "arbitrary" not in " ".join(report.notes)
+
+
 def state_by_weight(optimizer):
     """Returns {(path of a weight, name of the optimizer's list): value}."""
     trained = optimizer._trainable_variables
