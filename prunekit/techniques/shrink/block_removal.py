@@ -61,18 +61,7 @@ def remove_blocks(
             of layers.
         TypeError: `model` is not a Keras 3 model.
     """
-    check_built(model)
-    whole("number", number, 1)
-    if graph_of(model) is None:
-        raise ValueError(
-            f"Blocks are found in the graph of a Sequential or functional model. Received: {model.name!r} "
-            f"({type(model).__name__}), which has none. Build it as keras.Model(inputs, outputs)."
-        )
-    if data is None:
-        raise ValueError(
-            "remove_blocks needs calibration data: how much a block changes the outputs cannot be read from its "
-            "weights. Received: data=None. Pass some batches of inputs as `data`."
-        )
+    _check(model, number, data)
     graph = LayerGraph(model)
     layers = graph.layer_count()
     blocks, left = find_blocks(graph)
@@ -100,6 +89,21 @@ def remove_blocks(
         tuple(notes),
     )
     return made, report
+
+
+def _check(model: Any, number: int, data: Any) -> None:
+    check_built(model)
+    whole("number", number, 1)
+    if graph_of(model) is None:
+        raise ValueError(
+            f"Blocks are found in the graph of a Sequential or functional model. Received: {model.name!r} "
+            f"({type(model).__name__}), which has none. Build it as keras.Model(inputs, outputs)."
+        )
+    if data is None:
+        raise ValueError(
+            "remove_blocks needs calibration data: how much a block changes the outputs cannot be read from its "
+            "weights. Received: data=None. Pass some batches of inputs as `data`."
+        )
 
 
 def _batches(model: Any, data: Any) -> list[Any]:
