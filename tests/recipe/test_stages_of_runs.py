@@ -56,7 +56,8 @@ def test_every_model_from_the_first_removal_on_has_a_row_and_the_last_one_is_the
     assert [row.metrics for row in list(rows.values())[1:4]] == [step["metrics"] for step in steps[1:4]]
     assert rows["litert"].metrics["accuracy"] == pytest.approx(result.report.metrics["accuracy_after"])
     (conditions,) = result.report.stage_notes
-    assert conditions.startswith("Latency: median of ") and "1 example, one thread, ai-edge-litert" in conditions
+    assert conditions.startswith("Latency: median processor time of a call with 1 example, ")
+    assert "turns of all files, one thread, ai-edge-litert" in conditions
     stored = RunReport.from_dict(json.loads((tmp_path / "run" / "report.json").read_text()))
     assert stored.stages == result.report.stages and render_html(stored).count("Speed and size</h2>") == 1
     assert not [path for path in tmp_path.rglob("*.tflite") if path.parent.name != "exports"]
@@ -138,7 +139,7 @@ def test_a_model_that_does_not_convert_has_a_note(pairs, monkeypatch):
 
 @tensorflow_only
 def test_a_file_that_cannot_be_timed_leaves_the_sizes(pairs, monkeypatch):
-    def fails(files, inputs):
+    def fails(files, inputs, seconds):
         raise stages.ScriptFailed("crashes the LiteRT interpreter (SIGSEGV)")
 
     monkeypatch.setattr(stages, "measured_latencies", fails)
