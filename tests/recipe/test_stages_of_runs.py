@@ -109,7 +109,7 @@ def test_without_data_there_are_latencies_and_no_metrics():
 
 
 @tensorflow_only
-@pytest.mark.parametrize("ends", [3, 6])
+@pytest.mark.parametrize("ends", [6, pytest.param(3, marks=pytest.mark.thorough)])
 def test_an_interrupted_run_goes_on_with_the_files_that_it_has(pairs, tmp_path, ends):
     with pytest.raises(KeyboardInterrupt):
         compress(WHOLE, network(), pairs, tmp_path / "run", progress=Stop(ends))
