@@ -78,8 +78,9 @@ class SimplifyStep(StepHandler[PreparedStep]):
 
 def _without_blocks(model: Any, settings: Any, run: RunInputs, progress: Any = None) -> tuple[Any, BlocksReport]:
     data = calibration_data(run, settings.calibration)
-    patterns = {"include": settings.include, "exclude": settings.exclude}
-    return remove_blocks(model, settings.number, data, **patterns, progress=progress)
+    return remove_blocks(
+        model, settings.number, data, include=settings.include, exclude=settings.exclude, progress=progress
+    )
 
 
 def _result(kind: str, model: Any, report: BlocksReport | SimplifyReport, workspace: Workspace) -> StepResult:

@@ -28,6 +28,8 @@ def content(file):
 
 
 def check(folders, whole):
+    folders = list(folders)
+    assert folders and files(whole), "at least one run was killed, and the whole one has files"
     for folder in folders:
         assert files(folder) == files(whole), "a killed run leaves no more behind than a whole one"
         for name in files(folder):
