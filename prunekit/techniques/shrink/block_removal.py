@@ -16,7 +16,7 @@ from prunekit.anatomy.model_graph import graph_of
 from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.name_patterns import NamePattern
 from prunekit.anatomy.tracing import Trace, checked_trace
-from prunekit.core.calibration import batches_of
+from prunekit.core.calibration import batches_of, check_inputs
 from prunekit.core.graph_steps import steps_of
 from prunekit.core.layerwise import Progress
 from prunekit.core.model_function import ModelFunction
@@ -108,12 +108,7 @@ def _check(model: Any, number: int, data: Any) -> None:
 
 def _batches(model: Any, data: Any) -> list[Any]:
     batches = [inputs for inputs, _ in batches_of(data)]
-    expected, found = len(model.inputs), len(keras.tree.flatten(batches[0]))
-    if found != expected:
-        raise ValueError(
-            f"A batch has a tensor for each of the model's {expected} inputs. Received: {found}. Pass several inputs "
-            "as a dictionary by name, or as a list of batches."
-        )
+    check_inputs(model, batches[0])
     return batches
 
 

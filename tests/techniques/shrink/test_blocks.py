@@ -301,7 +301,7 @@ def test_a_model_without_a_graph_is_refused():
 
 def test_data_with_too_few_inputs_are_refused():
     model, inputs = built("two_towers")
-    with pytest.raises(ValueError, match=r"each of the model's 2 inputs. Received: 1"):
+    with pytest.raises(ValueError, match=r"are user, item. Received: calibration data of 1 inputs"):
         pk.remove_blocks(model, 1, inputs)
 
 
@@ -341,6 +341,15 @@ def test_a_model_that_no_block_changes_has_a_note():
     assert "the choice is arbitrary. Is the model trained?" in " ".join(report.notes)
     _, report = pk.remove_blocks(built("residual_mlp")[0], 1, inputs)
     assert "arbitrary" not in " ".join(report.notes)
+
+
+def test_data_of_another_shape_are_refused():
+    inputs = keras.Input((16, 16, 3), name="image")
+    x = L.Conv2D(4, 3, padding="same")(inputs)
+    x = L.Add()([x, L.Conv2D(4, 3, padding="same")(x)])
+    model = keras.Model(inputs, L.Dense(2)(L.GlobalAveragePooling2D()(x)))
+    with pytest.raises(ValueError, match=r"'image' is \(None, 16, 16, 3\), .* data of shape \(2, 8, 8, 3\)"):
+        pk.remove_blocks(model, 1, np.ones((2, 8, 8, 3), "float32"))
 
 
 def state_by_weight(optimizer):
