@@ -53,10 +53,10 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options channel_penalties zero_channels measured_size budget layer_copies simplify_report layer_graph "
-        "linear_layers folding adjustments constants kept_statistics rebuild repair verification "
-        "optimizer_state shrink_report groups_report shrinking graph_builder identities dead_branches "
-        "duplicates simplifying blocks block_report block_removal",
+        "options channel_penalties zero_channels measured_size budget layer_copies simplify_report calls graph_reader "
+        "layer_graph graph_builder linear_layers folding adjustments constants kept_statistics rebuild repair "
+        "verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
+        "simplifying blocks block_report block_removal",
     ),
     (
         "loops",

@@ -19,7 +19,7 @@ from prunekit.anatomy.channel_operations import operation_rule
 from prunekit.anatomy.keras_hub_calls import lost_mask
 from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built, weights_in
-from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function
+from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function, recorded_model
 
 OUTPUT = "an output of the model"
 
@@ -157,16 +157,9 @@ class _Walk:
 
     def without_graph(self, model: Any) -> list[Axes]:
         """Returns the axes of the outputs of a model whose `call` is recorded."""
-        tensors = _declared(model)
-        call = recorded(model, (tensors,), {})
-        if call is None or not call.repeatable:
-            raise ValueError(
-                f"The model {model.name!r} has no graph of layers, and its `call` cannot be followed: it must consist "
-                "of Keras layers and keras.ops alone, with the same calls for every batch size and in training. "
-                f"Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs)."
-            )
+        call = recorded_model(model)
         self.opened[id(model)] = call
-        return self._inside(call, [Axes.fixed(one.shape) for one in keras.tree.flatten(tensors)])
+        return self._inside(call, [Axes.fixed(one.shape) for one in keras.tree.flatten(call.args)])
 
     def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
         """Returns the axes of the outputs of a layer inside the present one."""
@@ -277,22 +270,6 @@ def _check(found: Sequence[Axes], call: Call) -> None:
         fits = fits and all(numbers is None or numbers.size == length for numbers, length in pairs)
     if not fits:
         raise NotFollowedError("its outputs have other axes than prunekit expects")
-
-
-def _declared(model: Any) -> Any:
-    declared = (
-        getattr(model, "_inputs_struct", None) or getattr(model, "input", None) if hasattr(model, "inputs") else None
-    )
-    if declared is not None:
-        return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), declared)
-    config = model.get_build_config() or {}
-    shape = config.get("input_shape")
-    if not isinstance(shape, tuple | list) or not all(n is None or isinstance(n, int) for n in shape):
-        raise ValueError(
-            f"The model {model.name!r} has no declared inputs, so its calls cannot be followed. Received: "
-            f"{type(model).__name__}. Build it as keras.Model(inputs, outputs)."
-        )
-    return keras.KerasTensor((None, *tuple(shape)[1:]), dtype=model.compute_dtype)
 
 
 # ---- from links to groups --------------------------------------------------------------------------------------------

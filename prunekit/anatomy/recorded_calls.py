@@ -57,6 +57,35 @@ def recorded(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recor
     return None if fixed is None else replace(fixed, repeatable=False)
 
 
+def recorded_model(model: Any) -> RecordedCall:
+    """Returns the calls inside a built model without a graph of layers; its only argument has the declared inputs.
+
+    Raises:
+        ValueError: The model declares no inputs, or its `call` cannot be followed.
+    """
+    inputs = _declared_inputs(model)
+    found = None if inputs is None else recorded(model, (inputs,), {})
+    if found is None or not found.repeatable:
+        raise ValueError(
+            f"The model {model.name!r} has no graph of layers, and its `call` cannot be followed: it must be built, "
+            "take one argument, and consist of Keras layers and keras.ops alone, with the same calls for every batch "
+            f"size and in training. Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs)."
+        )
+    return found
+
+
+def _declared_inputs(model: Any) -> Any:
+    """Returns symbolic tensors for the inputs of a model; None if it declares none."""
+    declared = getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
+    if declared:
+        given = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
+        return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), given)
+    shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
+    if not isinstance(shape, tuple | list) or not all(n is None or isinstance(n, int) for n in shape):
+        return None
+    return keras.KerasTensor((None, *tuple(shape)[1:]), dtype=model.compute_dtype)
+
+
 def recorded_function(function: Any, tensor: Any) -> list[Any] | None:
     """Returns the operations in `function(tensor)`, in order.
 

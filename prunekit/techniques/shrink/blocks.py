@@ -9,8 +9,9 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask
 
+from prunekit.techniques.shrink.calls import Call, Graph
 from prunekit.techniques.shrink.dead_branches import is_sum, summands
-from prunekit.techniques.shrink.layer_graph import Call, Graph, LayerGraph
+from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.simplify_report import Left
 
 L = keras.layers

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.layer_graph import Call, Graph, LayerGraph
+from prunekit.techniques.shrink.calls import Call, Graph
+from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite
 
 MERGED = "duplicate merged"

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from prunekit.anatomy.model_graph import graph_of
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.shrink.calls import Call, Graph, tensors_in
 from prunekit.techniques.shrink.layer_copies import (
     Variables,
+    assign,
     copy_trainable,
     input_like,
     made_again,
     pairs_of,
     takes_a_graph,
 )
-from prunekit.techniques.shrink.layer_graph import Call, Graph, LayerGraph
+from prunekit.techniques.shrink.layer_graph import Change, LayerGraph
 
 
-def build(graph: LayerGraph) -> tuple[Any, Variables]:
-    """Returns a new model with the calls of a graph, and the new variable of each former one of an unchanged layer.
+def build(graph: LayerGraph, value_of: Callable[[Any], np.ndarray] = array_of) -> tuple[Any, Variables]:
+    """Returns a new model with the calls of a graph, and the new variable of each former one.
 
-    Its layers are new, of the same names, with the values of the former ones. The new model has the class of the former
-    one where that class is made from inputs and outputs. It is not compiled.
+    Its layers are new, of the same names, and trainable where the former ones are. The new model has the class of the
+    former one where that class is made from inputs and outputs. It is not compiled.
+
+    Args:
+        graph: The graph.
+        value_of: Returns the value of the new variable for a former one; values that the graph changes go first.
 
     Raises:
-        ValueError: A layer cannot be made again from its config.
+        ValueError: A layer cannot be made again from its config, or its weights have other shapes then.
     """
     building = _Building(graph)
-    model = building.model(graph.main)
-    variables = building.assigned()
+    model = building.model(graph.main, [tensor.shape for tensor in tensors_in(graph.main.inputs)])
     model.trainable = graph.model.trainable
     building.copy_trainable()
-    return model, variables
+    return model, building.assigned(value_of)
 
 
 class _Building:
@@ -43,70 +51,61 @@ class _Building:
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, tuple[Any, Any]] = {}
 
-    def model(self, graph: Graph) -> Any:
-        """Returns the new model of one graph; its layers have the values of new layers."""
-        given = keras.tree.flatten(graph.inputs)
-        entries = [input_like(tensor, tensor.shape) for tensor in given]
-        if isinstance(graph.model, keras.Sequential):
-            return self._sequential(graph, entries[0])
-        facts = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
+    def model(self, graph: Graph, shapes: Sequence[Any]) -> Any:
+        """Returns the new model of one graph, for inputs of these shapes; its layers have the values of new layers."""
+        given = tensors_in(graph.inputs)
+        # A nested model may also get a mask, behind its inputs.
+        pairs = zip(given, shapes[: len(given)], strict=True)
+        entries = [input_like(tensor, _declared(tensor.shape, shape)) for tensor, shape in pairs]
+        if isinstance(graph.model, keras.Sequential) and graph.is_chain:
+            made = keras.Sequential(entries, name=graph.model.name)
+            for call in graph.calls:
+                made.add(self._operation(call, made.outputs if made.layers else entries))
+            return made
+        new = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
         for call in graph.calls:
-            self._run(call, facts)
-        inputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.inputs)
-        outputs = keras.tree.map_structure(lambda tensor: facts[id(tensor)], graph.outputs)
+            self._run(call, new)
+        inputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.inputs)
+        outputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.outputs)
         plain = graph_of(graph.model) is not None and takes_a_graph(type(graph.model))
         return (type(graph.model) if plain else keras.Model)(inputs, outputs, name=graph.model.name)
 
-    def _sequential(self, graph: Graph, entry: Any) -> Any:
-        made = keras.Sequential([entry], name=graph.model.name)
-        for call in graph.calls:
-            made.add(self._operation(call))
-        return made
-
-    def _run(self, call: Call, facts: dict[int, Any]) -> None:
+    def _run(self, call: Call, new: dict[int, Any]) -> None:
         def known(leaf: Any) -> Any:
-            return facts[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
+            return new[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
         args, kwargs = keras.tree.map_structure(known, (call.args, call.kwargs))
-        outputs = self._operation(call)(*args, **kwargs)
-        for old, new in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
-            facts[id(old)] = new
+        outputs = self._operation(call, tensors_in((args, kwargs)))(*args, **kwargs)
+        for old, made in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
+            new[id(old)] = made
 
-    def _operation(self, call: Call) -> Any:
-        """Returns the new layer or operation for a former one, the same one at each call."""
+    def _operation(self, call: Call, tensors: Sequence[Any]) -> Any:
+        """Returns the new layer or operation for a former one that is called on tensors, the same one at each call."""
         operation, key = call.operation, id(call.operation)
         if key in self._graph.nested:
             if key not in self._models:
-                self._models[key] = operation, self.model(self._graph.nested[key])
+                made = self.model(self._graph.nested[key], [tensor.shape for tensor in tensors])
+                self._models[key] = operation, made
             return self._models[key][1]
         if key not in self._layers:
-            self._layers[key] = operation, self._again(operation)
+            change = self._graph.changes.get(key, Change())
+            self._layers[key] = operation, made_again(operation, change.config)
         return self._layers[key][1]
 
-    def _again(self, operation: Any) -> Any:
-        change = self._graph.changes.get(id(operation))
-        return made_again(operation, change.config if change else None)
-
-    def assigned(self) -> Variables:
-        """Assigns the values of the former weights, or the changed ones; returns the pairs of unchanged layers."""
+    def assigned(self, value_of: Callable[[Any], np.ndarray]) -> Variables:
+        """Assigns values to the new variables; returns the new variable of each former one."""
         found: Variables = {}
         for old, new in self._layers.values():
-            change = self._graph.changes.get(id(old))
-            values = {} if change is None else change.values
-            if not values:
-                found |= {id(one): (one, other) for one, other in pairs_of(old, new)}
-                continue
-            fixed = {id(getattr(new, attribute)) for attribute in values}
-            for attribute, value in values.items():
+            changed = self._graph.changes.get(id(old), Change()).values
+            for attribute, value in changed.items():
                 getattr(new, attribute).assign(value)
-            # A changed layer may have a bias more than the former one, so weights go by their names.
-            named = {one.name: one for one in old.variables}
-            for other in new.variables:
-                if id(other) not in fixed:
-                    other.assign(keras.ops.convert_to_numpy(named[other.name]))
-        for one, other in found.values():
-            if one is not other:
-                other.assign(keras.ops.convert_to_numpy(one))
+            fixed = {id(getattr(new, attribute)) for attribute in changed}
+            for one, other in pairs_of(old, new):
+                if id(one) not in found:
+                    found[id(one)] = one, other
+                    other.trainable = one.trainable
+                    if id(other) not in fixed:
+                        assign(one, other, value_of(one))
         return found
 
     def copy_trainable(self) -> None:
@@ -116,3 +115,10 @@ class _Building:
         for old, new in self._layers.values():
             if isinstance(old, keras.layers.Layer):
                 copy_trainable(old, new)
+
+
+def _declared(declared: Sequence[int | None], given: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Returns the shape of a new input: open where the former one is, else as long as the tensor that it gets."""
+    return tuple(
+        None if old is None else (old if new is None else new) for old, new in zip(declared, given, strict=True)
+    )

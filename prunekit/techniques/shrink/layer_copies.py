@@ -131,6 +131,21 @@ def pairs_of(old: Any, new: Any) -> list[tuple[Any, Any]]:
     return list(zip(variables, others, strict=True))
 
 
+def assign(old: Any, new: Any, value: Any) -> None:
+    """Assigns a value to the variable of a layer that was made again, if it is a new one.
+
+    Raises:
+        ValueError: The new variable has another shape.
+    """
+    if tuple(new.shape) != tuple(value.shape):
+        raise ValueError(
+            f"The weight {old.path!r} has another shape when its layer is made again: {tuple(new.shape)} instead of "
+            f"{tuple(value.shape)}. Leave the layer out with `exclude`."
+        )
+    if new is not old:
+        new.assign(value)
+
+
 def added_bias(old: Any, new: Any) -> Any:
     """Returns the bias that a layer made again has and the former one lacks; None without one."""
     return getattr(new, "bias", None) if getattr(old, "bias", new) is None else None

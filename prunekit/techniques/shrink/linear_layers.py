@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.techniques.shrink.layer_graph import Call, LayerGraph
+from prunekit.techniques.shrink.calls import Call
+from prunekit.techniques.shrink.layer_graph import LayerGraph
 
 L = keras.layers
 _CONVOLUTIONS = (L.Conv1D, L.Conv2D, L.Conv3D)

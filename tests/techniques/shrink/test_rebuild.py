@@ -192,18 +192,78 @@ def test_copies_of_one_entry_are_removed_with_what_reads_them():
     assert found <= 1e-5 and smaller.get_layer("six").units == 3
 
 
-def test_a_nested_model_that_shares_a_layer_with_the_outer_one_loads_from_the_file(tmp_path):
+def shared_with_a_nested_model():
     table = keras.layers.ReversibleEmbedding(9, 6, name="table")
     tokens = keras.Input((4,), dtype="int32")
     inner = keras.Model(tokens, keras.layers.Dense(6, name="dense")(table(tokens)), name="inner")
     outer = keras.Input((4,), dtype="int32")
-    model = keras.Model(outer, table(inner(outer), reverse=True))
+    return keras.Model(outer, table(inner(outer), reverse=True))
+
+
+@pytest.mark.parametrize("smaller_of", [lambda model: pk.shrink(model, channels=0.5), pk.simplify])
+def test_a_nested_model_that_shares_a_layer_with_the_outer_one_loads_from_the_file(smaller_of, tmp_path):
+    model = shared_with_a_nested_model()
     inputs = np.arange(8).reshape(2, 4)
-    found, smaller = largest_difference(model, inputs)
-    assert found <= 1e-5
+    assert largest_difference(model, inputs)[0] <= 1e-5
+    smaller, _ = smaller_of(model)
     smaller.save(tmp_path / "smaller.keras")
     loaded = keras.models.load_model(tmp_path / "smaller.keras")
     assert difference(arrays(smaller(inputs)), arrays(loaded(inputs))) == 0
+
+
+def two_lengths():
+    entry = keras.Input((None, 3))
+    x = keras.layers.Conv1D(8, 3, padding="same", activation="relu", name="convolution")(entry)
+    encoder = keras.Model(entry, keras.layers.GlobalAveragePooling1D()(x), name="encoder")
+    short, long = keras.Input((10, 3)), keras.Input((20, 3))
+    both = keras.layers.Concatenate()([encoder(short), encoder(long)])
+    return keras.Model([short, long], keras.layers.Dense(4)(both))
+
+
+@pytest.mark.every_backend
+def test_a_nested_model_that_is_called_twice_stays_one_model_for_inputs_of_any_length(tmp_path):
+    model = two_lengths()
+    inputs = [np.random.default_rng(n).normal(size=(2, n, 3)).astype("float32") for n in (10, 20)]
+    found, smaller = largest_difference(model, inputs)
+    assert found <= 1e-5
+    assert [layer.name for layer in smaller.layers] == [layer.name for layer in model.layers]
+    encoder = smaller.get_layer("encoder")
+    assert encoder.input_shape == (None, None, 3) and encoder.get_layer("convolution").filters == 4
+    smaller.save(tmp_path / "smaller.keras")
+    loaded = keras.models.load_model(tmp_path / "smaller.keras")
+    assert difference(arrays(smaller(inputs)), arrays(loaded(inputs))) == 0
+
+
+class Factor(keras.layers.Layer):
+    """Multiplies by a number that is a tensor, and has an inner layer of the name of another one."""
+
+    def __init__(self, units, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(units, name="dense")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x) * keras.ops.convert_to_tensor(0.5)
+
+
+def test_layers_that_replace_another_get_names_of_their_own(tmp_path):
+    inputs = keras.Input((5,))
+    x = keras.layers.Dense(6, "relu", name="factor_dense")(inputs)
+    x = Factor(6, name="factor")(x)
+    shared = Factor(6, name="twice")
+    model = keras.Model(inputs, keras.layers.Dense(3)(shared(shared(x))))
+    found, smaller = largest_difference(model, np.random.default_rng(0).normal(size=(4, 5)).astype("float32"))
+    names = [layer.name for layer in smaller.layers]
+    assert (
+        found <= 1e-5
+        and len(set(names)) == len(names)
+        and {"factor_dense", "factor_dense_1", "twice_dense"} <= set(names)
+    )
+    assert sum(isinstance(layer, keras.layers.Rescaling) for layer in smaller.layers) == 3
+    smaller.save(tmp_path / "smaller.keras")
+    assert keras.models.load_model(tmp_path / "smaller.keras").count_params() == smaller.count_params()
 
 
 class Sigmoid(keras.layers.MultiHeadAttention):
