@@ -80,6 +80,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path, ends):
     assert told(resumed.report)["steps"] == told(whole.report)["steps"]
 
 
+@pytest.mark.thorough
 def test_a_run_is_repeated_by_verify(pairs, tmp_path):
     compress(recipe(TRAIN, BLOCK, SIMPLIFY), network(), pairs, tmp_path / "run")
     assert verify(tmp_path / "run", model=network(), data=pairs).identical

@@ -179,7 +179,9 @@ def test_a_growing_penalty_makes_the_selected_channels_small(pairs):
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("penalty", [{"group_lasso": 0.5}, {"growing_regularization": GROWING}], ids=str)
+@pytest.mark.parametrize(
+    "penalty", [pytest.param({"group_lasso": 0.5}, marks=pytest.mark.thorough), {"growing_regularization": GROWING}], ids=str
+)
 def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, penalty):
     penalized, plain = (recipe({"train": {"epochs": 3, **more}}) for more in (penalty, {}))
     whole = compress(penalized, network(), pairs)

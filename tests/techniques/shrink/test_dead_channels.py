@@ -161,6 +161,7 @@ def test_a_residual_group_loses_only_channels_that_all_its_layers_leave_zero():
     assert same_outputs(model, smaller) < EXACT and report.approximations == ()
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {"layer_norm_mlp"}))
 def test_outputs_of_every_architecture_are_equal_or_the_error_is_reported(name):
     model = ARCHITECTURES[name]()

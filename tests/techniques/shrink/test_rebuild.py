@@ -43,6 +43,7 @@ def test_the_smaller_model_computes_what_the_zeroed_one_does(name):
     assert largest_difference(model, inputs_of(model, seed=1, examples=8))[0] <= 1e-5
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in NOT_IN_FLOAT64])
 def test_in_float64_to_twelve_digits(name, float64):
     model = ARCHITECTURES[name]()

@@ -16,6 +16,7 @@ from prunekit.techniques.shrink.folding import FOLDED
 from prunekit.techniques.shrink.identities import DROPPED
 
 
+@pytest.mark.short(cases=20)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_computes_the_same(name):
     model = ARCHITECTURES[name]()
