@@ -271,6 +271,20 @@ class TestShrink:
         assert shapes == [(8, 4), (4,), (4, 4), (4,)]
         assert [path.name for path in Path("new").iterdir()] == ["net.keras"]
 
+    def test_channels_nonzero_takes_approximations(self, run):
+        import keras
+
+        inputs = keras.Input((8,))
+        dense = keras.layers.Dense(6)
+        outputs = keras.layers.Dense(3)(keras.layers.LayerNormalization()(dense(inputs)))
+        model = keras.Model(inputs, outputs)
+        dense.kernel.assign(dense.kernel.numpy() * [1, 1, 0, 1, 0, 1])
+        model.save("norm.keras")
+        options = ("shrink", "norm.keras", "--channels", "nonzero", "-o", "new.keras")
+        assert_mistake(run(*options), "has no channels that can be removed")
+        code, out, _ = run(*options, "--approximate", "layer_normalization")
+        assert code == 0 and "4 of 6 channels are left. Written to new.keras" in out
+
     def test_channels_nonzero_removes_the_channels_whose_kernels_are_zero(self, run, stored):
         import keras
         import numpy as np
@@ -332,6 +346,10 @@ class TestShrink:
             (["MODEL", "--channels", "0.5", "--macs", "0.5", "-o", "new.keras"], "Received: --channels and --macs."),
             (["MODEL", "--channels", "50", "-o", "new.keras"], "For 50 %, pass 0.5."),
             (["MODEL", "--channels", "none", "-o", "new.keras"], "a number such as 0.5, or nonzero. Received: 'none'."),
+            (
+                ["MODEL", "--channels", "nonzero", "--input-shape", "1,8", "-o", "new.keras"],
+                "Received: --input-shape, which would have no effect.",
+            ),
             (
                 ["MODEL", "--channels", "nonzero", "--allocation", "global", "-o", "new.keras"],
                 "Received: --allocation, which would have no effect.",
@@ -403,6 +421,42 @@ class TestFewerLayers:
         assert not any(layer.name.startswith("second") for layer in keras.models.load_model("new.keras").layers)
         code, out, _ = run("remove-blocks", "net.keras", "-o", "new.keras", *options, "--force", "--json")
         assert code == 0 and json.loads(out)["report"]["blocks"][0]["name"] == "second"
+
+    def test_inputs_without_labels_are_enough_and_none_are_held_out(self, run, residual):
+        import numpy as np
+
+        np.savez("inputs.npz", x=np.random.default_rng(0).random((1, 8)))
+        code, out, _ = run("remove-blocks", "net.keras", "-o", "new.keras", "--data", "inputs.npz")
+        assert code == 0 and "Removed " in out
+        np.savez("other.npz", q=np.zeros((2, 8)))
+        assert_mistake(
+            run("remove-blocks", "net.keras", "-o", "other.keras", "--data", "other.npz"),
+            "has no training inputs under a usual name; it has 'q'. Tried: x, x_train, ",
+        )
+
+    def test_a_model_with_nothing_to_simplify_is_said_to_be(self, run):
+        import keras
+
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]).save("plain.keras")
+        code, out, _ = run("simplify", "plain.keras", "-o", "new.keras")
+        assert code == 0 and out.endswith("Nothing to simplify: 1 layers, 15 parameters. Written to new.keras\n")
+
+    @pytest.mark.parametrize("command", ["simplify", "shrink", "prune", "remove-blocks"])
+    def test_paths_that_cannot_be_are_refused_before_any_work(self, run, residual, command):
+        Path("folder.keras").mkdir()
+        Path("file").write_text("")
+        options = {
+            "simplify": [],
+            "shrink": ["--macs", "0.0001"],
+            "prune": ["--sparsity", "7"],
+            "remove-blocks": ["--data", "gone.npz"],
+        }[command]
+        for model, output, message in (
+            ("net.keras", "folder.keras", "folder.keras is a folder: name a .keras file."),
+            ("folder.keras", "new.keras", "folder.keras is a folder: name a .keras file."),
+            ("net.keras", "file/new.keras", "file/new.keras cannot be written: "),
+        ):
+            assert_mistake(run(command, model, "-o", output, "--force", *options), message)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -48,6 +48,19 @@ class NamePattern:
         return "weight" if any(map(self, paths)) else ""
 
 
+def listed_patterns(given: Sequence[str] | str, option: str) -> tuple[str, ...]:
+    """Returns the patterns of an option as a tuple; a single string is one pattern.
+
+    Raises:
+        TypeError: `given` is neither a string nor a sequence.
+    """
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"`{option}` takes a pattern or a list of patterns. Received: {given!r}.")
+    return tuple(given)
+
+
 def prefixes(path: str) -> Iterator[str]:
     """Yields the path's beginnings, at each slash: "a/b/c" gives "a", "a/b" and "a/b/c"; "" gives none."""
     parts = path.split("/")

@@ -18,7 +18,7 @@ from prunekit.anatomy.model_weights import (
     unbuilt_layers,
     weights_in,
 )
-from prunekit.anatomy.name_patterns import NamePattern, near_misses, prefixes
+from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, near_misses, prefixes
 from prunekit.anatomy.reports import Skipped, by_reason
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
@@ -112,7 +112,7 @@ class _Selection:
 
 
 def _selections(patterns: Sequence[str] | str, option: str, model: Any, weights: list[Weight]) -> list[_Selection]:
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    listed = listed_patterns(patterns, option)
     return [_Selection(NamePattern(pattern, option), model, weights) for pattern in listed]
 
 

@@ -181,7 +181,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     if nonzero:
         from prunekit.techniques.shrink.shrinking import remove_zero_channels
 
-        kept = {name: options[name] for name in ("minimum", "multiple", "include", "exclude") if name in options}
+        kept = {name: options[name] for name in ("multiple", "include", "exclude", "approximate")}
         smaller, report = remove_zero_channels(found, data=data, **kept)
     else:
         from prunekit.delivery.shrinking import shrink as shrink_model
@@ -254,7 +254,8 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
     defaults = {"criterion": "magnitude", "allocation": "uniform", "repair": None}
-    given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
+    given = [f"--{name.replace('_', '-')}" for name, default in defaults.items() if options[name] != default]
+    given += ["--input-shape"] if options["inputs"] else []
     if given:
         raise click.UsageError(
             f"--channels {_NONZERO} removes the channels whose kernels are zero. Received: {', '.join(given)}, which "
@@ -287,18 +288,14 @@ def _write(model: Any, target: Path) -> None:
 
 def _examples(name: str, count: int) -> Any:
     """Returns training examples, drawn at random with seed 0."""
-    import numpy as np
-
-    from prunekit.recipe.data import load_data
+    from prunekit.recipe.data import training_examples
     from prunekit.recipe.data_source import DataSource
 
     if not (name.endswith(".npz") or Path(name).is_dir()):
         raise click.UsageError(f"--data takes an .npz file or a folder of tf.data.Dataset.save. Received: {name!r}.")
     path = os.path.abspath(name)
     source = DataSource(npz=path) if name.endswith(".npz") else DataSource(tfds_saved=path)
-    train = load_data(source, seed=0).train
-    drawn = np.random.default_rng(0).choice(train.examples, min(count, train.examples), replace=False)
-    return train.subset(np.sort(drawn)).calibration_data()
+    return training_examples(source, count)
 
 
 @contextlib.contextmanager
@@ -315,9 +312,17 @@ def _progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None
 
 
 def _check_files(model: str, output: str, force: bool) -> None:
+    for path in (model, output):
+        if Path(path).is_dir():
+            raise click.UsageError(f"{path} is a folder: name a .keras file.")
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
     if not output.endswith(".keras"):
         raise click.UsageError(f"-o takes the name of a .keras file. Received: {output!r}.")
     if Path(output).exists() and not force:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
+    folder = next(parent for parent in Path(output).absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise click.UsageError(f"{output} cannot be written: {folder} is a file, and no folder.")
+    if not os.access(folder, os.W_OK):
+        raise click.UsageError(f"{output} cannot be written: no permission to write in {folder}.")

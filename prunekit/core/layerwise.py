@@ -88,7 +88,8 @@ class LayerwiseRepair:
         Raises:
             ValueError: The inputs do not fit the model; the model does not call the layer of a target on them.
         """
-        check_inputs(self.model, batches[0])
+        for inputs in batches:
+            check_inputs(self.model, inputs)
         walk(self.model, batches, self._visit)
         missed = [target.name for target in self.targets if target.name not in self.errors]
         if missed:

@@ -1,7 +1,8 @@
 """Saves and restores the random generators that a training may use, as JSON-compatible values."""
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -46,6 +47,16 @@ def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+@contextlib.contextmanager
+def kept_random_state(model: Any) -> Iterator[None]:
+    """Restores the generators of `random_state` at the end, so that each run in this scope has the same numbers."""
+    state = random_state(model)
+    try:
+        yield
+    finally:
+        restore_random_state(model, state)
 
 
 def _torch_state() -> list[int] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.recipe.data_source import HELD_OUT, UNSPLIT, DataSource
-from prunekit.recipe.datasets.arrays import PARTS, existing, from_pairs, open_arrays, opened
+from prunekit.recipe.datasets.arrays import PARTS, existing, from_pairs, has_labels, open_arrays, open_inputs, opened
 from prunekit.recipe.datasets.builtin import fashion_files, open_builtin
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
@@ -135,6 +135,27 @@ def load_data(source: DataSource, seed: int) -> Data:
     """
     found, notes = _split(_OPEN[source.kind](source), source, seed)
     return _prepared(found, source, notes)
+
+
+def training_examples(source: DataSource, count: int) -> Any:
+    """Returns training examples as calibration data, drawn at random with seed 0; nothing is held out.
+
+    They are (inputs, labels), or inputs alone from an .npz file that has no labels.
+
+    Args:
+        source: An .npz file or a saved data set.
+        count: How many examples; all if there are fewer.
+
+    Raises:
+        RecipeError: A file is missing or damaged.
+    """
+    file = None if source.npz is None else existing(source.npz)
+    alone = file is not None and not has_labels(file)
+    found = open_inputs(file) if file is not None and alone else _OPEN[source.kind](source)
+    train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
+    drawn = np.random.default_rng(0).choice(train.examples, min(count, train.examples), replace=False)
+    data = train.subset(np.sort(drawn)).calibration_data()
+    return data[0] if alone else data
 
 
 def given_data(pairs: Any) -> Data:

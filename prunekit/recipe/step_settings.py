@@ -34,6 +34,13 @@ ExportFormat: TypeAlias = Literal[
 ]
 
 
+def _left_alone(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value < 1:
+        return value
+    hint = f" Write {value / 100:g} for {value:g} %." if 1 < value < 100 else ""
+    raise refusal(f"expected the share that is left alone, in (0, 1). Received: {shown(value)}.{hint}")
+
+
 class GrowingPenalty(Settings):
     """A growing L2 penalty on the channels of the smallest magnitude, as of `pk.GrowingRegularization`.
 
@@ -45,7 +52,7 @@ class GrowingPenalty(Settings):
         allocation: How the selected channels are shared between the groups.
     """
 
-    channels: Fraction
+    channels: Annotated[float, BeforeValidator(_left_alone)]
     increase: Positive = 1e-4
     frequency: Count = 10
     ceiling: Positive = 1.0

@@ -19,6 +19,15 @@ def fraction(name: str, value: Any) -> float:
     return value
 
 
+def kept_fraction(name: str, value: Any) -> float:
+    """Returns the value as the fraction that is left, in (0, 1)."""
+    value = float(_number(name, value, "the fraction that is left, in (0, 1)"))
+    if not 0.0 < value < 1.0:
+        hint = f" For {value:g} %, pass {value / 100:g}." if 1.0 < value < 100.0 else ""
+        raise ValueError(f"{name} must be the fraction that is left, in (0, 1). Received: {name}={value}.{hint}")
+    return value
+
+
 def positive(name: str, value: Any) -> int | float:
     """Returns the value as a finite number above 0."""
     value = _number(name, value, "a number above 0")

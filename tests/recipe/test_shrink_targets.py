@@ -169,6 +169,13 @@ def test_a_training_has_one_penalty():
         compress(recipe({"train": {"epochs": 1, "group_lasso": 1.0, "growing_regularization": GROWING}}), network())
 
 
+@pytest.mark.parametrize(("share", "hint"), [(50, " Write 0.5 for 50 %."), (1, ""), (0, "")])
+def test_a_growing_penalty_leaves_a_share_of_the_channels_alone(share, hint):
+    with pytest.raises(RecipeError) as found:
+        compress(recipe({"train": {"epochs": 1, "growing_regularization": {**GROWING, "channels": share}}}), network())
+    assert f"expected the share that is left alone, in (0, 1). Received: {share}.{hint}" in str(found.value)
+
+
 def test_a_growing_penalty_makes_the_selected_channels_small(pairs):
     steps = [{"train": {"epochs": 3, "growing_regularization": GROWING}}]
     model = compress(recipe(*steps), network(), pairs).model
@@ -180,7 +187,9 @@ def test_a_growing_penalty_makes_the_selected_channels_small(pairs):
 
 @pytest.mark.every_backend
 @pytest.mark.parametrize(
-    "penalty", [pytest.param({"group_lasso": 0.5}, marks=pytest.mark.thorough), {"growing_regularization": GROWING}], ids=str
+    "penalty",
+    [pytest.param({"group_lasso": 0.5}, marks=pytest.mark.thorough), {"growing_regularization": GROWING}],
+    ids=str,
 )
 def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, penalty):
     penalized, plain = (recipe({"train": {"epochs": 3, **more}}) for more in (penalty, {}))

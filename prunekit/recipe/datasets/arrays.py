@@ -176,6 +176,28 @@ def _open_npz(path: Path, names: NpzNames) -> Opened:
     return opened(path.name, arrays, tuple(notes))
 
 
+def has_labels(path: Path) -> bool:
+    """Returns True if an .npz file has training inputs and labels under usual names."""
+    return _pair("train", NpzNames(), npz_names(path), _TRIED["train"]) is not None
+
+
+def open_inputs(path: Path) -> Opened:
+    """Opens the training inputs of an .npz file without labels; the labels are zeros.
+
+    Raises:
+        RecipeError: The file has no inputs under a usual name.
+    """
+    held, usual = npz_names(path), list(dict.fromkeys(name for name, _ in _TRIED["train"]))
+    name = next((name for name in usual if name in held), None)
+    if name is None:
+        raise RecipeError(
+            f"{path} has no training inputs under a usual name; it has {_listed(held)}. Tried: {', '.join(usual)}. "
+            "Save them as x, with their labels as y: numpy.savez(path, x=..., y=...)."
+        )
+    inputs = read_npz(path, {"inputs": name})["inputs"]
+    return opened(path.name, {"train_inputs": inputs, "train_labels": np.zeros(len(inputs), "int64")})
+
+
 def _chosen_names(path: Path, names: NpzNames, held: list[str]) -> dict[str, Any]:
     """Returns {part: name, or names of several arrays} of the arrays to read; parts that the file lacks are left out.
 

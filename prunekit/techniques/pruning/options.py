@@ -6,6 +6,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from prunekit.anatomy.name_patterns import listed_patterns
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.bounds import as_bounds
@@ -96,7 +97,7 @@ class PruningOptions:
             patterns = getattr(self, name)
             if not isinstance(patterns, str | Sequence):
                 raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
-            _set(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+            _set(self, name, listed_patterns(patterns, name))
         for name in ("keep_zeros", "keep_one"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,19 +14,20 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from prunekit.anatomy.layers import sublayers
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.anatomy.model_weights import check_built
-from prunekit.anatomy.name_patterns import NamePattern
+from prunekit.anatomy.name_patterns import NamePattern, listed_patterns
 from prunekit.anatomy.tracing import Trace, checked_trace
-from prunekit.core.calibration import batches_of, check_inputs
+from prunekit.core.calibration import CheckedData
 from prunekit.core.graph_steps import steps_of
 from prunekit.core.layerwise import Progress
 from prunekit.core.model_function import ModelFunction
+from prunekit.core.random_state import kept_random_state
 from prunekit.sparsity.arguments import whole
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.shrink.block_report import BlocksReport, RankedBlock
 from prunekit.techniques.shrink.blocks import Block, find_blocks
 from prunekit.techniques.shrink.graph_builder import build
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.optimizer_state import carry_over
+from prunekit.techniques.shrink.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.simplify_report import Left
 
 HIDDEN = "it is inside a model that is called with more than its inputs"
@@ -65,10 +66,12 @@ def remove_blocks(
     graph = LayerGraph(model)
     layers = graph.layer_count()
     blocks, left = find_blocks(graph)
-    batches = _batches(model, data)
+    batches = [inputs for inputs, _, _ in CheckedData(model, data)]
     bypass = _Bypass(model, blocks, batches)
     hidden = [Left(one.name, HIDDEN) for one in blocks if one not in bypass.blocks]
     chosen, unchosen = _selected(bypass.blocks, include, exclude)
+    if number > len(chosen):
+        raise ValueError(_too_few(number, chosen, [*left, *hidden, *unchosen]))
     ranking = _Ranking(bypass, chosen)
     ranking.remove(number, progress)
     costs = _Costs(graph)
@@ -76,7 +79,9 @@ def remove_blocks(
     for block in ranking.removed:
         block.level.replace(block.exit, ranking.source(block.entry))
     made, variables = build(graph)
-    notes = carry_over(model, made, variables)
+    notes = [*class_notes(model, made), *carry_over(model, made, variables)]
+    if not all(map(math.isfinite, ranking.alone.values())):
+        notes.append("Without some of the blocks the outputs are not finite numbers.")
     if not any(ranking.alone.values()):
         notes.append("No block changes the outputs on these data, so the choice is arbitrary. Is the model trained?")
     report = BlocksReport(
@@ -106,10 +111,15 @@ def _check(model: Any, number: int, data: Any) -> None:
         )
 
 
-def _batches(model: Any, data: Any) -> list[Any]:
-    batches = [inputs for inputs, _ in batches_of(data)]
-    check_inputs(model, batches[0])
-    return batches
+def _too_few(number: int, chosen: Sequence[Block], left: Sequence[Left]) -> str:
+    names = [one.name for one in chosen]
+    listed = f" ({', '.join(names[:8])}{' ...' if len(names) > 8 else ''})" if names else ""
+    reasons = "; ".join(f"{one.layer}: {one.reason}" for one in left[:5])
+    reasons = reasons or "no other residual sum, and no other layers between tensors of one shape, were found"
+    return (
+        f"The model has fewer blocks that can be removed. Received: number={number}; {len(names)} can be "
+        f"removed{listed}. What stays: {reasons}. pk.shrink removes channels instead of layers."
+    )
 
 
 def _row(block: Block, costs: _Costs, ranking: _Ranking) -> RankedBlock:
@@ -134,7 +144,7 @@ def _selected(blocks: Sequence[Block], include: Any, exclude: Any) -> tuple[list
 
 
 def _patterns(blocks: Sequence[Block], given: Sequence[str] | str, option: str) -> list[NamePattern]:
-    patterns = [NamePattern(one, option) for one in ([given] if isinstance(given, str) else given)]
+    patterns = [NamePattern(one, option) for one in listed_patterns(given, option)]
     names = list(dict.fromkeys(name for block in blocks for name in _names(block)))
     for pattern in patterns:
         if not any(map(pattern, names)):
@@ -173,21 +183,32 @@ class _Bypass:
         self._steps, self._batches = steps_of(model, batches[0]), batches
         known = {*self._steps.inputs, *(key for step in self._steps.steps for key in step.writes)}
         self.blocks = [one for one in blocks if {id(one.entry), id(one.exit)} <= known]
-        self._function = ModelFunction(model, self._run)
-        self._reference = [self._outputs(batch, []) for batch in batches]
+        self._function, self._model = ModelFunction(model, self._run), model
+        self._reference = list(self._all_outputs([]))
+        if not all(np.isfinite(output).all() for outputs in self._reference for output in outputs):
+            raise ValueError(
+                f"The changes of the outputs of {model.name!r} cannot be measured. Received: data on which its outputs "
+                "are not finite. Look for NaN in its weights, and for inputs of a wrong scale."
+            )
 
     def change(self, bypassed: Sequence[Block]) -> float:
         """Returns the relative squared change of the outputs, averaged over several outputs."""
         count = len(self._steps.outputs)
         changed, size = np.zeros(count), np.zeros(count)
-        for batch, reference in zip(self._batches, self._reference, strict=True):
-            for index, (new, old) in enumerate(zip(self._outputs(batch, bypassed), reference, strict=True)):
+        for outputs, reference in zip(self._all_outputs(bypassed), self._reference, strict=True):
+            for index, (new, old) in enumerate(zip(outputs, reference, strict=True)):
                 changed[index] += np.square(new - old).sum()
                 size[index] += np.square(old).sum()
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(changed == 0, 0.0, changed / size)
         # Outputs that are not numbers any more count as the largest change.
         return float(np.mean(np.nan_to_num(relative, nan=np.inf, posinf=np.inf)))
+
+    def _all_outputs(self, bypassed: Sequence[Block]) -> Iterator[list[np.ndarray]]:
+        """Yields the outputs for each batch, with the same random numbers at each call; the model's seeds stay."""
+        with kept_random_state(self._model):
+            for batch in self._batches:
+                yield self._outputs(batch, bypassed)
 
     def _outputs(self, batch: Any, bypassed: Sequence[Block]) -> list[np.ndarray]:
         switches = np.array([any(one is other for other in bypassed) for one in self.blocks], bool)
@@ -233,7 +254,7 @@ class _Ranking:
             if not left:
                 raise ValueError(
                     f"The model has fewer blocks that can be removed. Received: number={number}; "
-                    f"{len(self.removed)} can be removed: {', '.join(one.name for one in self.removed) or 'none'}."
+                    f"{len(self.removed)} can be removed: {', '.join(one.name for one in self.removed)}."
                 )
             changes = []
             for block in left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +22,8 @@ class RankedBlock:
         layers: The layers that the removal removes.
         parameters: Their number of parameters.
         macs: Their multiply-accumulates of one example; None if unknown.
-        change: Relative squared change of the model's outputs without this block alone.
+        change: Relative squared change of the model's outputs without this block alone; infinite if they are not
+            numbers then (None in JSON).
         removed: 1 for the block that was removed first, and so on; 0 for a block that stays.
         total_change: Relative squared change of the outputs after its removal and those before it; None if it stays.
     """
@@ -110,7 +112,7 @@ class BlocksReport(Displayed):
             "layers": list(self.layers),
             "parameters": list(self.parameters),
             "macs": list(self.macs),
-            "blocks": [{**asdict(one), "layers": list(one.layers)} for one in self.blocks],
+            "blocks": [_json(one) for one in self.blocks],
             "left": [asdict(one) for one in self.left],
             "notes": list(self.notes),
         }
@@ -125,6 +127,12 @@ class BlocksReport(Displayed):
             lines.append(f"  {one.name} ({one.kind}, {one.parameters:,} parameters): change {one.change:.3g}{end}")
         lines += [f"  stays: {one.layer}: {one.reason}" for one in self.left]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def _json(block: RankedBlock) -> dict[str, Any]:
+    """Returns a block as JSON values; changes that are not finite are None."""
+    values = {**asdict(block), "layers": list(block.layers)}
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
 
 
 def _change(name: str, pair: Sequence[int | None]) -> str:

@@ -21,7 +21,7 @@ from prunekit.core.model_building import build_from_batch, waits_for_data
 from prunekit.core.optimizers import optimizers_for
 from prunekit.core.snapshot import Snapshot
 from prunekit.core.update_observer import updates_of
-from prunekit.sparsity.arguments import fraction, positive, whole
+from prunekit.sparsity.arguments import kept_fraction, positive, whole
 from prunekit.sparsity.scores import get_criterion
 
 
@@ -222,7 +222,7 @@ class GrowingRegularization(ChannelPenalty):
         exclude: Sequence[str] | str = (),
     ) -> None:
         super().__init__(include, exclude)
-        self.channels = fraction("channels", channels)
+        self.channels = kept_fraction("channels", channels)
         self.increase, self.ceiling = float(positive("increase", increase)), float(positive("ceiling", ceiling))
         self.frequency = whole("frequency", frequency, 1)
         if allocation not in ALLOCATIONS:
@@ -283,6 +283,11 @@ class ChannelWeights:
     """
 
     def __init__(self, model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = ()) -> None:
+        if not model.trainable_variables:
+            raise ValueError(
+                f"A penalty acts on weights that are trained. Received: {model.name!r}, whose weights are all frozen "
+                "(trainable=False)."
+            )
         self.model, self.channels = model, find_channels(model)
         found = self.channels
         self.free = [i for i, why in enumerate(reasons_to_stay(found, include, exclude, training=True)) if not why]

@@ -11,7 +11,7 @@ import numpy as np
 from prunekit.core.backend import native
 from prunekit.core.optimizers import parts_of, state_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.layer_copies import Variables
+from prunekit.techniques.shrink.layer_copies import Variables, takes_a_graph
 
 
 def carry_over(
@@ -36,6 +36,16 @@ def carry_over(
         f"The optimizer's state of {', '.join(lost)} starts anew: its shape says nothing about the channels.",
         *notes,
     ]
+
+
+def class_notes(former: Any, model: Any) -> list[str]:
+    """Returns a note if a new model lacks methods of the former one's class: its `train_step`, or all of them."""
+    kind = type(former)
+    if kind.train_step is not type(model).train_step:
+        return [f"The new model is a {type(model).__name__}, without the train_step of {kind.__name__}."]
+    if not takes_a_graph(kind) and type(model) is not kind:
+        return [f"The new model is a keras.Model of layers, without the methods of {kind.__name__}."]
+    return []
 
 
 def compile_like(former: Any, model: Any, optimizer: Any) -> list[str]:

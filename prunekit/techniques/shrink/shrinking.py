@@ -13,7 +13,7 @@ from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
-from prunekit.core.calibration import batches_of, check_inputs
+from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.scores import get_criterion
@@ -21,9 +21,9 @@ from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
-from prunekit.techniques.shrink.layer_copies import Variables, takes_a_graph
+from prunekit.techniques.shrink.layer_copies import Variables
 from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured, Search
-from prunekit.techniques.shrink.optimizer_state import carry_over
+from prunekit.techniques.shrink.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import assign_cut, without_channels
 from prunekit.techniques.shrink.repair import RepairError, repaired
@@ -126,7 +126,8 @@ def shrunk(
     repair = options.repair_with(data)
     found = find_channels(model, options.approximate)
     if data is not None:
-        check_inputs(model, next(iter(batches_of(data)))[0])
+        data = CheckedData(model, data)
+        next(iter(data))
     reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     zero = zero_channels(found)
@@ -239,11 +240,7 @@ def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any
         data: Calibration data, or None.
     """
     smaller, variables = without_channels(found, removed)
-    kind, notes = type(found.model), []
-    if kind.train_step is not type(smaller).train_step:
-        notes.append(f"The smaller model is a {type(smaller).__name__}, without the train_step of {kind.__name__}.")
-    elif not takes_a_graph(kind) and type(smaller) is not kind:
-        notes.append(f"The smaller model is a keras.Model of layers, without the methods of {kind.__name__}.")
+    notes = class_notes(found.model, smaller)
     try:
         inputs = probe_inputs(found, data)
         verify(found, removed, smaller, inputs)

@@ -68,6 +68,8 @@ class SimplifyReport(Displayed):
 
     def verdict(self) -> str:
         """Returns the sizes before and after, in one line."""
+        if not self.rewrites:
+            return f"Nothing to simplify: {self.layers[0]} layers, {self.parameters[0]:,} parameters."
         return (
             f"{self.layers[0]} -> {self.layers[1]} layers, {self.parameters[0]:,} -> {self.parameters[1]:,} parameters."
         )
@@ -78,7 +80,7 @@ class SimplifyReport(Displayed):
             "Simplified",
             (Column("Rewrite", "label"), Column("Layers", "names"), Column("Details", "text", keep=5)),
             tuple((one.kind, one.layers, one.what) for one in self.rewrites),
-            notes=(self.verdict(), *self.notes),
+            notes=self.notes,
         )
         left = Section(
             "Layers that stay",

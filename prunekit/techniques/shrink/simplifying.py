@@ -14,7 +14,7 @@ from prunekit.techniques.shrink.folding import FOLDED, fold_normalization, is_no
 from prunekit.techniques.shrink.graph_builder import build
 from prunekit.techniques.shrink.identities import DROPPED, drop_identities
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.optimizer_state import compile_like, new_optimizer
+from prunekit.techniques.shrink.optimizer_state import class_notes, compile_like, new_optimizer
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite, SimplifyReport
 
 
@@ -39,7 +39,7 @@ def simplify(model: Any) -> tuple[Any, SimplifyReport]:
     layers = graph.layer_count()
     rewrites, left = _rewritten(graph)
     made, _ = build(graph)
-    notes = [*_notes(graph, rewrites), *_compiled(model, made)]
+    notes = [*class_notes(model, made), *_notes(graph, rewrites), *_compiled(model, made)]
     left += _hidden(graph)
     parameters = model.count_params(), made.count_params()
     report = SimplifyReport(

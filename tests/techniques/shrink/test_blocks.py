@@ -1,5 +1,7 @@
 """Blocks are found where shapes allow it, ranked by the change of the outputs, and removed."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -410,3 +412,142 @@ def test_resnet50_has_twelve_removable_blocks():
     assert sum(row.kind == RESIDUAL for row in report.blocks) == 12
     last = next(row for row in report.blocks if row.removed == 2)
     assert relative_change(model, smaller, inputs) == pytest.approx(last.total_change, rel=1e-2, abs=1e-6)
+
+
+# ---- data and models that mislead ------------------------------------------------------------------------------------
+
+
+class Sampling(L.Layer):
+    """Adds random numbers, in inference too, as the sampling layer of a variational autoencoder does."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return x + keras.random.normal(ops.shape(x), seed=self.seed)
+
+
+@pytest.mark.every_backend
+def test_every_block_is_measured_with_the_same_random_numbers_and_the_seeds_stay():
+    inputs = keras.Input((8,))
+    x = L.Dense(12)(inputs)
+    for name, kernel in (("one", "glorot_uniform"), ("nothing", "zeros"), ("other", "glorot_uniform")):
+        x = L.Add(name=name)([x, L.Dense(12, kernel_initializer=kernel)(x)])
+    model = keras.Model(inputs, Sampling(name="noise")(L.Dense(3)(x)))
+    seed = model.get_layer("noise").seed.state
+    before = ops.convert_to_numpy(seed).tolist()
+    data = np.random.default_rng(0).normal(size=(100, 8)).astype("float32")
+    first, second = (pk.remove_blocks(model, 1, data)[1] for _ in range(2))
+    assert first == second and first.removed == ("nothing",) and rows_by_name(first)["nothing"].change == 0
+    assert ops.convert_to_numpy(seed).tolist() == before
+
+
+def test_outputs_that_are_not_finite_are_refused_and_changes_are_noted():
+    def overflowing(scale):
+        inputs = keras.Input((8,))
+        x = L.Dense(8, kernel_initializer=keras.initializers.Constant(1e-30), name="tiny")(inputs)
+        return keras.Model(inputs, L.Dense(3, kernel_initializer=keras.initializers.Constant(scale))(x))
+
+    data = np.ones((4, 8), "float32")
+    _, report = pk.remove_blocks(overflowing(1e38), 1, data)
+    assert report.blocks[0].change == np.inf
+    assert "Without some of the blocks the outputs are not finite numbers." in report.notes
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["blocks"][0]["change"] is None
+    model = overflowing(1.0)
+    model.layers[-1].bias.assign([np.nan, 0, 0])
+    with pytest.raises(ValueError, match="data on which its outputs are not finite"):
+        pk.remove_blocks(model, 1, data)
+
+
+def test_a_number_that_is_too_large_is_refused_before_anything_is_measured():
+    model, inputs = built("residual_mlp")
+    told = []
+    with pytest.raises(ValueError, match=r"number=9; 2 can be removed \(.*\). What stays: .*pk.shrink"):
+        pk.remove_blocks(model, 9, inputs, progress=lambda *arguments: told.append(arguments))
+    assert not told
+    with pytest.raises(ValueError, match="0 can be removed. What stays: .*: excluded"):
+        pk.remove_blocks(model, 1, inputs, exclude="*")
+    with pytest.raises(ValueError, match="0 can be removed. What stays: no other residual sum, and no other layers"):
+        pk.remove_blocks(stack((5,), L.Dense(3)), 1, np.ones((2, 5)))
+
+
+@pytest.mark.parametrize("given", [3, None])
+def test_patterns_of_another_kind_are_refused(given):
+    model, inputs = built("residual_mlp")
+    with pytest.raises(TypeError, match="`include` takes a pattern or a list of patterns. Received: "):
+        pk.remove_blocks(model, 1, inputs, include=given)
+
+
+class Weighted(keras.Model):
+    """Has a training step of its own."""
+
+    def __init__(self, width=6, **options):
+        inputs = keras.Input((5,))
+        x = L.Dense(width, "relu")(inputs)
+        x = L.BatchNormalization()(L.Add()([x, L.Dense(width)(x)]))
+        super().__init__(inputs, L.Dense(3)(x), **options)
+
+    def train_step(self, data):
+        return {**super().train_step(data), "own": ops.ones(())}
+
+
+@pytest.mark.parametrize(
+    "smaller_of",
+    [lambda m: pk.remove_blocks(m, 1, np.ones((4, 5))), pk.simplify, lambda m: pk.shrink(m, channels=0.5)],
+    ids=["remove_blocks", "simplify", "shrink"],
+)
+def test_a_training_step_that_is_lost_is_noted(smaller_of):
+    smaller, report = smaller_of(Weighted())
+    assert "The new model is a Functional, without the train_step of Weighted." in report.notes
+
+
+# Every function that takes calibration data checks them alike.
+READERS = {
+    "prune": lambda model, data: pk.prune(model, 0.5, data=data),
+    "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
+    "remove_zero_channels": lambda model, data: pk.remove_zero_channels(model, data=data),
+    "shrink": lambda model, data: pk.shrink(model, channels=0.5, data=data),
+}
+GOOD = np.ones((4, 5), "float32")
+BAD = {
+    "texts": (np.array([["a"] * 5] * 4), TypeError, "arrays of numbers. Received: <U1 for the input 'features'"),
+    "objects": (GOOD.astype(object), TypeError, "arrays of numbers. Received: object for the input 'features'"),
+    "complex numbers": (GOOD.astype("complex64"), TypeError, "Received: complex64 for the input 'features'"),
+    "a text": ("data", TypeError, "Calibration data are arrays of numbers. Received: str"),
+    "NaN": (np.where(np.eye(4, 5) > 0, np.nan, GOOD), ValueError, "Received: 4 NaN or infinite values for the input"),
+    "infinity": (np.float16(GOOD) * np.float16(np.inf), ValueError, "Received: 20 NaN or infinite values"),
+    "another name": ({"other": GOOD}, ValueError, "are features. Received: calibration data with the names other"),
+    "another width": (np.ones((4, 6)), ValueError, r"'features' is \(None, 5\).*Received: .* shape \(4, 6\)"),
+    "two inputs": ({"features": GOOD, "other": GOOD}, ValueError, "Received: calibration data of 2 inputs"),
+    "no batch": ([], ValueError, "no batches"),
+}
+
+
+def with_named_input():
+    inputs = keras.Input((5,), name="features")
+    x = L.Dense(6, "relu")(inputs)
+    return keras.Model(inputs, L.Dense(3)(L.Add()([x, L.Dense(6)(x)])))
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@pytest.mark.parametrize(("data", "error", "message"), BAD.values(), ids=BAD)
+def test_calibration_data_that_do_not_fit_are_refused_in_one_line(reader, data, error, message):
+    model = with_named_input()
+    before = model.get_weights()
+    with pytest.raises(error, match=message) as found:
+        reader(model, data)
+    assert "\n" not in str(found.value)
+    assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["prune", "remove_blocks", "shrink"])
+def test_a_later_batch_that_does_not_fit_is_refused_too(name):
+    with pytest.raises(ValueError, match=r"Received: calibration data of shape \(3, 6\)"):
+        READERS[name](with_named_input(), [GOOD, np.ones((3, 6))])
+
+
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+def test_inputs_by_name_are_accepted():
+    report = pk.remove_blocks(with_named_input(), 1, {"features": GOOD})[1]
+    assert len(report.removed) == 1

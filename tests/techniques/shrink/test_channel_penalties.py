@@ -228,7 +228,11 @@ def test_excluded_and_frozen_layers_get_no_penalty():
     ("make", "message"),
     [
         (lambda: pk.GroupLasso(0.0), "strength"),
-        (lambda: pk.GrowingRegularization(1.5), "channels"),
+        (
+            lambda: pk.GrowingRegularization(50),
+            r"is left, in \(0, 1\). Received: .*For 50 %, pass 0.5",
+        ),
+        (lambda: pk.GrowingRegularization(0), "the fraction that is left"),
         (lambda: pk.GrowingRegularization(frequency=0), "frequency"),
         (lambda: pk.GrowingRegularization(allocation="erk"), "uniform, alike, global"),
     ],
@@ -241,3 +245,10 @@ def test_numbers_out_of_range_are_refused(make, message):
 def test_norms_before_a_training_are_refused():
     with pytest.raises(RuntimeError, match="once a training"):
         pk.GroupLasso(1.0).norms()
+
+
+@pytest.mark.parametrize("penalty", [pk.GroupLasso(), pk.GrowingRegularization()], ids=["lasso", "growing"])
+def test_a_frozen_model_is_refused(compiled, batches, penalty):
+    compiled.trainable = False
+    with pytest.raises(ValueError, match=r"A penalty acts on weights that are trained. Received: .* all frozen"):
+        compiled.fit(**batches, callbacks=[penalty])
