@@ -64,12 +64,18 @@ def recorded_model(model: Any) -> RecordedCall:
         ValueError: The model declares no inputs, or its `call` cannot be followed.
     """
     inputs = _declared_inputs(model)
-    found = None if inputs is None else recorded(model, (inputs,), {})
+    if inputs is None:
+        raise ValueError(
+            f"The model {model.name!r} has no graph of layers, and the shape of its inputs is not known. Received: "
+            f"{type(model).__name__}, whose `call` has not run on one tensor. Call it once on a batch, pass the models "
+            "in it one by one, or build it as keras.Model(inputs, outputs)."
+        )
+    found = recorded(model, (inputs,), {})
     if found is None or not found.repeatable:
         raise ValueError(
-            f"The model {model.name!r} has no graph of layers, and its `call` cannot be followed: it must be built, "
-            "take one argument, and consist of Keras layers and keras.ops alone, with the same calls for every batch "
-            f"size and in training. Received: {type(model).__name__}. Build it as keras.Model(inputs, outputs)."
+            f"The model {model.name!r} has no graph of layers, and its `call` cannot be followed: it must consist of "
+            "Keras layers and keras.ops alone, with the same calls for every batch size and in training. Received: "
+            f"{type(model).__name__}. Build it as keras.Model(inputs, outputs)."
         )
     return found
 

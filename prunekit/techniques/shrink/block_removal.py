@@ -102,7 +102,8 @@ def _check(model: Any, number: int, data: Any) -> None:
     if graph_of(model) is None:
         raise ValueError(
             f"Blocks are found in the graph of a Sequential or functional model. Received: {model.name!r} "
-            f"({type(model).__name__}), which has none. Build it as keras.Model(inputs, outputs)."
+            f"({type(model).__name__}), which has none. Build it as keras.Model(inputs, outputs); `pk.simplify` "
+            "returns such a model where it can follow the calls."
         )
     if data is None:
         raise ValueError(

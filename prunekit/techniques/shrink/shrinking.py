@@ -312,8 +312,8 @@ def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions
         least = measure(order.removed(order.first(order.length))) / whole
         raise ValueError(
             f"{name}={share:g} cannot be reached within {tolerance:.0%}. Received: a model of which {reached:.3f} is "
-            f"left at the nearest. The reachable range is {least:.3f} to 1; channels that cannot be removed are in "
-            "`prunekit inspect --groups`."
+            f"left at the nearest: pass {name}={reached:.3f}, or a larger `tolerance`. The reachable range is "
+            f"{least:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups`."
         )
     return counts
 

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_followed_is_refused():
 
     model = Branching()
     model(np.zeros((2, 4), "float32"))
-    with pytest.raises(ValueError, match="cannot be followed: it must .* consist of Keras layers and keras.ops alone"):
+    with pytest.raises(ValueError, match="cannot be followed: it must consist of Keras layers and keras.ops alone"):
         pk.channel_groups(model)
     with pytest.raises(TypeError, match="Received: "):
         pk.channel_groups("model.keras")
