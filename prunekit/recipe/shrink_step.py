@@ -153,7 +153,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     options = _options(settings, run)
     data = calibration_data(run, settings.calibration) if settings.reads_data else None
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
-    options = dataclasses.replace(options, repair=_repair(settings, options.criterion, workspace), tolerance=None)
+    options = dataclasses.replace(options, tolerance=None)
 
     def progress(done: int, total: int, text: str) -> None:
         workspace.report_progress(len(state.rounds) / settings.rounds, f"{text}, {done} of {total}")
@@ -207,15 +207,6 @@ def _example_inputs(run: RunInputs) -> Any:
     declared = keras.tree.flatten(declared_inputs(run.model))
     is_open = any(one is None or None in tuple(one.shape)[1:] for one in declared)
     return run.data.train.example[0] if is_open and run.data is not None else None
-
-
-def _repair(settings: Shrink, criterion: Any, workspace: Workspace) -> str | None:
-    """Returns the repair: "outputs" in the place of "weights" if weights are pruned."""
-    automatic = settings.repair is None and settings.reads_data and not criterion.before_training
-    if not workspace.state.masks.all or not (automatic or settings.repair == "weights"):
-        return settings.repair
-    workspace.note("shrink: repair: outputs in the place of weights, because weights of the model are pruned.")
-    return "outputs"
 
 
 def _cut_masks(found: Shrunk, workspace: Workspace) -> None:

@@ -207,15 +207,6 @@ def _shrink_text(shrink: Shrink) -> str:
     return ", ".join(parts + _texts_of_patterns(shrink))
 
 
-def _check_shrink(shrink: Shrink, earlier: Sequence[EarlierStep]) -> None:
-    if shrink.repair == "weights" and any(isinstance(step.settings, Prune | Rounds) for step in earlier):
-        raise refusal(
-            "an earlier step prunes single weights, and repair: weights fits all weights anew, pruned ones too. Write "
-            "repair: outputs, or shrink before the prune step.",
-            "repair",
-        )
-
-
 def _shrink_trains(shrink: Shrink) -> bool:
     return shrink.epochs_per_round > 0
 
@@ -341,7 +332,6 @@ STEP_KINDS: Registry[StepKind] = Registry(
             "prunekit.recipe.shrink_step:ShrinkStep",
             Shrink,
             _shrink_text,
-            check=_check_shrink,
             trains=_shrink_trains,
             reads_data=_shrink_reads_data,
             changes_weights=_yes,

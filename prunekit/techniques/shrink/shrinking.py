@@ -147,7 +147,8 @@ def shrunk(
         counts, measured = _selected(found, order, budget, target, options, measure, progress)
     removed = order.removed(counts)
     built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
-    notes = [*_rounding_notes(order, counts, options), *built.notes, *_unused_layers(found.model, built.variables)]
+    notes = [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
+    notes += [*built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
         new_values, errors = repaired(found, removed, data, repair, _told_of_repair(progress))
@@ -312,7 +313,7 @@ def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions
         least = measure(order.removed(order.first(order.length))) / whole
         raise ValueError(
             f"{name}={share:g} cannot be reached within {tolerance:.0%}. Received: a model of which {reached:.3f} is "
-            f"left at the nearest: pass {name}={reached:.3f}, or a larger `tolerance`. The reachable range is "
+            f"left at the nearest: pass {name}={reached:.3f}. The reachable range is "
             f"{least:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups`."
         )
     return counts
@@ -327,6 +328,18 @@ def _rounding_notes(order: Order, counts: np.ndarray, options: ShrinkOptions) ->
         f"The kept channels of each group are rounded up to a multiple of {options.multiple}: {more} more are kept, "
         f"{left:.3f} of all."
     ]
+
+
+def _missed(target: Target | None, budget: Budget, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
+    """Returns a note if the model has another share of parameters or multiply-accumulates than was asked for."""
+    measures = {"parameters": budget.parameters_without, "macs": budget.macs_without}
+    if target is None or target.measure not in measures:
+        return []
+    measure, tolerance = measures[target.measure], options.tolerance or NEAR
+    left = measure(removed) / measure(np.zeros(0, int))
+    if abs(left - target.share) <= tolerance * target.share:
+        return []
+    return [f"{target.measure}={target.share:g} is not reached within {tolerance:.0%}: {left:.3f} is left."]
 
 
 def _report(

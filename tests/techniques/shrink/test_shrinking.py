@@ -62,7 +62,7 @@ def randomize_and_return(model):
 def test_a_budget_that_cannot_be_reached_names_the_range():
     with pytest.raises(
         ValueError,
-        match=r"parameters=0.001 cannot be reached within 2%.*pass parameters=0.0\d+, or .*range is 0.0\d+ to 1",
+        match=r"^parameters=0.001 cannot be reached .*: pass parameters=0.0\d+. The reachable range is 0.0\d+ to 1",
     ):
         pk.shrink(cnn(), parameters=0.001)
     with pytest.raises(ValueError, match=r"channels=0.01.*range is 0.\d+ to 1"):
@@ -97,6 +97,14 @@ def test_kept_channels_are_rounded_up_to_a_multiple_and_this_is_said():
     assert all(size % 8 == 0 for name, size in sizes(smaller).items() if name != "logits")
     assert report.channels[1] >= 0.55 * report.channels[0] - 1
     assert any("rounded up to a multiple of 8" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("share", "options"), [(0.3, {"multiple": 8}), (0.01, {"tolerance": None, "minimum": 8})])
+def test_a_target_that_is_missed_is_noted(share, options):
+    _, report = pk.shrink(cnn(), parameters=share, **options)
+    before, after = report.parameters
+    assert abs(after / before - share) > 0.02 * share
+    assert f"parameters={share} is not reached within 2%: {after / before:.3f} is left." in report.notes
 
 
 def test_each_group_keeps_the_minimum():
