@@ -46,7 +46,7 @@ def shrink(  # noqa: PLR0913
             fixed size.
         progress: Told of each measured model and of each repaired layer: (done, total, text).
         **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
-            `repair`, `tolerance`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
+            `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
 
     Raises:
         ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the

@@ -371,8 +371,8 @@ class Expect(Settings):
 
     Attributes:
         metrics: Bounds on metrics of the current model, or on its loss.
-        drop: Metric -> by how much it may be worse than just before the first prune step: lower where higher is
-            better, else higher. With `relative: true` as a fraction of the value before.
+        drop: Metric -> by how much it may be worse than before the first step that prunes or makes the model smaller:
+            lower where higher is better, else higher. With `relative: true` as a fraction of the value before.
         accuracy: Bound on the accuracy; a shorthand of `metrics`.
         accuracy_drop: Bound on the drop of the accuracy; a shorthand of `drop`.
         sparsity: Bounds on the sparsity over all targets of the prune steps so far.

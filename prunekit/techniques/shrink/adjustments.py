@@ -16,7 +16,7 @@ class Adjustment:
         place: Name of the weight or layer; "outputs" for the outputs of the model.
         change: What was changed.
         error: None for an exact change; otherwise the largest change of the layer's outputs, relative to the largest
-            output, on the calibration data or on random inputs.
+            output, on the first two examples of the calibration data or on two random inputs.
     """
 
     place: str
@@ -37,6 +37,6 @@ def adjustments_section(adjustments: Sequence[Adjustment]) -> Section:
         columns,
         tuple(rows),
         explanation="Changes that keep the outputs as they are without the removed channels. The error of an "
-        "approximation is the largest change of the layer's outputs, relative to the largest output, on the "
-        "calibration data or on random inputs.",
+        "approximation is the largest change of the layer's outputs, relative to the largest output, on the first "
+        "two examples of the calibration data or on two random inputs.",
     )

@@ -88,6 +88,8 @@ class ShrinkOptions:
             "none" for criteria of untrained models.
         tolerance: Largest difference from the share of parameters, multiply-accumulates, bytes or latency, relative to
             the share, that is not refused. None takes the nearest model.
+        approximate: "layer_normalization" also removes channels of layer normalizations, which changes their
+            statistics.
     """
 
     criterion: str | Criterion | Callable[..., Any] = "magnitude"

@@ -84,8 +84,8 @@ def remove_zero_channels(
         include: Names, globs or `re:` patterns of layers whose channels may be removed; empty = all.
         exclude: Names, globs or `re:` patterns of layers whose channels stay; overrides `include`.
         approximate: Approximations that are allowed, as for `shrink`.
-        data: Inputs on which constants are observed and errors are measured, as `pk.prune` takes calibration data.
-            None = random inputs; axes of open length then have 16 entries.
+        data: Inputs on whose first two examples constants are observed and errors are measured, as `pk.prune` takes
+            calibration data. None = random inputs; axes of open length then have 16 entries.
 
     Raises:
         ValueError: The model has no channels that can be removed; the model cannot be followed.
