@@ -452,8 +452,8 @@ class TestFewerLayers:
             "remove-blocks": ["--data", "gone.npz"],
         }[command]
         for model, output, message in (
-            ("net.keras", "folder.keras", "folder.keras is a folder: name a .keras file."),
-            ("folder.keras", "new.keras", "folder.keras is a folder: name a .keras file."),
+            ("net.keras", "folder.keras", "-o takes the name of a .keras file. Received: the folder 'folder.keras'."),
+            ("folder.keras", "new.keras", "MODEL takes the name of a .keras file. Received: the folder"),
             ("net.keras", "file/new.keras", "file/new.keras cannot be written: "),
         ):
             assert_mistake(run(command, model, "-o", output, "--force", *options), message)

@@ -17,7 +17,7 @@ from prunekit.anatomy.channel_layers import layer_rule
 from prunekit.anatomy.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channel_operations import operation_rule
 from prunekit.anatomy.keras_hub_calls import lost_mask
-from prunekit.anatomy.model_graph import graph_of, nodes_of
+from prunekit.anatomy.model_graph import calls_of, graph_of, tensors_in
 from prunekit.anatomy.model_weights import check_built, weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded, recorded_function, recorded_model
 
@@ -152,7 +152,7 @@ class _Walk:
         """Returns the axes of the outputs of a model with a graph."""
         graph = graph_of(model)
         facts = {id(tensor): axes for tensor, axes in zip(graph.inputs, inputs, strict=True)}
-        self._nodes([node for node in nodes_of(model) if not node.is_input], facts)
+        self._nodes(calls_of(model), facts)
         return [facts[id(tensor)] for tensor in keras.tree.flatten(graph.output)]
 
     def without_graph(self, model: Any) -> list[Axes]:
@@ -245,7 +245,7 @@ class _Walk:
         return made
 
     def _inside(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
-        tensors = [one for one in keras.tree.flatten((call.args, call.kwargs)) if isinstance(one, keras.KerasTensor)]
+        tensors = tensors_in((call.args, call.kwargs))
         # Lengths that are open outside may be fixed here.
         facts = {id(one): replace(axes, shape=tuple(one.shape)) for one, axes in zip(tensors, inputs, strict=True)}
         self._nodes(call.nodes, facts)

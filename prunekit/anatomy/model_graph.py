@@ -18,3 +18,13 @@ def nodes_of(model: Any) -> list[Any]:
     """Returns the calls in a model's graph, in their order of execution."""
     levels = graph_of(model)._nodes_by_depth
     return [node for depth in sorted(levels, reverse=True) for node in levels[depth]]
+
+
+def calls_of(model: Any) -> list[Any]:
+    """Returns the calls in a model's graph without its inputs, in their order of execution."""
+    return [node for node in nodes_of(model) if not node.is_input]
+
+
+def tensors_in(structure: Any) -> list[Any]:
+    """Returns the symbolic tensors in a structure, in order."""
+    return [leaf for leaf in keras.tree.flatten(structure) if isinstance(leaf, keras.KerasTensor)]

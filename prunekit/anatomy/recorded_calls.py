@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.keras_hub_calls import with_open_lengths
 from prunekit.anatomy.layers import sublayers
 
@@ -63,12 +64,12 @@ def recorded_model(model: Any) -> RecordedCall:
     Raises:
         ValueError: The model declares no inputs, or its `call` cannot be followed.
     """
-    inputs = _declared_inputs(model)
+    inputs = _inputs_of(model)
     if inputs is None:
         raise ValueError(
             f"The model {model.name!r} has no graph of layers, and the shape of its inputs is not known. Received: "
-            f"{type(model).__name__}, whose `call` has not run on one tensor. Call it once on a batch, pass the models "
-            "in it one by one, or build it as keras.Model(inputs, outputs)."
+            f"{type(model).__name__}, which was not built by a call on one tensor. Call it once on a batch, pass the "
+            "models in it one by one, or build it as keras.Model(inputs, outputs)."
         )
     found = recorded(model, (inputs,), {})
     if found is None or not found.repeatable:
@@ -80,12 +81,11 @@ def recorded_model(model: Any) -> RecordedCall:
     return found
 
 
-def _declared_inputs(model: Any) -> Any:
-    """Returns symbolic tensors for the inputs of a model; None if it declares none."""
-    declared = getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
-    if declared:
-        given = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
-        return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), given)
+def _inputs_of(model: Any) -> Any:
+    """Returns symbolic tensors for the inputs of a model; None if their shapes are not known."""
+    declared = declared_inputs(model)
+    if declared is not None:
+        return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype, name=one.name), declared)
     shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
     if not isinstance(shape, tuple | list) or not all(n is None or isinstance(n, int) for n in shape):
         return None
@@ -146,7 +146,7 @@ def _recorded(
             return value
         if id(value) not in fresh:
             shape = value.shape if batch is None else (batch, *(OTHERS if n is None else n for n in value.shape[1:]))
-            fresh[id(value)] = keras.KerasTensor(shape, dtype=value.dtype)
+            fresh[id(value)] = keras.KerasTensor(shape, dtype=value.dtype, name=value.name)
         return fresh[id(value)]
 
     args, kwargs = keras.tree.map_structure(symbol, (args, kwargs))

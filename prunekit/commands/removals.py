@@ -312,9 +312,9 @@ def _progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None
 
 
 def _check_files(model: str, output: str, force: bool) -> None:
-    for path in (model, output):
+    for option, path in (("MODEL", model), ("-o", output)):
         if Path(path).is_dir():
-            raise click.UsageError(f"{path} is a folder: name a .keras file.")
+            raise click.UsageError(f"{option} takes the name of a .keras file. Received: the folder {path!r}.")
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
     if not output.endswith(".keras"):
@@ -323,6 +323,6 @@ def _check_files(model: str, output: str, force: bool) -> None:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
     folder = next(parent for parent in Path(output).absolute().parents if parent.exists())
     if not folder.is_dir():
-        raise click.UsageError(f"{output} cannot be written: {folder} is a file, and no folder.")
-    if not os.access(folder, os.W_OK):
+        raise click.UsageError(f"{output} cannot be written: {folder} is a file, not a folder.")
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise click.UsageError(f"{output} cannot be written: no permission to write in {folder}.")

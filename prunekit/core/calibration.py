@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.example_inputs import declared_inputs, fits
+from prunekit.sparsity.array_ops import array_of
 
 _BATCH = 64
 _EXPECTED = (
@@ -55,7 +56,7 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
 
 
 class CheckedData:
-    """Calibration data of which each batch is checked when it is read: it fits the model, and its numbers are finite.
+    """Calibration data that are checked as they are read the first time: they fit the model, and are finite numbers.
 
     Args:
         model: A built model.
@@ -67,78 +68,77 @@ class CheckedData:
 
     def __init__(self, model: Any, data: Any):
         self._model, self._data = model, data
+        self._checked = False
 
     def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
         for batch in weighted_batches_of(self._data):
-            check_inputs(self._model, batch[0])
+            if not self._checked:
+                check_inputs(self._model, batch[0])
             yield batch
+        self._checked = True
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
     """Raises if a batch of inputs does not fit the declared inputs of a model, or has numbers that are not finite.
 
     Raises:
-        TypeError: The inputs are no arrays of numbers; texts fit an input of texts.
+        TypeError: An input is not an array of numbers (of texts, for an input of dtype string).
         ValueError: Another number of inputs, another name or shape than the model declares; NaN or infinity.
     """
-    given = keras.tree.flatten(inputs)
     declared = declared_inputs(model)
     if declared is None:
-        for leaf in given:
-            _check_numbers(leaf, "")
+        for leaf in keras.tree.flatten(inputs):
+            _check_array(leaf, "", texts=False)
         return
-    known = keras.tree.flatten(declared)
+    known, given = keras.tree.flatten(declared), _in_order(model, declared, inputs)
     if len(known) != len(given):
         raise ValueError(
-            f"The inputs of the model {model.name!r} are {', '.join(map(_input_name, known))}. Received: calibration "
+            f"The inputs of the model {model.name!r} are {', '.join(one.name for one in known)}. Received: calibration "
             f"data of {len(given)} inputs. Pass several inputs as a dictionary, or as a pair ([first, second], labels)."
         )
-    if isinstance(inputs, Mapping):
-        given = _by_names(model, declared, inputs)
     for one, leaf in zip(known, given, strict=True):
-        if keras.backend.standardize_dtype(one.dtype) != "string":
-            _check_numbers(leaf, f" for the input {_input_name(one)!r}")
+        if leaf is None and getattr(one._keras_history.operation, "optional", False):
+            continue
+        texts = keras.backend.standardize_dtype(one.dtype) == "string"
+        _check_array(leaf, f" for the input {one.name!r}", texts)
         # Keras adds and removes a last axis of length 1.
         shape = tuple(leaf.shape)
         if not any(fits(alike, one) for alike in (shape, (*shape, 1), shape[:-1] if shape[-1:] == (1,) else shape)):
             raise ValueError(
-                f"The shape of the input {_input_name(one)!r} is {tuple(one.shape)}, with the batch first. Received: "
+                f"The shape of the input {one.name!r} is {tuple(one.shape)}, with the batch first. Received: "
                 f"calibration data of shape {shape}."
             )
 
 
-def _by_names(model: Any, declared: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """Returns the inputs of a dictionary in the order of the declared ones, as Keras finds them by name."""
-    if isinstance(declared, Mapping):
-        names = [{name} for name, one in declared.items() for _ in keras.tree.flatten(one)]
-        names = [names[list(declared).index(name)] for name in sorted(declared)]
-    else:
-        names = [{_input_name(one), one.name} for one in keras.tree.flatten(declared)]
-    found = [next((inputs[name] for name in inputs if name in accepted), None) for accepted in names]
-    if any(one is None for one in found):
+def _in_order(model: Any, declared: Any, inputs: Any) -> list[Any]:
+    """Returns the inputs in the order of the declared ones: Keras finds those of a dictionary by their names."""
+    if not isinstance(inputs, Mapping):
+        return keras.tree.flatten(inputs)
+    known = keras.tree.flatten(declared)
+    names = sorted(declared) if isinstance(declared, Mapping) else [one.name for one in known]
+    if set(names) - inputs.keys() or (isinstance(declared, Mapping) and inputs.keys() - set(names)):
         raise ValueError(
-            f"The inputs of the model {model.name!r} are {', '.join(sorted(one)[0] for one in names)}. Received: "
-            f"calibration data with the names {', '.join(map(str, inputs))}."
+            f"The inputs of the model {model.name!r} are {', '.join(names)}. Received: calibration data with the names "
+            f"{', '.join(map(str, inputs))}."
         )
-    return found
+    return keras.tree.flatten(inputs) if isinstance(declared, Mapping) else [inputs[name] for name in names]
 
 
-def _input_name(tensor: Any) -> str:
-    """Returns the name of the layer of an input: Keras gives its tensor another one if the user gave none."""
-    history = getattr(tensor, "_keras_history", None)
-    return str(tensor.name if history is None else history.operation.name)
-
-
-def _check_numbers(leaf: Any, place: str) -> None:
-    kind = str(getattr(leaf, "dtype", type(leaf).__name__)).rpartition(".")[2]
-    if not hasattr(leaf, "shape") or not kind.startswith(("float", "bfloat", "int", "uint", "bool")):
-        raise TypeError(f"Calibration data are arrays of numbers. Received: {kind}{place}.")
+def _check_array(leaf: Any, place: str, texts: bool) -> None:
+    """Raises unless an input is an array of finite numbers, or of texts for an input of texts."""
+    dtype = getattr(leaf, "dtype", None)
+    # TensorFlow's types print as "<dtype: 'float32'>"; those of PyTorch have no name.
+    kind = type(leaf).__name__ if dtype is None else str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    allowed = ("str", "bytes", "object") if texts else ("float", "bfloat", "int", "uint", "bool")
+    if not hasattr(leaf, "shape") or not kind.startswith(allowed):
+        raise TypeError(f"Calibration data are arrays of {'texts' if texts else 'numbers'}. Received: {kind}{place}.")
     if "float" in kind:
-        wrong = int(np.count_nonzero(~np.isfinite(np.asarray(keras.ops.convert_to_numpy(leaf), "float32"))))
-        if wrong:
+        array = array_of(leaf)
+        finite = np.isfinite(array if array.dtype.kind == "f" else array.astype("float32"))
+        if not finite.all():
             raise ValueError(
-                f"Calibration data are finite numbers. Received: {wrong:,} NaN or infinite values{place} in a batch. "
-                "Remove these examples, or replace the values."
+                f"Calibration data are finite numbers. Received: {finite.size - np.count_nonzero(finite):,} NaN or "
+                f"infinite values{place} in a batch. Remove these examples, or replace the values."
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from prunekit.anatomy.model_graph import graph_of, nodes_of
+from prunekit.anatomy.model_graph import calls_of, graph_of
 
 # Identity of a symbolic tensor of the model's graph.
 Key = int
@@ -98,7 +98,7 @@ def _entered(graph: Any, inputs: Any) -> list[Any]:
 
 def _steps_in(model: Any) -> Iterator[Step]:
     """Yields the steps of a model with a graph, those of nested models included."""
-    nodes = [node for node in nodes_of(model) if not node.is_input]
+    nodes = calls_of(model)
     calls = Counter(id(node.operation) for node in nodes)
     for node in nodes:
         reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))

@@ -10,7 +10,6 @@ from keras import ops
 
 from prunekit.anatomy.reports import LayerError
 from prunekit.anatomy.targets import Target
-from prunekit.core.calibration import check_inputs
 from prunekit.core.calibration_walk import Call, Pair, walk
 from prunekit.core.layer_fit import Solver
 from prunekit.core.layer_inputs import LayerMoments, observing_inputs, rows_in_parts
@@ -88,8 +87,6 @@ class LayerwiseRepair:
         Raises:
             ValueError: The inputs do not fit the model; the model does not call the layer of a target on them.
         """
-        for inputs in batches:
-            check_inputs(self.model, inputs)
         walk(self.model, batches, self._visit)
         missed = [target.name for target in self.targets if target.name not in self.errors]
         if missed:

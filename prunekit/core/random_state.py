@@ -51,7 +51,7 @@ def restore_random_state(model: Any, state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def kept_random_state(model: Any) -> Iterator[None]:
-    """Restores the generators of `random_state` at the end, so that each run in this scope has the same numbers."""
+    """Restores the generators of `random_state` at the end: a run in another such scope draws the same numbers."""
     state = random_state(model)
     try:
         yield

@@ -153,9 +153,14 @@ def training_examples(source: DataSource, count: int) -> Any:
     alone = file is not None and not has_labels(file)
     found = open_inputs(file) if file is not None and alone else _OPEN[source.kind](source)
     train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
-    drawn = np.random.default_rng(0).choice(train.examples, min(count, train.examples), replace=False)
-    data = train.subset(np.sort(drawn)).calibration_data()
+    data = drawn_examples(train, count, seed=0)
     return data[0] if alone else data
+
+
+def drawn_examples(part: Part, count: int, seed: int) -> Any:
+    """Returns some examples of a part as calibration data, drawn at random, in their order; all if there are fewer."""
+    drawn = np.random.default_rng(seed).choice(part.examples, min(count, part.examples), replace=False)
+    return part.subset(np.sort(drawn)).calibration_data()
 
 
 def given_data(pairs: Any) -> Data:

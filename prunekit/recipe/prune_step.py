@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from prunekit.anatomy.reports import layer_error_section
 from prunekit.core.statistics import check_statistics
+from prunekit.recipe.data import drawn_examples
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.planned_counts import counts_note, planned_targets
@@ -142,9 +141,7 @@ def calibration_data(run: RunInputs, examples: int | None) -> Any:
     given = run.data
     if given is None:
         return None
-    wanted = min(examples or CALIBRATION_EXAMPLES, given.train.examples)
-    draw = np.random.default_rng(run.recipe.seed)
-    return given.train.subset(np.sort(draw.choice(given.train.examples, wanted, replace=False))).calibration_data()
+    return drawn_examples(given.train, examples or CALIBRATION_EXAMPLES, run.recipe.seed)
 
 
 def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:

@@ -35,6 +35,7 @@ ExportFormat: TypeAlias = Literal[
 
 
 def _left_alone(value: Any) -> Any:
+    """Returns the value; refuses numbers that are no share of channels."""
     if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value < 1:
         return value
     hint = f" Write {value / 100:g} for {value:g} %." if 1 < value < 100 else ""

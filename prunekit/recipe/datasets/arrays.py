@@ -177,12 +177,12 @@ def _open_npz(path: Path, names: NpzNames) -> Opened:
 
 
 def has_labels(path: Path) -> bool:
-    """Returns True if an .npz file has training inputs and labels under usual names."""
+    """Returns True if an .npz file has training inputs and labels under one of the usual pairs of names."""
     return _pair("train", NpzNames(), npz_names(path), _TRIED["train"]) is not None
 
 
 def open_inputs(path: Path) -> Opened:
-    """Opens the training inputs of an .npz file without labels; the labels are zeros.
+    """Opens the training inputs of an .npz file without labels; the part's labels are zeros.
 
     Raises:
         RecipeError: The file has no inputs under a usual name.

@@ -8,7 +8,7 @@ import numpy as np
 
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.reports import LayerError
-from prunekit.core.calibration import batches_of
+from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
@@ -105,6 +105,7 @@ class OneShotPruning:
         repair = repair or ("none" if criterion.before_training else "weights")
         repairs = type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training)
         self._layerwise = None
+        data = None if data is None else CheckedData(model, data)
         if data is not None and repairs:
             _check_rounds(criterion)
             self._layerwise = Layerwise(model, data, criterion, repair, progress)

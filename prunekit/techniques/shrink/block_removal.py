@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -30,7 +30,7 @@ from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.simplify_report import Left
 
-HIDDEN = "it is inside a model that is called with more than its inputs"
+HIDDEN = "it is inside a model that is called several times, or with more than its inputs"
 
 
 def remove_blocks(
@@ -80,7 +80,7 @@ def remove_blocks(
         block.level.replace(block.exit, ranking.source(block.entry))
     made, variables = build(graph)
     notes = [*class_notes(model, made), *carry_over(model, made, variables)]
-    if not all(map(math.isfinite, ranking.alone.values())):
+    if not all(map(math.isfinite, [*ranking.alone.values(), *ranking.totals])):
         notes.append("Without some of the blocks the outputs are not finite numbers.")
     if not any(ranking.alone.values()):
         notes.append("No block changes the outputs on these data, so the choice is arbitrary. Is the model trained?")
@@ -113,6 +113,7 @@ def _check(model: Any, number: int, data: Any) -> None:
 
 
 def _too_few(number: int, chosen: Sequence[Block], left: Sequence[Left]) -> str:
+    """Returns the refusal of a number that is larger than that of the removable blocks."""
     names = [one.name for one in chosen]
     listed = f" ({', '.join(names[:8])}{' ...' if len(names) > 8 else ''})" if names else ""
     reasons = "; ".join(f"{one.layer}: {one.reason}" for one in left[:5])
@@ -185,7 +186,7 @@ class _Bypass:
         known = {*self._steps.inputs, *(key for step in self._steps.steps for key in step.writes)}
         self.blocks = [one for one in blocks if {id(one.entry), id(one.exit)} <= known]
         self._function, self._model = ModelFunction(model, self._run), model
-        self._reference = list(self._all_outputs([]))
+        self._reference = self._all_outputs([])
         if not all(np.isfinite(output).all() for outputs in self._reference for output in outputs):
             raise ValueError(
                 f"The changes of the outputs of {model.name!r} cannot be measured. Received: data on which its outputs "
@@ -205,11 +206,10 @@ class _Bypass:
         # Outputs that are not numbers any more count as the largest change.
         return float(np.mean(np.nan_to_num(relative, nan=np.inf, posinf=np.inf)))
 
-    def _all_outputs(self, bypassed: Sequence[Block]) -> Iterator[list[np.ndarray]]:
-        """Yields the outputs for each batch, with the same random numbers at each call; the model's seeds stay."""
+    def _all_outputs(self, bypassed: Sequence[Block]) -> list[list[np.ndarray]]:
+        """Returns the outputs for each batch, with the same random numbers at each call; the model's seeds stay."""
         with kept_random_state(self._model):
-            for batch in self._batches:
-                yield self._outputs(batch, bypassed)
+            return [self._outputs(batch, bypassed) for batch in self._batches]
 
     def _outputs(self, batch: Any, bypassed: Sequence[Block]) -> list[np.ndarray]:
         switches = np.array([any(one is other for other in bypassed) for one in self.blocks], bool)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-
-def tensors_in(structure: Any) -> list[Any]:
-    """Returns the symbolic tensors in a structure, in order."""
-    return [leaf for leaf in keras.tree.flatten(structure) if isinstance(leaf, keras.KerasTensor)]
+from prunekit.anatomy.model_graph import tensors_in
 
 
 class Call:
@@ -53,7 +51,16 @@ class Call:
         """True if the graph itself asks for the behaviour of training: `layer(x, training=True)`."""
         return self.kwargs.get("training") not in (None, False)
 
-    def read(self, function: Callable[[Any], Any]) -> None:
+    @property
+    def has_default_options(self) -> bool:
+        """True if each keyword argument is None or its default: Keras writes defaults such as training=False down."""
+        defaults = inspect.signature(self.operation.call).parameters if self.kwargs else {}
+        return all(
+            value is None or (name in defaults and value is defaults[name].default)
+            for name, value in self.kwargs.items()
+        )
+
+    def map_inputs(self, function: Callable[[Any], Any]) -> None:
         """Replaces each symbolic tensor in the arguments by `function` of it."""
 
         def changed(leaf: Any) -> Any:
@@ -101,7 +108,7 @@ class Graph:
         tensor = self.inputs
         for call in self.calls:
             alone = isinstance(call.operation, keras.layers.Layer) and len(call.args) == 1 and call.args[0] is tensor
-            if not alone or call.output is None or any(value is not None for value in call.kwargs.values()):
+            if not alone or call.output is None or not call.has_default_options:
                 return False
             tensor = call.output
         return bool(self.outputs is tensor)
@@ -117,7 +124,7 @@ class Graph:
             return new if tensor is old else tensor
 
         for call in self.readers(old):
-            call.read(other)
+            call.map_inputs(other)
         self.outputs = keras.tree.map_structure(other, self.outputs)
         self.sweep()
 

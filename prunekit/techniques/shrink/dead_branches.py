@@ -61,7 +61,7 @@ def _dropped(level: Graph, call: Call, zeros: list[Any]) -> bool:
     if len(kept) > 1 and whole and isinstance(call.operation, L.Add):
         # The Add layer has no weights, so that it is called on fewer tensors without being made otherwise.
         call.args = (kept,)
-        call.read(lambda tensor: tensor)
+        call.map_inputs(lambda tensor: tensor)
         level.sweep()
         return True
     return False

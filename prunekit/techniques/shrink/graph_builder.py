@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from prunekit.anatomy.model_graph import graph_of
+from prunekit.anatomy.model_graph import graph_of, tensors_in
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.calls import Call, Graph, tensors_in
+from prunekit.techniques.shrink.calls import Call, Graph
 from prunekit.techniques.shrink.layer_copies import (
     Variables,
     assign,
-    copy_trainable,
     input_like,
     made_again,
     pairs_of,
@@ -31,7 +30,7 @@ def build(graph: LayerGraph, value_of: Callable[[Any], np.ndarray] = array_of) -
 
     Args:
         graph: The graph.
-        value_of: Returns the value of the new variable for a former one; values that the graph changes go first.
+        value_of: Returns the value of the new variable for a former one; values that the graph changes take precedence.
 
     Raises:
         ValueError: A layer cannot be made again from its config, or its weights have other shapes then.
@@ -54,11 +53,10 @@ class _Building:
     def model(self, graph: Graph, shapes: Sequence[Any]) -> Any:
         """Returns the new model of one graph, for inputs of these shapes; its layers have the values of new layers."""
         given = tensors_in(graph.inputs)
-        # A nested model may also get a mask, behind its inputs.
-        pairs = zip(given, shapes[: len(given)], strict=True)
-        entries = [input_like(tensor, _declared(tensor.shape, shape)) for tensor, shape in pairs]
+        entries = [input_like(one, _shape(one.shape, shape)) for one, shape in zip(given, shapes, strict=True)]
+        name = self._graph.names.get(id(graph.model), graph.model.name)
         if isinstance(graph.model, keras.Sequential) and graph.is_chain:
-            made = keras.Sequential(entries, name=graph.model.name)
+            made = keras.Sequential(entries, name=name)
             for call in graph.calls:
                 made.add(self._operation(call, made.outputs if made.layers else entries))
             return made
@@ -67,29 +65,36 @@ class _Building:
             self._run(call, new)
         inputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.inputs)
         outputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.outputs)
-        plain = graph_of(graph.model) is not None and takes_a_graph(type(graph.model))
-        return (type(graph.model) if plain else keras.Model)(inputs, outputs, name=graph.model.name)
+        plain = graph_of(graph.model) is not None and not isinstance(graph.model, keras.Sequential)
+        kind = type(graph.model) if plain and takes_a_graph(type(graph.model)) else keras.Model
+        return kind(inputs, outputs, name=name)
 
     def _run(self, call: Call, new: dict[int, Any]) -> None:
         def known(leaf: Any) -> Any:
             return new[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
         args, kwargs = keras.tree.map_structure(known, (call.args, call.kwargs))
-        outputs = self._operation(call, tensors_in((args, kwargs)))(*args, **kwargs)
+        outputs = self._operation(call, args[0] if args else kwargs.get("inputs"))(*args, **kwargs)
         for old, made in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
             new[id(old)] = made
 
-    def _operation(self, call: Call, tensors: Sequence[Any]) -> Any:
-        """Returns the new layer or operation for a former one that is called on tensors, the same one at each call."""
+    def _operation(self, call: Call, inputs: Any) -> Any:
+        """Returns the new layer or operation for a former one that is called on inputs, the same one at each call."""
         operation, key = call.operation, id(call.operation)
         if key in self._graph.nested:
             if key not in self._models:
-                made = self.model(self._graph.nested[key], [tensor.shape for tensor in tensors])
-                self._models[key] = operation, made
+                graph = self._graph.nested[key]
+                declared = tensors_in(graph.inputs)
+                if isinstance(inputs, Mapping) and not isinstance(graph.inputs, Mapping):
+                    # Keras finds each input by its name.
+                    inputs = [inputs[tensor.name] for tensor in declared]
+                # A mask may follow the inputs.
+                shapes = [tensor.shape for tensor in tensors_in(inputs)][: len(declared)]
+                self._models[key] = operation, self.model(graph, shapes)
             return self._models[key][1]
         if key not in self._layers:
             change = self._graph.changes.get(key, Change())
-            self._layers[key] = operation, made_again(operation, change.config)
+            self._layers[key] = operation, made_again(operation, change.config, self._graph.names.get(key))
         return self._layers[key][1]
 
     def assigned(self, value_of: Callable[[Any], np.ndarray]) -> Variables:
@@ -109,16 +114,13 @@ class _Building:
         return found
 
     def copy_trainable(self) -> None:
-        """Makes trainable what is trainable in the former model."""
+        """Makes the nested models trainable that are; `assigned` does so for the layers."""
         for old, new in reversed(list(self._models.values())):
             new.trainable = old.trainable
-        for old, new in self._layers.values():
-            if isinstance(old, keras.layers.Layer):
-                copy_trainable(old, new)
 
 
-def _declared(declared: Sequence[int | None], given: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Returns the shape of a new input: open where the former one is, else as long as the tensor that it gets."""
+def _shape(declared: Sequence[int | None], given: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Returns the shape of a new input: None where the former one has None, else the length of the tensor passed."""
     return tuple(
         None if old is None else (old if new is None else new) for old, new in zip(declared, given, strict=True)
     )

@@ -17,7 +17,7 @@ Variables = dict[int, tuple[Any, Any]]
 _NO_ARGUMENTS = ("self", "args", "kwargs")
 
 
-def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
+def made_again(operation: Any, changes: Mapping[str, Any] | None = None, name: str | None = None) -> Any:
     """Returns a new layer or operation of the same config, apart from changed entries.
 
     A layer or operation without weights that has no config is copied, and so is a preprocessing layer that has learned
@@ -26,6 +26,7 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
     Args:
         operation: A layer or operation.
         changes: Entries of the config that differ.
+        name: Another name; None keeps that of the operation.
 
     Raises:
         ValueError: It has weights, or changes, and cannot be made from its config.
@@ -37,14 +38,18 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None) -> Any:
             "`call` was replaced on the object, which its config does not say. Remove the replacement first."
         )
     if hasattr(operation, "adapt") and not changes:
-        return _copied(operation)
+        return _copied(operation, name)
     try:
         config = {**_config_of(operation), **(changes or {})}
-        config |= {name: "zeros" for name, value in config.items() if _is_array_initializer(name, value)}
-        return type(operation).from_config(config)
+        config |= {key: "zeros" for key, value in config.items() if _is_array_initializer(key, value)}
+        if name is not None and "name" in config:
+            config["name"] = name
+        made = type(operation).from_config(config)
+        made.name = name or operation.name
+        return made
     except Exception as error:
         if not getattr(operation, "variables", ()) and not changes:
-            return _copied(operation)
+            return _copied(operation, name)
         raise ValueError(
             f"The new model is made of new layers, from the configs of the present ones. Received: {operation.name!r} "
             f"({type(operation).__name__}), which cannot be made again: {error}. Define get_config and from_config, or "
@@ -86,11 +91,12 @@ def _is_array_initializer(name: str, value: Any) -> bool:
     return not isinstance(value["config"].get("value", 0), int | float)
 
 
-def _copied(operation: Any) -> Any:
+def _copied(operation: Any, name: str | None) -> Any:
     """Returns a copy of a layer or operation without the calls of the former one; variables are shared."""
     found = object.__new__(type(operation))
     vars(found).update(vars(operation))
     found._inbound_nodes, found._outbound_nodes = [], []
+    found.name = name or operation.name
     return found
 
 
@@ -132,7 +138,7 @@ def pairs_of(old: Any, new: Any) -> list[tuple[Any, Any]]:
 
 
 def assign(old: Any, new: Any, value: Any) -> None:
-    """Assigns a value to the variable of a layer that was made again, if it is a new one.
+    """Assigns a value to the variable of a layer that was made again, unless both layers share the variable.
 
     Raises:
         ValueError: The new variable has another shape.
@@ -140,7 +146,7 @@ def assign(old: Any, new: Any, value: Any) -> None:
     if tuple(new.shape) != tuple(value.shape):
         raise ValueError(
             f"The weight {old.path!r} has another shape when its layer is made again: {tuple(new.shape)} instead of "
-            f"{tuple(value.shape)}. Leave the layer out with `exclude`."
+            f"{tuple(value.shape)}. Define get_config and from_config so that the layer is made as it is."
         )
     if new is not old:
         new.assign(value)

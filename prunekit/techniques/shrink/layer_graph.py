@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.recorded_calls import RecordedCall
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.calls import Graph
-from prunekit.techniques.shrink.graph_reader import GraphReader
+from prunekit.techniques.shrink.graph_reader import Opened, read_graphs
 
 
 @dataclass
@@ -36,24 +35,23 @@ class LayerGraph:
     Args:
         model: A built model with a graph of layers, or a subclassed model whose `call` consists of layers and
             operations alone.
-        inside: Returns for a node of a graph, or for a model without a graph, the calls that replace it, or None.
+        opened: Returns for a node of a graph, or for a model without a graph, the calls that replace it, or None.
 
     Attributes:
         model: The model.
         main: Its graph.
         nested: id of a nested model -> its graph.
+        names: id of a layer, operation or nested model -> its name in the new model, where that is another.
         changes: id of a layer -> what differs when it is made again.
 
     Raises:
         ValueError: The model's calls cannot be read.
     """
 
-    def __init__(self, model: Any, inside: Callable[[Any], RecordedCall | None] = lambda node: None):
-        self.model = model
-        reader = GraphReader(model, inside)
-        self.main = reader.main()
-        self.nested = reader.nested
-        self.changes = {key: Change({"name": name}) for key, name in reader.names.items()}
+    def __init__(self, model: Any, opened: Opened = lambda node: None):
+        self.model, found = model, read_graphs(model, opened)
+        self.main, self.nested, self.names = found.main, found.nested, found.names
+        self.changes: dict[int, Change] = {}
 
     def graphs(self) -> Iterator[Graph]:
         """Yields the graph of the model, and that of each nested model which is still called."""

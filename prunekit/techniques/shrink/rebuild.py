@@ -24,8 +24,8 @@ def without_channels(
 ) -> tuple[Any, Variables]:
     """Returns a new model without some channels, and the new variable of each former one.
 
-    The new model is not compiled. A model without a graph of layers, and a layer whose inner layers shrink, are
-    replaced by the layers inside them.
+    The new model is not compiled. A model without a graph of layers, and each layer whose inner layers lose channels,
+    are replaced by their inner layers.
 
     Args:
         channels: The channels of the model.
@@ -37,7 +37,7 @@ def without_channels(
     """
     kept = channels.kept_numbers(removed)
     layers, values = _CutLayers(channels, kept), _CutValues(channels, kept)
-    graph = LayerGraph(channels.model, layers.inside)
+    graph = LayerGraph(channels.model, layers.opened)
     layers.change(graph, constants.biases)
     return build(graph, lambda variable: values.of(variable, constants.values.get(id(variable))))
 
@@ -92,7 +92,7 @@ class _CutLayers:
         self._channels, self._links, self._kept = channels, channels.links, kept
         self._makeable: dict[int, bool] = {}
 
-    def inside(self, node: Any) -> RecordedCall | None:
+    def opened(self, node: Any) -> RecordedCall | None:
         """Returns the calls that replace a node's call, or the `call` of a model; None if the layer is made again."""
         call = self._channels.opened.get(id(node))
         if call is None or not call.repeatable:

@@ -11,6 +11,7 @@ from keras import ops
 from without_prunekit import outputs_of_file
 
 import prunekit as pk
+from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.techniques.shrink.blocks import LAYERS, RESIDUAL, find_blocks
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 
@@ -511,7 +512,7 @@ READERS = {
 }
 GOOD = np.ones((4, 5), "float32")
 BAD = {
-    "texts": (np.array([["a"] * 5] * 4), TypeError, "arrays of numbers. Received: <U1 for the input 'features'"),
+    "texts": (np.array([["a"] * 5] * 4), TypeError, "arrays of numbers. Received: str32 for the input 'features'"),
     "objects": (GOOD.astype(object), TypeError, "arrays of numbers. Received: object for the input 'features'"),
     "complex numbers": (GOOD.astype("complex64"), TypeError, "Received: complex64 for the input 'features'"),
     "a text": ("data", TypeError, "Calibration data are arrays of numbers. Received: str"),
@@ -519,7 +520,7 @@ BAD = {
     "infinity": (np.float16(GOOD) * np.float16(np.inf), ValueError, "Received: 20 NaN or infinite values"),
     "another name": ({"other": GOOD}, ValueError, "are features. Received: calibration data with the names other"),
     "another width": (np.ones((4, 6)), ValueError, r"'features' is \(None, 5\).*Received: .* shape \(4, 6\)"),
-    "two inputs": ({"features": GOOD, "other": GOOD}, ValueError, "Received: calibration data of 2 inputs"),
+    "two inputs": (([GOOD, GOOD], np.zeros(4)), ValueError, "Received: calibration data of 2 inputs"),
     "no batch": ([], ValueError, "no batches"),
 }
 
@@ -551,3 +552,85 @@ def test_a_later_batch_that_does_not_fit_is_refused_too(name):
 def test_inputs_by_name_are_accepted():
     report = pk.remove_blocks(with_named_input(), 1, {"features": GOOD})[1]
     assert len(report.removed) == 1
+
+
+# ---- kinds of batches and of models ----------------------------------------------------------------------------------
+
+
+def datasets():
+    yield "batches of the backend's tensors", [ops.convert_to_tensor(GOOD), ops.convert_to_tensor(GOOD[:2])]
+    yield "half precision", GOOD.astype("float16")
+    yield "integers", GOOD.astype("int64")
+    yield "a bfloat16 tensor", [ops.cast(GOOD, "bfloat16")]
+    yield "float64 beyond float32", [np.full((2, 5), 1e39)]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        yield "a dataset", tf.data.Dataset.from_tensor_slices(GOOD).batch(2)
+        yield "a dataset with labels", tf.data.Dataset.from_tensor_slices((GOOD, np.zeros(4))).batch(2)
+
+
+@pytest.mark.every_backend
+def test_every_kind_of_batch_is_accepted():
+    for name, data in datasets():
+        check_inputs(with_named_input(), next(iter(CheckedData(with_named_input(), data)))[0])
+        if not name.startswith("float64"):
+            assert len(pk.remove_blocks(with_named_input(), 1, data)[1].removed) == 1, name
+
+
+def test_texts_are_for_inputs_of_texts():
+    inputs = keras.Input((1,), dtype="string", name="text")
+    declared = keras.Sequential([inputs, L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)])
+    check_inputs(declared, np.array([["a b"], ["b"]]))
+    with pytest.raises(TypeError, match="arrays of texts. Received: float32 for the input 'text'"):
+        check_inputs(declared, np.ones((2, 1), "float32"))
+    with pytest.raises(TypeError, match="arrays of texts. Received: str"):
+        check_inputs(declared, "a b")
+
+
+def sequential(*layers):
+    keras.utils.set_random_seed(2)
+    return keras.Sequential([keras.Input((6, 5)), *layers, L.Flatten(), L.Dense(3)], name="chain")
+
+
+class Stepping(keras.Sequential):
+    """A Sequential with a training step of its own."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+SEQUENTIAL = {
+    "dropout": lambda: sequential(L.Dense(5, "relu"), L.Dropout(0.2), L.Dense(5)),
+    "lstm": lambda: sequential(L.LSTM(5, return_sequences=True), L.Dense(5)),
+    "gru": lambda: sequential(L.GRU(5, return_sequences=True), L.GaussianNoise(0.1)),
+    "own step": lambda: Stepping([keras.Input((6, 5)), L.Dense(5), L.Dropout(0.2), L.Flatten(), L.Dense(3)]),
+}
+
+
+@pytest.mark.parametrize("make", SEQUENTIAL.values(), ids=SEQUENTIAL)
+@pytest.mark.parametrize(
+    "smaller_of",
+    [lambda m: pk.remove_blocks(m, 1, np.ones((4, 6, 5))), pk.simplify, lambda m: pk.shrink(m, channels=0.6)],
+    ids=["remove_blocks", "simplify", "shrink"],
+)
+def test_a_sequential_model_with_layers_for_training_stays_sequential(make, smaller_of):
+    smaller, _ = smaller_of(make())
+    assert type(smaller) is keras.Sequential
+    assert smaller(np.ones((2, 6, 5), "float32")).shape == (2, 3)
+
+
+def test_blocks_beside_and_in_a_model_that_shares_a_layer_are_measured():
+    table = L.Embedding(9, 6, name="table")
+    tokens = keras.Input((4,), dtype="int32")
+    x = table(tokens)
+    inner = keras.Model(tokens, L.Add(name="in")([x, L.Dense(6)(x)]), name="inner")
+    outer = keras.Input((4,), dtype="int32")
+    y = inner(outer)
+    y = L.Add(name="out")([y, L.Dense(6)(y)])
+    model = keras.Model(outer, L.Dense(2)(L.Concatenate()([y, table(outer)])))
+    data = np.arange(8).reshape(2, 4)
+    smaller, report = pk.remove_blocks(model, 2, data)
+    assert set(report.removed) == {"in", "out"}
+    total = max(row.total_change for row in report.blocks)
+    assert relative_change(model, smaller, data) == pytest.approx(total, rel=1e-4)

@@ -267,6 +267,55 @@ def test_layers_that_replace_another_get_names_of_their_own(tmp_path):
     assert keras.models.load_model(tmp_path / "smaller.keras").count_params() == smaller.count_params()
 
 
+@keras.saving.register_keras_serializable("prunekit_tests")
+class Block(keras.layers.Layer):
+    """A residual block with a model inside it, and an operation outside of layers."""
+
+    def __init__(self, units, **options):
+        super().__init__(**options)
+        self.units = units
+        self.mlp = keras.Sequential([keras.layers.Dense(units, "relu"), keras.layers.Dense(units)], name="mlp")
+
+    def build(self, shape):
+        self.mlp.build(shape)
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+    def call(self, x):
+        return self.mlp(x) + x
+
+
+def test_models_and_operations_inside_opened_layers_get_names_that_are_not_taken(tmp_path):
+    inputs = keras.Input((5,))
+    x = keras.layers.Dense(6, name="stem")(inputs)
+    y = keras.layers.Dense(6)(inputs) + x
+    model = keras.Model(inputs, keras.layers.Dense(3)(Block(6, name="two")(Block(6, name="one")(y))))
+    model.save(tmp_path / "model.keras")
+    # The layers of a loaded model have the names in the file, which Keras may give to new operations, too.
+    keras.backend.clear_session()
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    found, smaller = largest_difference(loaded, np.random.default_rng(0).normal(size=(4, 5)).astype("float32"))
+    names = [layer.name for layer in smaller.layers]
+    assert found <= 1e-5 and len(set(names)) == len(names) and {"stem", "mlp", "two_mlp"} <= set(names)
+    smaller.save(tmp_path / "smaller.keras")
+    assert keras.models.load_model(tmp_path / "smaller.keras").count_params() == smaller.count_params()
+
+
+def test_an_adapted_layer_of_a_model_that_shares_layers_keeps_what_it_has_learnt():
+    shared = keras.layers.Dense(6, name="dense")
+    normalization = keras.layers.Normalization(name="norm")
+    normalization.adapt(np.random.default_rng(0).normal(5.0, 3.0, (50, 6)))
+    entry = keras.Input((6,))
+    inner = keras.Model(entry, normalization(shared(entry)), name="inner")
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="norm_2")(inner(keras.ops.relu(shared(inputs)))))
+    x = np.random.default_rng(1).normal(size=(4, 6)).astype("float32")
+    smaller, _ = pk.simplify(model)
+    assert difference(arrays(model(x)), arrays(smaller(x))) <= 1e-6
+    assert {"dense", "norm", "norm_2"} <= {layer.name for layer in smaller.layers}
+
+
 class Sigmoid(keras.layers.MultiHeadAttention):
     def _masked_softmax(self, attention_scores, attention_mask=None):
         return keras.ops.sigmoid(attention_scores)
@@ -315,5 +364,5 @@ def test_a_model_that_cannot_be_followed_is_refused_by_name():
     model = Raw()
     model.dense.build((None, 3))
     model.built = True
-    with pytest.raises(ValueError, match=r"'raw' has no .*Build it as keras.Model\(inputs, outputs\)"):
+    with pytest.raises(ValueError, match=r"'raw' has no .*build it as keras.Model\(inputs, outputs\)"):
         find_channels(model)
