@@ -141,6 +141,7 @@ def test_blocks_and_schedules_of_single_layers_come_with_the_weights(tmp_path):
     assert [one.pruner.sparsity for one in both] == [0.5, pytest.approx(0.8, abs=0.02)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_recurrent_embedding_and_attention_weights_have_their_masks(tmp_path):
     inputs = keras2.Input((6,), name="tokens")

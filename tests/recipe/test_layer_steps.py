@@ -106,6 +106,7 @@ def test_remove_blocks_needs_data():
         compress(load_recipe({"version": 1, "steps": [BLOCK]}), network())
 
 
+@pytest.mark.thorough
 def test_drops_can_be_expected_after_either_step(pairs):
     bound = {"expect": {"accuracy_drop": {"max": 1.0}}}
     steps = [step["kind"] for step in compress(recipe(TRAIN, SIMPLIFY, bound), network(), pairs).report.steps]

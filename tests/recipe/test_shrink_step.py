@@ -351,6 +351,7 @@ def test_rounds_end_at_the_target_of_a_single_removal(pairs, rounds):
     assert abs(result.report.after.parameters / result.report.before.parameters - 0.4) < 0.02
 
 
+@pytest.mark.thorough
 def test_rounds_of_a_multiple_end_with_multiples(pairs):
     settings = {"channels": 0.5, "multiple": 4, "rounds": 2, "epochs_per_round": 1}
     result = compress(recipe(shrink(**settings)), network(), pairs)
@@ -404,6 +405,7 @@ def test_a_run_that_is_interrupted_goes_on_in_its_round_and_ends_with_the_same_b
     assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in variables)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
     assert verify(whole.directory, model=network(), data=data).identical
     again = compress(IN_ROUNDS, network(), data, whole.directory, resume=True)

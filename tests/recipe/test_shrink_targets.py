@@ -59,6 +59,7 @@ def test_a_measured_target_is_reached_planned_and_reported(pairs, measured, targ
     assert zeros(result.model, "hidden/kernel") > 0
 
 
+@pytest.mark.thorough
 def test_rounds_of_a_measured_target_end_at_its_share_of_the_step_s_model(pairs, measured):
     settings = {"bytes": 0.6, "rounds": 2, "epochs_per_round": 1}
     result = compress(recipe(shrink(**settings)), network(width=60), pairs)
@@ -90,6 +91,7 @@ def plan_inputs(model):
     return RunInputs(load_recipe(recipe(shrink()), data_given=True), model, None, None, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs a converter")
 def test_the_bytes_of_a_run_are_those_of_its_exported_file(pairs, tmp_path):
     steps = shrink(bytes=0.6), {"export": {"formats": ["litert"]}}

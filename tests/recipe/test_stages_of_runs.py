@@ -73,6 +73,7 @@ def test_without_a_removal_there_is_a_model_before_and_one_after(pairs):
     assert report.stages[0].gzip_bytes > report.stages[1].gzip_bytes
 
 
+@pytest.mark.thorough
 @tensorflow_only
 def test_a_step_that_no_export_follows_has_its_own_row(pairs):
     formats = {"export": {"formats": ["litert-dynamic-int8"]}}
@@ -81,6 +82,7 @@ def test_a_step_that_no_export_follows_has_its_own_row(pairs):
     assert all(row.latency for row in report.stages)
 
 
+@pytest.mark.thorough
 @tensorflow_only
 def test_two_exports_of_one_format_are_told_apart_by_their_files(pairs):
     first, second = ({"export": {"formats": ["litert"], "name": name}} for name in ("one", "two"))
@@ -108,6 +110,7 @@ def test_without_data_there_are_latencies_and_no_metrics():
     assert all(row.latency and not row.metrics for row in report.stages)
 
 
+@pytest.mark.thorough
 @tensorflow_only
 @pytest.mark.parametrize("ends", [6, pytest.param(3, marks=pytest.mark.thorough)])
 def test_an_interrupted_run_goes_on_with_the_files_that_it_has(pairs, tmp_path, ends):
@@ -161,6 +164,7 @@ def test_without_a_litert_file_there_is_one_line(pairs, monkeypatch, steps):
     assert (report.stages, report.stage_notes) == ((), (NOTHING + reason,))
 
 
+@pytest.mark.thorough
 @tensorflow_only
 def test_a_run_that_removes_nothing_has_nothing_to_compare_with(pairs):
     report = compress(recipe(TRAIN, EXPORT), network(), pairs).report

@@ -211,6 +211,7 @@ def whole(data, tmp_path_factory):
     return compress(STEPS, network(), data, folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("ends", [5, 6, 7], ids=["before its checkpoint", "in the step behind it", "an epoch later"])
 def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whole, ends):
@@ -224,6 +225,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whol
     assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in pairs)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
     assert verify(whole.directory, model=network(), data=data).identical
     again = compress(STEPS, network(), data, whole.directory, resume=True)

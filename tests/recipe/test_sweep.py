@@ -209,6 +209,7 @@ sweep(sys.argv[2], {"kind": sys.argv[4:]}, sys.argv[3])
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep_ends_its_processes_and_continues_where_it_stopped(recipe, tmp_path):
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", DRIVER, str(SCRIPT), str(recipe), str(out), "ok", "hang"]

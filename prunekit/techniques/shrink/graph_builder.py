@@ -65,8 +65,9 @@ class _Building:
             self._run(call, new)
         inputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.inputs)
         outputs = keras.tree.map_structure(lambda tensor: new[id(tensor)], graph.outputs)
-        plain = graph_of(graph.model) is not None and not isinstance(graph.model, keras.Sequential)
-        kind = type(graph.model) if plain and takes_a_graph(type(graph.model)) else keras.Model
+        kind = type(graph.model)
+        if graph_of(graph.model) is None or isinstance(graph.model, keras.Sequential) or not takes_a_graph(kind):
+            kind = keras.Model
         return kind(inputs, outputs, name=name)
 
     def _run(self, call: Call, new: dict[int, Any]) -> None:
@@ -84,13 +85,10 @@ class _Building:
         if key in self._graph.nested:
             if key not in self._models:
                 graph = self._graph.nested[key]
-                declared = tensors_in(graph.inputs)
                 if isinstance(inputs, Mapping) and not isinstance(graph.inputs, Mapping):
                     # Keras finds each input by its name.
-                    inputs = [inputs[tensor.name] for tensor in declared]
-                # A mask may follow the inputs.
-                shapes = [tensor.shape for tensor in tensors_in(inputs)][: len(declared)]
-                self._models[key] = operation, self.model(graph, shapes)
+                    inputs = [inputs[tensor.name] for tensor in tensors_in(graph.inputs)]
+                self._models[key] = operation, self.model(graph, [tensor.shape for tensor in tensors_in(inputs)])
             return self._models[key][1]
         if key not in self._layers:
             change = self._graph.changes.get(key, Change())

@@ -52,6 +52,7 @@ class InsideEpoch:
             raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 @KINDS
 @pytest.mark.every_backend(cases=0)
 def test_a_run_killed_inside_an_epoch_ends_with_the_bytes_of_a_whole_one(tmp_path, monkeypatch, kind):
