@@ -17,6 +17,9 @@ def declared_inputs(model: Any) -> Any:
     """Returns the declared input tensors in the structure that the model takes (tensor, list, dict); None without."""
     # `_inputs_struct` of a Functional model has the structure (dict, list) of the inputs; `inputs` is flattened.
     declared = getattr(model, "_inputs_struct", getattr(model, "inputs", None))
+    # A subclass may have an attribute `inputs` of its own.
+    if not all(isinstance(one, keras.KerasTensor) for one in keras.tree.flatten(declared)):
+        return None
     return declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
 
 

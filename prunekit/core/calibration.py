@@ -7,7 +7,6 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.example_inputs import declared_inputs, fits
-from prunekit.sparsity.array_ops import array_of
 
 _BATCH = 64
 _EXPECTED = (
@@ -88,7 +87,7 @@ def check_inputs(model: Any, inputs: Any) -> None:
     declared = declared_inputs(model)
     if declared is None:
         for leaf in keras.tree.flatten(inputs):
-            _check_array(leaf, "", texts=False)
+            _check_array(leaf, "", texts=None)
         return
     known, given = keras.tree.flatten(declared), _in_order(model, declared, inputs)
     if len(known) != len(given):
@@ -124,16 +123,18 @@ def _in_order(model: Any, declared: Any, inputs: Any) -> list[Any]:
     return keras.tree.flatten(inputs) if isinstance(declared, Mapping) else [inputs[name] for name in names]
 
 
-def _check_array(leaf: Any, place: str, texts: bool) -> None:
-    """Raises unless an input is an array of finite numbers, or of texts for an input of texts."""
+def _check_array(leaf: Any, place: str, texts: bool | None) -> None:
+    """Raises unless an input is an array of finite numbers, or of texts for an input of texts; None takes both."""
     dtype = getattr(leaf, "dtype", None)
     # TensorFlow's types print as "<dtype: 'float32'>"; those of PyTorch have no name.
     kind = type(leaf).__name__ if dtype is None else str(getattr(dtype, "name", dtype)).rpartition(".")[2]
-    allowed = ("str", "bytes", "object") if texts else ("float", "bfloat", "int", "uint", "bool")
+    numbers, words = ("float", "bfloat", "int", "uint", "bool"), ("str", "bytes", "object")
+    allowed = numbers + words if texts is None else words if texts else numbers
     if not hasattr(leaf, "shape") or not kind.startswith(allowed):
         raise TypeError(f"Calibration data are arrays of {'texts' if texts else 'numbers'}. Received: {kind}{place}.")
     if "float" in kind:
-        array = array_of(leaf)
+        # Also of sparse and ragged tensors.
+        array = leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
         finite = np.isfinite(array if array.dtype.kind == "f" else array.astype("float32"))
         if not finite.all():
             raise ValueError(

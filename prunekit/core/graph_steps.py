@@ -113,8 +113,10 @@ def _steps_in(model: Any) -> Iterator[Step]:
 
 def _is_plain(node: Any) -> bool:
     """Returns True if a nested model is called with its inputs alone, without a mask or further arguments."""
+    # Keras writes down a mask of None for each of several inputs.
     return len(node.arguments.args) == 1 and all(
-        name == "training" or value is None for name, value in node.arguments.kwargs.items()
+        name == "training" or all(one is None for one in keras.tree.flatten(value))
+        for name, value in node.arguments.kwargs.items()
     )
 
 

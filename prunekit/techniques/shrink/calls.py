@@ -106,6 +106,9 @@ class Graph:
     def is_chain(self) -> bool:
         """True if the calls are those of layers, each of the output before it alone, as in a Sequential model."""
         tensor = self.inputs
+        # The config of a Sequential model names a layer once that is called twice.
+        if len({id(call.operation) for call in self.calls}) < len(self.calls):
+            return False
         for call in self.calls:
             alone = isinstance(call.operation, keras.layers.Layer) and len(call.args) == 1 and call.args[0] is tensor
             if not alone or call.output is None or not call.has_default_options:

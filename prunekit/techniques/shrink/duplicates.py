@@ -91,7 +91,20 @@ def _plain(value: Any) -> Any:
         return slice, _plain((value.start, value.stop, value.step))
     if isinstance(value, np.ndarray | np.generic):
         return str(value.dtype), value.shape, value.tobytes()
-    return id(value)
+    return _Same(value)
+
+
+class _Same:
+    """An object that is equal to itself alone; it lives as long as the key that it is part of."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def _same_weights(graph: LayerGraph, one: Call, other: Call) -> bool:

@@ -56,10 +56,11 @@ class _Building:
         entries = [input_like(one, _shape(one.shape, shape)) for one, shape in zip(given, shapes, strict=True)]
         name = self._graph.names.get(id(graph.model), graph.model.name)
         if isinstance(graph.model, keras.Sequential) and graph.is_chain:
-            made = keras.Sequential(entries, name=name)
+            layers, tensor = list[Any](), entries[0]
             for call in graph.calls:
-                made.add(self._operation(call, made.outputs if made.layers else entries))
-            return made
+                layers.append(self._operation(call, tensor))
+                tensor = layers[-1](tensor)
+            return keras.Sequential([*entries, *layers], name=name)
         new = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
         for call in graph.calls:
             self._run(call, new)
@@ -88,7 +89,7 @@ class _Building:
                 if isinstance(inputs, Mapping) and not isinstance(graph.inputs, Mapping):
                     # Keras finds each input by its name.
                     inputs = [inputs[tensor.name] for tensor in tensors_in(graph.inputs)]
-                self._models[key] = operation, self.model(graph, [tensor.shape for tensor in tensors_in(inputs)])
+                self._models[key] = operation, self.model(graph, [one.shape for one in keras.tree.flatten(inputs)])
             return self._models[key][1]
         if key not in self._layers:
             change = self._graph.changes.get(key, Change())
@@ -104,11 +105,11 @@ class _Building:
                 getattr(new, attribute).assign(value)
             fixed = {id(getattr(new, attribute)) for attribute in changed}
             for one, other in pairs_of(old, new):
-                if id(one) not in found:
-                    found[id(one)] = one, other
-                    other.trainable = one.trainable
-                    if id(other) not in fixed:
-                        assign(one, other, value_of(one))
+                # Two layers may hold one variable, and are made again apart.
+                found.setdefault(id(one), (one, other))
+                other.trainable = one.trainable
+                if id(other) not in fixed:
+                    assign(one, other, value_of(one))
         return found
 
     def copy_trainable(self) -> None:
@@ -118,7 +119,12 @@ class _Building:
 
 
 def _shape(declared: Sequence[int | None], given: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Returns the shape of a new input: None where the former one has None, else the length of the tensor passed."""
+    """Returns the shape of a new input: None where the former one has None, else the length of the tensor passed.
+
+    Keras adds or removes a last axis of length 1; then the shape stays.
+    """
+    if len(declared) != len(given):
+        return tuple(declared)
     return tuple(
         None if old is None else (old if new is None else new) for old, new in zip(declared, given, strict=True)
     )

@@ -33,7 +33,7 @@ class ReadGraphs:
     names: dict[int, str]
 
 
-def read_graphs(model: Any, opened: Opened) -> ReadGraphs:
+def read_graphs(model: Any, opened: Opened | None) -> ReadGraphs:
     """Returns the graphs of a model and of its nested models.
 
     Args:
@@ -65,11 +65,11 @@ class _Place:
 class _Reader:
     """Reads one model; see `ReadGraphs`."""
 
-    def __init__(self, model: Any, opened: Opened):
+    def __init__(self, model: Any, opened: Opened | None):
         self.nested: dict[int, Graph] = {}
         self.names: dict[int, str] = {}
-        self._model, self._opened = model, opened
-        self._call = None if graph_of(model) is not None else opened(model) or recorded_model(model)
+        self._model, self._opens, self._opened = model, opened is not None, opened or (lambda node: None)
+        self._call = None if graph_of(model) is not None else self._opened(model) or recorded_model(model)
         self._named: set[int] = set()
         self._computed: set[int] = set()
         self._sharing = self._models_that_share_layers()
@@ -139,11 +139,12 @@ class _Reader:
     def _call_of(self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], place: _Place) -> Call:
         """Returns the call of a layer or operation that stays; reads a nested model, once."""
         given = tensors_in(args)
-        if place.prefix and type(operation) is Multiply and len(given) == 1 and get_keras_mask(given[0]) is None:
+        if self._opens and type(operation) is Multiply and len(given) == 1:
             number: Any = next((one for one in args if one is not given[0]), None)
             if keras.ops.is_tensor(number) and number.ndim == 0 and "float" in given[0].dtype:
-                # Keras takes the product of a symbolic tensor and a constant for sparse, which not all layers accept.
-                name = _unused(f"{place.prefix}{operation.name}", place.taken)
+                # Keras takes the product of a symbolic tensor and a constant for sparse, which layers inside an opened
+                # one may not accept, although the one around them does.
+                name = _unused(f"{place.prefix}{operation.name}", place.taken) if place.prefix else operation.name
                 operation = keras.layers.Rescaling(float(number), dtype=outputs[0].dtype, name=name)
                 place.taken[name] = id(operation)
                 return Call(operation, (given[0],), {}, outputs)
@@ -223,9 +224,13 @@ def _is_plain(node: Any) -> bool:
     """Returns True if a nested model is called with its inputs alone, in the structure that it declares."""
     args, kwargs = list(node.arguments.args), dict(node.arguments.kwargs)
     given = args.pop(0) if args else kwargs.pop("inputs", None)
-    others = [one for one in (*args, *kwargs.values()) if one is not None and one is not False]
+    # Keras writes down a mask of None for each of several inputs.
+    others = [one for one in keras.tree.flatten((args, kwargs)) if one is not None and one is not False]
     declared = graph_of(node.operation).input
-    return not others and isinstance(given, Mapping) is isinstance(declared, Mapping)
+    if others or isinstance(given, Mapping) is not isinstance(declared, Mapping):
+        return False
+    ranks = [[len(one.shape) for one in tensors_in(structure)] for structure in (given, declared)]
+    return ranks[0] == ranks[1]
 
 
 def _unused(name: str, taken: Mapping[str, int]) -> str:

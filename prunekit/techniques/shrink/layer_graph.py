@@ -36,6 +36,7 @@ class LayerGraph:
         model: A built model with a graph of layers, or a subclassed model whose `call` consists of layers and
             operations alone.
         opened: Returns for a node of a graph, or for a model without a graph, the calls that replace it, or None.
+            None opens no layer.
 
     Attributes:
         model: The model.
@@ -48,7 +49,7 @@ class LayerGraph:
         ValueError: The model's calls cannot be read.
     """
 
-    def __init__(self, model: Any, opened: Opened = lambda node: None):
+    def __init__(self, model: Any, opened: Opened | None = None):
         self.model, found = model, read_graphs(model, opened)
         self.main, self.nested, self.names = found.main, found.nested, found.names
         self.changes: dict[int, Change] = {}

@@ -366,3 +366,69 @@ def test_a_model_that_cannot_be_followed_is_refused_by_name():
     model.built = True
     with pytest.raises(ValueError, match=r"'raw' has no .*build it as keras.Model\(inputs, outputs\)"):
         find_channels(model)
+
+
+@keras.saving.register_keras_serializable("prunekit_tests")
+class Twice(Block):
+    """Calls one layer without weights twice."""
+
+    def __init__(self, units, **options):
+        super().__init__(units, **options)
+        self.first, self.second = keras.layers.Dense(2 * units), keras.layers.Dense(units)
+        self.relu = keras.layers.ReLU()
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((*shape[:-1], 2 * self.units))
+
+    def call(self, x):
+        return self.relu(self.second(self.relu(self.first(x))))
+
+
+def test_a_layer_that_is_called_twice_in_a_chain_is_in_the_file_twice(tmp_path):
+    model = keras.Sequential([keras.Input((5,)), Twice(6, name="block"), keras.layers.Dense(3)])
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
+    found, smaller = largest_difference(model, x)
+    assert found <= 1e-5
+    smaller.save(tmp_path / "smaller.keras")
+    loaded = keras.models.load_model(tmp_path / "smaller.keras")
+    assert difference(arrays(smaller(x)), arrays(loaded(x))) == 0
+
+
+def test_a_model_of_several_inputs_that_shares_a_layer_loads_from_the_file(tmp_path):
+    dense = keras.layers.Dense(4)
+    first, second = keras.Input((4,)), keras.Input((4,))
+    inner = keras.Model([first, second], keras.layers.Add()([dense(first), dense(second)]), name="inner")
+    one, other = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([one, other], keras.layers.Dense(2)(dense(inner([one, other]))))
+    data = [np.random.default_rng(n).normal(size=(3, 4)).astype("float32") for n in range(2)]
+    smaller, _ = pk.simplify(model)
+    assert difference(arrays(model(data)), arrays(smaller(data))) <= 1e-6
+    smaller.save(tmp_path / "smaller.keras")
+    assert difference(arrays(smaller(data)), arrays(keras.models.load_model(tmp_path / "smaller.keras")(data))) == 0
+
+
+def test_a_nested_model_that_gets_an_axis_less_is_made_again():
+    inner = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(6)])
+    inputs = keras.Input((4, 4))
+    model = keras.Model(inputs, keras.layers.Dense(3)(inner(inputs)))
+    x = np.random.default_rng(0).normal(size=(2, 4, 4)).astype("float32")
+    smaller, _ = pk.simplify(model)
+    assert difference(arrays(model(x)), arrays(smaller(x))) <= 1e-6
+
+
+def test_a_mask_that_ends_at_a_product_ends_there_in_the_simpler_model():
+    tokens = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tokens) * keras.ops.convert_to_tensor(0.5)
+    model = keras.Model(tokens, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(x)))
+    ids = np.array([[1, 2, 0, 0, 0]])
+    assert difference(arrays(model(ids)), arrays(pk.simplify(model)[0](ids))) <= 1e-6
+
+
+def test_two_layers_that_hold_one_weight_both_get_its_value():
+    block = Block(5, name="block")
+    inputs = keras.Input((5,))
+    x = block(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2)(block.mlp.layers[1](x)))
+    data = np.random.default_rng(0).normal(size=(3, 5)).astype("float32")
+    assert difference(arrays(model(data)), arrays(pk.simplify(model)[0](data))) <= 1e-6
