@@ -1,5 +1,6 @@
 """The graph of layer calls of a Sequential or functional model."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,3 +29,18 @@ def calls_of(model: Any) -> list[Any]:
 def tensors_in(structure: Any) -> list[Any]:
     """Returns the symbolic tensors in a structure, in order."""
     return [leaf for leaf in keras.tree.flatten(structure) if isinstance(leaf, keras.KerasTensor)]
+
+
+def reads_inputs_alone(node: Any) -> bool:
+    """Returns True if a call of a nested model has no mask and no argument besides the inputs and `training`."""
+    # Keras writes down a mask of None for each of several inputs.
+    given = len(node.arguments.args) + ("inputs" in node.arguments.kwargs)
+    return given == 1 and all(
+        name in ("inputs", "training") or all(one is None for one in keras.tree.flatten(value))
+        for name, value in node.arguments.kwargs.items()
+    )
+
+
+def inputs_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the inputs in the arguments of a call of a model."""
+    return args[0] if args else kwargs.get("inputs")

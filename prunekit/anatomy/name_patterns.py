@@ -56,7 +56,7 @@ def listed_patterns(given: Sequence[str] | str, option: str) -> tuple[str, ...]:
     """
     if isinstance(given, str):
         return (given,)
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Sequence):
         raise TypeError(f"`{option}` takes a pattern or a list of patterns. Received: {given!r}.")
     return tuple(given)
 

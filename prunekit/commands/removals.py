@@ -254,7 +254,7 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
     defaults = {"criterion": "magnitude", "allocation": "uniform", "repair": None}
-    given = [f"--{name.replace('_', '-')}" for name, default in defaults.items() if options[name] != default]
+    given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
     given += ["--input-shape"] if options["inputs"] else []
     if given:
         raise click.UsageError(

@@ -60,17 +60,18 @@ class CheckedData:
     Args:
         model: A built model.
         data: As for `batches_of`.
+        batch_size: As for `batches_of`.
 
     Raises:
         TypeError, ValueError: As for `batches_of` and `check_inputs`, when it is iterated.
     """
 
-    def __init__(self, model: Any, data: Any):
-        self._model, self._data = model, data
+    def __init__(self, model: Any, data: Any, batch_size: int = _BATCH):
+        self._model, self._data, self._batch_size = model, data, batch_size
         self._checked = False
 
     def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
-        for batch in weighted_batches_of(self._data):
+        for batch in weighted_batches_of(self._data, self._batch_size):
             if not self._checked:
                 check_inputs(self._model, batch[0])
             yield batch

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from prunekit.anatomy.model_graph import calls_of, graph_of
+from prunekit.anatomy.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone
 
 # Identity of a symbolic tensor of the model's graph.
 Key = int
@@ -103,21 +103,12 @@ def _steps_in(model: Any) -> Iterator[Step]:
     for node in nodes:
         reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
         inner = graph_of(node.operation) if isinstance(node.operation, keras.Model) else None
-        if inner is None or calls[id(node.operation)] > 1 or not _is_plain(node):
+        if inner is None or calls[id(node.operation)] > 1 or not reads_inputs_alone(node):
             yield Step(reads, writes, _call(node), tuple(getattr(node.operation, "variables", ())))
             continue
         yield Step(reads, tuple(map(id, inner.inputs)), _entry(node, inner))
         yield from _steps_in(node.operation)
         yield Step(tuple(map(id, inner.outputs)), writes, list)
-
-
-def _is_plain(node: Any) -> bool:
-    """Returns True if a nested model is called with its inputs alone, without a mask or further arguments."""
-    # Keras writes down a mask of None for each of several inputs.
-    return len(node.arguments.args) == 1 and all(
-        name == "training" or all(one is None for one in keras.tree.flatten(value))
-        for name, value in node.arguments.kwargs.items()
-    )
 
 
 def _call(node: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -136,8 +127,7 @@ def _entry(node: Any, inner: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
     keys = [id(tensor) for tensor in node.input_tensors]
 
     def run(tensors: Sequence[Any]) -> Sequence[Any]:
-        args, _ = node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))
-        return inner._standardize_inputs(args[0])
+        return inner._standardize_inputs(inputs_in(*node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))))
 
     return run
 

@@ -162,6 +162,23 @@ def _unit_interval(value: float, closed: bool) -> float:
     raise refusal(f"expected a fraction in [0, 1{']' if closed else ')'}. Received: {shown(value)}.{hint}")
 
 
+def share(expected: str, closed: bool) -> Callable[[Any], Any]:
+    """Returns a validator of shares above 0 and below 1, or 1 itself if `closed`.
+
+    Args:
+        expected: What is expected, for the message.
+        closed: True also accepts 1.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value < 1 or (closed and value == 1):
+            return value
+        hint = f" Write {value / 100:g} for {value:g} %." if 1 < value < 100 or (closed and value == 100) else ""
+        raise refusal(f"expected {expected}. Received: {shown(value)}.{hint}")
+
+    return check
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
-from prunekit.core.calibration import check_inputs, weighted_batches_of
+from prunekit.core.calibration import CheckedData
 from prunekit.core.output_metrics import Batch
 from prunekit.delivery.metrics import Metric, inferred
 from prunekit.delivery.plots import to_png
@@ -83,9 +83,7 @@ def sensitivity(  # noqa: PLR0913
     check_built(model)
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
     levels = _levels(sparsity, options)
-    batches = list(weighted_batches_of(data, whole("batch_size", batch_size, 1)))
-    for inputs, _, _ in batches:
-        check_inputs(model, inputs)
+    batches = list(CheckedData(model, data, whole("batch_size", batch_size, 1)))
     report = _empty(model, batches, options, levels, batch_size)
     folder = None if output is None else _folder(output)
     earlier = None if folder is None else _earlier(folder / TABLE, report, force)

@@ -14,6 +14,7 @@ from prunekit.recipe.fields import (
     name_of,
     refusal,
     registered,
+    share,
     shown,
 )
 from prunekit.sparsity.shorthands import CRITERIA, sources_of
@@ -23,13 +24,7 @@ CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)
 
 
-def _share(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value <= 1:
-        return value
-    hint = f" Write {value / 100:g} for {value:g} %." if 1 < value <= 100 else ""
-    raise refusal(f"expected the share that is left, in (0, 1]. Received: {shown(value)}.{hint}")
-
-
+_share = share("the share that is left, in (0, 1]", closed=True)
 Share = Annotated[float, BeforeValidator(_share)]
 
 # The channels that are left are those with a kernel that is not zero.

@@ -23,6 +23,7 @@ from prunekit.recipe.fields import (
     name_of,
     refusal,
     registered,
+    share,
     shown,
 )
 from prunekit.recipe.timing import Duration, ScheduleSettings
@@ -32,14 +33,6 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, Parsed
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
 ]
-
-
-def _left_alone(value: Any) -> Any:
-    """Returns the value; refuses numbers that are no share of channels."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or 0 < value < 1:
-        return value
-    hint = f" Write {value / 100:g} for {value:g} %." if 1 < value < 100 else ""
-    raise refusal(f"expected the share that is left alone, in (0, 1). Received: {shown(value)}.{hint}")
 
 
 class GrowingPenalty(Settings):
@@ -53,7 +46,7 @@ class GrowingPenalty(Settings):
         allocation: How the selected channels are shared between the groups.
     """
 
-    channels: Annotated[float, BeforeValidator(_left_alone)]
+    channels: Annotated[float, BeforeValidator(share("the share that is left alone, in (0, 1)", closed=False))]
     increase: Positive = 1e-4
     frequency: Count = 10
     ceiling: Positive = 1.0

@@ -11,20 +11,20 @@ LARGEST = 2**63 - 1
 
 def fraction(name: str, value: Any) -> float:
     """Returns the value as a fraction of removed weights, in [0, 1)."""
-    value = float(_number(name, value, "a fraction removed, in [0, 1)"))
-    # Written so that NaN, which compares false with every number, is refused too.
-    if not 0.0 <= value < 1.0:
-        hint = f" For {value:g} %, pass {value / 100:g}." if 1.0 < value < 100.0 else ""
-        raise ValueError(f"{name} must be a fraction removed, in [0, 1). Received: {name}={value}.{hint}")
-    return value
+    return _below_one(name, value, "a fraction removed, in [0, 1)", zero=True)
 
 
 def kept_fraction(name: str, value: Any) -> float:
     """Returns the value as the fraction that is left, in (0, 1)."""
-    value = float(_number(name, value, "the fraction that is left, in (0, 1)"))
-    if not 0.0 < value < 1.0:
+    return _below_one(name, value, "the fraction that is left, in (0, 1)", zero=False)
+
+
+def _below_one(name: str, value: Any, expected: str, zero: bool) -> float:
+    value = float(_number(name, value, expected))
+    # Written so that NaN, which compares false with every number, is refused too.
+    if not (0.0 < value < 1.0 or (zero and value == 0.0)):
         hint = f" For {value:g} %, pass {value / 100:g}." if 1.0 < value < 100.0 else ""
-        raise ValueError(f"{name} must be the fraction that is left, in (0, 1). Received: {name}={value}.{hint}")
+        raise ValueError(f"{name} must be {expected}. Received: {name}={value}.{hint}")
     return value
 
 

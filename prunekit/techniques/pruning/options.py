@@ -94,10 +94,7 @@ class PruningOptions:
         _set(self, "allocation", allocation)
         _set(self, "policy", policy)
         for name in ("include", "exclude"):
-            patterns = getattr(self, name)
-            if not isinstance(patterns, str | Sequence):
-                raise TypeError(f"`{name}` takes a pattern or a list of patterns. Received: {patterns!r}.")
-            _set(self, name, listed_patterns(patterns, name))
+            _set(self, name, listed_patterns(getattr(self, name), name))
         for name in ("keep_zeros", "keep_one"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is True or False. Received: {getattr(self, name)!r}.")

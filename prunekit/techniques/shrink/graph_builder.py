@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.model_graph import graph_of, tensors_in
+from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.calls import Call, Graph
 from prunekit.techniques.shrink.layer_copies import (
@@ -76,7 +76,7 @@ class _Building:
             return new[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
         args, kwargs = keras.tree.map_structure(known, (call.args, call.kwargs))
-        outputs = self._operation(call, args[0] if args else kwargs.get("inputs"))(*args, **kwargs)
+        outputs = self._operation(call, inputs_in(args, kwargs))(*args, **kwargs)
         for old, made in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
             new[id(old)] = made
 

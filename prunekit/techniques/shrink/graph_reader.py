@@ -10,7 +10,7 @@ import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.ops.numpy import Multiply
 
-from prunekit.anatomy.model_graph import calls_of, graph_of, tensors_in
+from prunekit.anatomy.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone, tensors_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded_model
 from prunekit.techniques.shrink.calls import Call, Graph
 
@@ -221,16 +221,13 @@ class _OpenedNode:
 
 
 def _is_plain(node: Any) -> bool:
-    """Returns True if a nested model is called with its inputs alone, in the structure that it declares."""
-    args, kwargs = list(node.arguments.args), dict(node.arguments.kwargs)
-    given = args.pop(0) if args else kwargs.pop("inputs", None)
-    # Keras writes down a mask of None for each of several inputs.
-    others = [one for one in keras.tree.flatten((args, kwargs)) if one is not None and one is not False]
-    declared = graph_of(node.operation).input
-    if others or isinstance(given, Mapping) is not isinstance(declared, Mapping):
+    """Returns True if a nested model is called with its inputs alone, of its declared structure and numbers of axes."""
+    if not reads_inputs_alone(node) or node.arguments.kwargs.get("training"):
         return False
+    given = inputs_in(node.arguments.args, node.arguments.kwargs)
+    declared = graph_of(node.operation).input
     ranks = [[len(one.shape) for one in tensors_in(structure)] for structure in (given, declared)]
-    return ranks[0] == ranks[1]
+    return isinstance(given, Mapping) is isinstance(declared, Mapping) and ranks[0] == ranks[1]
 
 
 def _unused(name: str, taken: Mapping[str, int]) -> str:

@@ -432,3 +432,16 @@ def test_two_layers_that_hold_one_weight_both_get_its_value():
     model = keras.Model(inputs, keras.layers.Dense(2)(block.mlp.layers[1](x)))
     data = np.random.default_rng(0).normal(size=(3, 5)).astype("float32")
     assert difference(arrays(model(data)), arrays(pk.simplify(model)[0](data))) <= 1e-6
+
+
+def test_a_nested_model_that_gets_its_inputs_by_keyword_is_opened_too(tmp_path):
+    dense = keras.layers.Dense(4)
+    entry = keras.Input((4,))
+    inner = keras.Model(entry, keras.layers.Add(name="sum")([entry, dense(entry)]), name="inner")
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(dense(inner(inputs=inputs))))
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    smaller, _ = pk.simplify(model)
+    smaller.save(tmp_path / "smaller.keras")
+    assert difference(arrays(model(x)), arrays(keras.models.load_model(tmp_path / "smaller.keras")(x))) <= 1e-6
+    assert "sum" in pk.remove_blocks(model, 1, x)[1].removed
