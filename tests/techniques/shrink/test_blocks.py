@@ -11,7 +11,6 @@ from keras import ops
 from without_prunekit import outputs_of_file
 
 import prunekit as pk
-from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.techniques.shrink.blocks import LAYERS, RESIDUAL, find_blocks
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 
@@ -503,89 +502,7 @@ def test_a_training_step_that_is_lost_is_noted(smaller_of):
     assert "The new model is a Functional, without the train_step of Weighted." in report.notes
 
 
-# Every function that takes calibration data checks them alike.
-READERS = {
-    "prune": lambda model, data: pk.prune(model, 0.5, data=data),
-    "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
-    "remove_zero_channels": lambda model, data: pk.remove_zero_channels(model, data=data),
-    "shrink": lambda model, data: pk.shrink(model, channels=0.5, data=data),
-}
-GOOD = np.ones((4, 5), "float32")
-BAD = {
-    "texts": (np.array([["a"] * 5] * 4), TypeError, "arrays of numbers. Received: str32 for the input 'features'"),
-    "objects": (GOOD.astype(object), TypeError, "arrays of numbers. Received: object for the input 'features'"),
-    "complex numbers": (GOOD.astype("complex64"), TypeError, "Received: complex64 for the input 'features'"),
-    "a text": ("data", TypeError, "Calibration data are arrays of numbers. Received: str"),
-    "NaN": (np.where(np.eye(4, 5) > 0, np.nan, GOOD), ValueError, "Received: 4 NaN or infinite values for the input"),
-    "infinity": (np.float16(GOOD) * np.float16(np.inf), ValueError, "Received: 20 NaN or infinite values"),
-    "another name": ({"other": GOOD}, ValueError, "are features. Received: calibration data with the names other"),
-    "another width": (np.ones((4, 6)), ValueError, r"'features' is \(None, 5\).*Received: .* shape \(4, 6\)"),
-    "two inputs": (([GOOD, GOOD], np.zeros(4)), ValueError, "Received: calibration data of 2 inputs"),
-    "no batch": ([], ValueError, "no batches"),
-}
-
-
-def with_named_input():
-    inputs = keras.Input((5,), name="features")
-    x = L.Dense(6, "relu")(inputs)
-    return keras.Model(inputs, L.Dense(3)(L.Add()([x, L.Dense(6)(x)])))
-
-
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-@pytest.mark.parametrize(("data", "error", "message"), BAD.values(), ids=BAD)
-def test_calibration_data_that_do_not_fit_are_refused_in_one_line(reader, data, error, message):
-    model = with_named_input()
-    before = model.get_weights()
-    with pytest.raises(error, match=message) as found:
-        reader(model, data)
-    assert "\n" not in str(found.value)
-    assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
-
-
-@pytest.mark.parametrize("name", ["prune", "remove_blocks", "shrink"])
-def test_a_later_batch_that_does_not_fit_is_refused_too(name):
-    with pytest.raises(ValueError, match=r"Received: calibration data of shape \(3, 6\)"):
-        READERS[name](with_named_input(), [GOOD, np.ones((3, 6))])
-
-
-@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
-def test_inputs_by_name_are_accepted():
-    report = pk.remove_blocks(with_named_input(), 1, {"features": GOOD})[1]
-    assert len(report.removed) == 1
-
-
-# ---- kinds of batches and of models ----------------------------------------------------------------------------------
-
-
-def datasets():
-    yield "batches of the backend's tensors", [ops.convert_to_tensor(GOOD), ops.convert_to_tensor(GOOD[:2])]
-    yield "half precision", GOOD.astype("float16")
-    yield "integers", GOOD.astype("int64")
-    yield "a bfloat16 tensor", [ops.cast(GOOD, "bfloat16")]
-    yield "float64 beyond float32", [np.full((2, 5), 1e39)]
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        yield "a dataset", tf.data.Dataset.from_tensor_slices(GOOD).batch(2)
-        yield "a dataset with labels", tf.data.Dataset.from_tensor_slices((GOOD, np.zeros(4))).batch(2)
-
-
-@pytest.mark.every_backend
-def test_every_kind_of_batch_is_accepted():
-    for name, data in datasets():
-        check_inputs(with_named_input(), next(iter(CheckedData(with_named_input(), data)))[0])
-        if not name.startswith("float64"):
-            assert len(pk.remove_blocks(with_named_input(), 1, data)[1].removed) == 1, name
-
-
-def test_texts_are_for_inputs_of_texts():
-    inputs = keras.Input((1,), dtype="string", name="text")
-    declared = keras.Sequential([inputs, L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=3)])
-    check_inputs(declared, np.array([["a b"], ["b"]]))
-    with pytest.raises(TypeError, match="arrays of texts. Received: float32 for the input 'text'"):
-        check_inputs(declared, np.ones((2, 1), "float32"))
-    with pytest.raises(TypeError, match="arrays of texts. Received: str"):
-        check_inputs(declared, "a b")
+# ---- kinds of models -----------------------------------------------------------------------------------------------
 
 
 def sequential(*layers):
