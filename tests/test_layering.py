@@ -58,6 +58,7 @@ ORDER = (
         "verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
     ),
+    ("techniques/quantize", "grids fake_quantization ranges histogram"),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",

@@ -23,15 +23,16 @@ def array_of(value: Any) -> np.ndarray:
 
 
 def ops_for(array: Any) -> Any:
-    """Returns the operations for an array: `keras.ops`, or for a NumPy array NumPy under the names of `keras.ops`."""
-    return _NumpyOps if isinstance(array, np.ndarray) else ops
+    """Returns `keras.ops`, or for an array or scalar of NumPy the functions of NumPy under the names of `keras.ops`."""
+    return _NumpyOps if isinstance(array, np.ndarray | np.generic) else ops
 
 
 class _NumpyOps:
     """NumPy's functions under the names and with the arguments of `keras.ops`."""
 
     all, any, argmax, max, sum = np.all, np.any, np.argmax, np.max, np.sum
-    arange, greater, minimum, split = np.arange, np.greater, np.minimum, np.split
+    arange, greater, minimum = np.arange, np.greater, np.minimum
+    round, split, take = np.round, np.split, np.take
     broadcast_to, concatenate, pad, reshape, squeeze = np.broadcast_to, np.concatenate, np.pad, np.reshape, np.squeeze
     cumsum, sort, stack, transpose, where, zeros_like = (
         np.cumsum,

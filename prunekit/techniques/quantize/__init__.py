@@ -1,0 +1,1 @@
+"""Quantization: integer weights and activations."""

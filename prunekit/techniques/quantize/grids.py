@@ -1,0 +1,248 @@
+"""Uniform affine grids: the values that integers of a few bits stand for, value = scale * (code - zero point).
+
+Zero is a value of every grid: the zero point is itself a code, so a weight that is exactly zero, and the padding of a
+convolution, stay exactly zero.
+
+Source: Jacob et al. 2018, arXiv:1712.05877, section 2.1; the codes of each kind of tensor as in the 8-bit
+    quantization specification of LiteRT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.array_ops import ops_for
+
+# LiteRT divides by scales, which underflow to 0 below the smallest normal number.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+# Bits of the largest code of a bias: one fewer than an accumulator of 32 bits has, whose sum must not overflow.
+_BIAS_BITS = 30
+# Bits of the integers that float32, in which models are trained, holds exactly.
+_EXACT_BITS = 24
+
+
+@dataclass(frozen=True)
+class IntegerFormat:
+    """The codes of one kind of tensor.
+
+    Args:
+        bits: 2 to 8, or 16.
+        symmetric: True: codes from -c to c, and the zero point is 0; weights, and every tensor of 16 bits, are stored
+            so. False: all 2 ** bits codes, with any of them as the zero point.
+
+    Raises:
+        ValueError: The number of bits is another, or 16 bits are not symmetric.
+        TypeError: `bits` is no integer.
+    """
+
+    bits: int = 8
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        bits = whole("bits", self.bits)
+        if not (2 <= bits <= 8 or bits == 16):
+            raise ValueError(f"bits must be 2 to 8, or 16. Received: bits={bits}.")
+        if bits == 16 and not self.symmetric:
+            raise ValueError("Tensors of 16 bits have the zero point 0. Received: bits=16 and symmetric=False.")
+        object.__setattr__(self, "bits", bits)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest code."""
+        return -(2 ** (self.bits - 1)) + int(self.symmetric)
+
+    @property
+    def highest(self) -> int:
+        """The highest code."""
+        return 2 ** (self.bits - 1) - 1
+
+
+@dataclass(frozen=True)
+class Granularity:
+    """Which entries of a tensor share a scale and a zero point.
+
+    Args:
+        axes: Axes along which every index has its own, counted from 0; () = all entries share one.
+        group_axis: Axis along which every `group_size` consecutive entries have their own; None = no groups.
+        group_size: Length of a group; the last one may be shorter.
+
+    Raises:
+        ValueError: An axis is negative or listed twice, or one of `group_axis` and `group_size` is missing.
+    """
+
+    axes: tuple[int, ...] = ()
+    group_axis: int | None = None
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        axes = tuple(whole("axes", axis, 0) for axis in self.axes)
+        object.__setattr__(self, "axes", axes)
+        if (self.group_axis is None) != (self.group_size is None):
+            raise ValueError(
+                "Groups need `group_axis` and `group_size`. Received: "
+                f"group_axis={self.group_axis!r}, group_size={self.group_size!r}."
+            )
+        grouped = () if self.group_axis is None else (whole("group_axis", self.group_axis, 0),)
+        if self.group_size is not None:
+            whole("group_size", self.group_size, 1)
+        if len({*axes, *grouped}) < len(axes) + len(grouped):
+            raise ValueError(f"Each axis can be named once. Received: axes={axes}, group_axis={self.group_axis!r}.")
+
+    def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the scales of a tensor of this shape: 1 along axes whose entries share a scale.
+
+        Raises:
+            ValueError: The tensor has no such axis.
+        """
+        missing = [axis for axis in (*self.axes, self.group_axis or 0) if axis >= max(len(shape), 1)]
+        if missing:
+            raise ValueError(f"The tensor needs an axis {missing[0]}. Received: shape={tuple(shape)}.")
+        found = [length if axis in self.axes else 1 for axis, length in enumerate(shape)]
+        if self.group_axis is not None and self.group_size is not None:
+            found[self.group_axis] = -(-shape[self.group_axis] // self.group_size)
+        return tuple(found)
+
+    def spread(self, parameters: Any, shape: tuple[int, ...]) -> Any:
+        """Returns scales or zero points of `parameter_shape` so that they broadcast against a tensor of this shape."""
+        if self.group_axis is None or self.group_size is None:
+            return parameters
+        groups = np.arange(shape[self.group_axis]) // self.group_size
+        return ops_for(parameters).take(parameters, groups, axis=self.group_axis)
+
+
+PER_TENSOR = Granularity()
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The values that a tensor can take.
+
+    Attributes:
+        format: The codes.
+        granularity: Which entries share a scale.
+        scale: Distance of neighbouring values, float32, of the shape `Granularity.parameter_shape`.
+        zero_point: Code of the value 0, int32, likewise.
+    """
+
+    format: IntegerFormat
+    granularity: Granularity
+    scale: np.ndarray
+    zero_point: np.ndarray
+
+    def codes(self, values: Any) -> Any:
+        """Returns the nearest codes, int32; of two that are equally near, that of the even number of steps from 0.
+
+        Args:
+            values: NumPy array or tensor of the backend.
+        """
+        operations = ops_for(values)
+        scale, zero_point = self._spread(values)
+        steps = operations.round(steps_within(values, scale, zero_point, self.format))
+        return operations.cast(steps, "int32") + operations.convert_to_tensor(zero_point, dtype="int32")
+
+    def values(self, codes: Any) -> Any:
+        """Returns the values of codes, float32."""
+        operations = ops_for(codes)
+        scale, zero_point = self._spread(codes)
+        steps = operations.cast(codes, "int32") - operations.convert_to_tensor(zero_point, dtype="int32")
+        return operations.cast(steps, "float32") * operations.convert_to_tensor(scale, dtype="float32")
+
+    def nearest(self, values: Any) -> Any:
+        """Returns the nearest values of the grid, float32; zeros stay zero."""
+        return self.values(self.codes(values))
+
+    def _spread(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+        shape = tuple(values.shape)
+        return self.granularity.spread(self.scale, shape), self.granularity.spread(self.zero_point, shape)
+
+
+def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) -> Any:
+    """Returns values / scale, limited to the steps from zero that the format has; differentiable.
+
+    Args:
+        values: NumPy array or tensor; half-precision values are divided in float32.
+        scale: Scales, which broadcast against the values.
+        zero_point: Zero points, likewise.
+        form: The codes.
+    """
+    operations = ops_for(values)
+    dtype = "float64" if "float64" in str(values.dtype) else "float32"
+    zero_point = operations.cast(operations.convert_to_tensor(zero_point), dtype)
+    steps = operations.cast(values, dtype) / operations.cast(operations.convert_to_tensor(scale), dtype)
+    first, last = form.lowest - zero_point, form.highest - zero_point
+    # Not `clip` or `maximum`: JAX and PyTorch halve the gradient of a value at the end of its range, where the largest
+    # weight lies.
+    steps = operations.where(operations.greater(first, steps), first, steps)
+    return operations.where(operations.greater(steps, last), last, steps)
+
+
+def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granularity = PER_TENSOR) -> Grid:
+    """Returns the grid over a range of values, which is widened to contain zero.
+
+    A symmetric grid reaches as far below zero as above. Other grids are moved by at most half a step, so that zero is
+    one of their values. Where the range is zero alone, the scale is 1.
+
+    Args:
+        low: Lowest values, of the shape `Granularity.parameter_shape`.
+        high: Highest values, likewise.
+        form: The codes.
+        granularity: Which entries share a scale.
+
+    Raises:
+        ValueError: An end of a range is not finite, or does not fit in float32.
+    """
+    low, high = np.minimum(np.asarray(low, "float64"), 0.0), np.maximum(np.asarray(high, "float64"), 0.0)
+    ends = np.stack([low, high])
+    if not (np.abs(ends) <= np.finfo(np.float32).max).all():
+        raise ValueError(
+            f"A range needs finite ends. Received: {_first_wrong(ends)}. Look for NaN or infinity in the weights, and "
+            "in the outputs of the layers on the calibration data."
+        )
+    bound = np.maximum(-low, high)
+    width = bound / form.highest if form.symmetric else (high - low) / (form.highest - form.lowest)
+    scale = np.where(bound == 0.0, 1.0, np.maximum(width, SMALLEST_SCALE)).astype("float32")
+    zero_point = np.zeros(scale.shape, "int32")
+    if not form.symmetric:
+        # Halves go away from zero, as in LiteRT's converter: a range from -a to a has the zero point -0.5.
+        exact = form.lowest - low / scale
+        nearest = np.copysign(np.floor(np.abs(exact) + 0.5), exact)
+        zero_point = np.clip(nearest, form.lowest, form.highest).astype("int32")
+    return Grid(form, granularity, scale, zero_point)
+
+
+def _first_wrong(ends: np.ndarray) -> str:
+    low, high = ends.reshape(2, -1)
+    wrong = int(np.argmax(~(np.abs(ends) <= np.finfo(np.float32).max).all(axis=0)))
+    return f"[{low[wrong]:g}, {high[wrong]:g}]"
+
+
+def grid_for_bias(grid: Grid, *, used: np.ndarray, bias: np.ndarray, input_scale: float) -> Grid:
+    """Returns the grid of a weight with scales at which the bias of its layer can be stored.
+
+    A bias is stored as the integer round(bias / (input_scale * scale)). Where all weights of a channel are small, as
+    after pruning, this number may be too large for the accumulator: the scale is enlarged. Where all are zero, any
+    scale stores them, and the bias is stored best at the scale for which its code has 24 bits.
+
+    Args:
+        grid: Grid of the weight, symmetric.
+        used: False where all weights that share a scale are zero; broadcasts against `grid.scale`, as `bias` does.
+        bias: Biases.
+        input_scale: Scale of the layer's input.
+
+    Raises:
+        ValueError: A bias is not finite, or so large that no scale in float32 stores it.
+    """
+    size = np.abs(np.asarray(bias, "float64"))
+    smallest = size / input_scale / 2.0**_BIAS_BITS
+    best = np.where(size == 0.0, 1.0, size / input_scale / 2.0**_EXACT_BITS)
+    scale = np.where(used, np.maximum(grid.scale, smallest), np.maximum(best, SMALLEST_SCALE))
+    if not (scale <= np.finfo(np.float32).max).all():
+        raise ValueError(
+            f"A bias must be finite and fit in {_BIAS_BITS} bits. Received: biases up to {size.max():g}, for inputs "
+            f"in steps of {input_scale:g}."
+        )
+    return replace(grid, scale=np.broadcast_to(scale, grid.scale.shape).astype("float32"))

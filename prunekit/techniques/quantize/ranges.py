@@ -1,0 +1,195 @@
+"""Rules by which ranges of values are chosen: the extremes, a percentile, the smallest mean squared error.
+
+Every range contains zero, so that zero is a value of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat, grid_between, steps_within
+
+# Entries that are rounded at once: larger parts leave the caches of a processor.
+_PART = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Values whose ranges are wanted, one row for each scale.
+
+    Attributes:
+        values: Finite values, shape (scales, values), float32.
+        counts: How often each value occurs, shape (1, values) or (scales, values); None = each once.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray | None = None
+
+
+class RangeRule(Protocol):
+    """Chooses a range of values for each scale."""
+
+    def __call__(self, sample: Sample, form: IntegerFormat) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the lowest and the highest values, each of shape (scales,) and in float64; 0 is between them."""
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """The lowest and the highest value: nothing is clipped."""
+
+    def __call__(self, sample: Sample, form: IntegerFormat) -> tuple[np.ndarray, np.ndarray]:
+        """See `RangeRule`."""
+        low, high = sample.values.min(axis=1, initial=0.0), sample.values.max(axis=1, initial=0.0)
+        return low.astype("float64"), high.astype("float64")
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """The smallest range that holds a share of the values: of the magnitudes, or of each end if codes are asymmetric.
+
+    Args:
+        share: Share of the values that is not clipped, in (0.5, 1].
+
+    Raises:
+        ValueError: The share is another.
+    """
+
+    share: float = 0.9999
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0.5 < self.share <= 1.0:
+            raise ValueError(
+                f"share must be the share of values inside the range, in (0.5, 1]. Received: {self.share!r}."
+            )
+
+    def __call__(self, sample: Sample, form: IntegerFormat) -> tuple[np.ndarray, np.ndarray]:
+        """See `RangeRule`."""
+        if form.symmetric:
+            high = _quantile(np.abs(sample.values), sample.counts, self.share)
+            return -high, high
+        low, high = (_quantile(sign * sample.values, sample.counts, self.share) for sign in (-1.0, 1.0))
+        return -np.maximum(low, 0.0), np.maximum(high, 0.0)
+
+
+def _quantile(values: np.ndarray, counts: np.ndarray | None, share: float) -> np.ndarray:
+    """Returns the lowest value of each row that at least this share of the row does not exceed."""
+    if counts is None:
+        rank = _rank(share, np.float64(values.shape[1]))
+        return np.partition(values, int(rank) - 1, axis=1)[:, int(rank) - 1].astype("float64")
+    order = np.argsort(values, axis=1)
+    counts = np.take_along_axis(np.broadcast_to(counts, values.shape), order, axis=1).astype("float64")
+    reached = np.cumsum(counts, axis=1)
+    first = np.argmax(reached >= _rank(share, reached[:, -1:]), axis=1)
+    return np.take_along_axis(np.take_along_axis(values, order, axis=1), first[:, None], axis=1)[:, 0].astype("float64")
+
+
+def _rank(share: float, total: Any) -> Any:
+    # 0.99 * 100 is 99.00000000000001 in floating point.
+    return np.clip(np.ceil(share * total * (1 - 1e-12)), 1, None)
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """The range whose grid rounds and clips with the smallest mean squared error.
+
+    Starts at the extremes, and shrinks both ends by the same factor, then, if codes are asymmetric, each end alone. The
+    factors are 2 ** (-k / 8) down to 1 / 16, then steps of a thirty-second of an octave around the best one.
+
+    Source: Sung et al. 2015, arXiv:1511.06488, section 3.1 (the L2 error of a uniform quantizer).
+    """
+
+    def __call__(self, sample: Sample, form: IntegerFormat) -> tuple[np.ndarray, np.ndarray]:
+        """See `RangeRule`."""
+        ends = np.stack(MinMax()(sample, form))
+        for moves in ((True, True),) if form.symmetric else ((True, True), (True, False), (False, True)):
+            ends = _shrunk(sample, form, ends, np.array(moves)[:, None])
+        return ends[0], ends[1]
+
+
+def _shrunk(sample: Sample, form: IntegerFormat, ends: np.ndarray, moves: np.ndarray) -> np.ndarray:
+    """Returns (low, high) with the ends in `moves` shrunk by the best factor for each row."""
+    octaves = np.zeros(ends.shape[1])
+    best = _error(sample, form, ends)
+
+    def attempt(tried: np.ndarray) -> None:
+        nonlocal best, octaves
+        error = _error(sample, form, np.where(moves, ends * 2.0**-tried, ends))
+        octaves, best = np.where(error < best, tried, octaves), np.minimum(error, best)
+
+    for step in range(1, 33):
+        attempt(np.full_like(octaves, step / 8))
+    coarse = octaves
+    for step in (-3, -2, -1, 1, 2, 3):
+        attempt(np.maximum(coarse + step / 32, 0.0))
+    return np.where(moves, ends * 2.0**-octaves, ends)
+
+
+def _error(sample: Sample, form: IntegerFormat, ends: np.ndarray) -> np.ndarray:
+    """Returns the squared error of each row, summed over its values."""
+    grid = grid_between(ends[0, :, None], ends[1, :, None], form)
+    total = np.zeros(len(sample.values))
+    for part in _parts(*sample.values.shape):
+        values = sample.values[:, part]
+        steps = steps_within(values, grid.scale, grid.zero_point, form)
+        errors = np.square(np.round(steps) * grid.scale - values, dtype="float64")
+        total += (errors if sample.counts is None else errors * sample.counts[:, part]).sum(axis=1)
+    return total
+
+
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    length = max(_PART // max(rows, 1), 1)
+    for start in range(0, columns, length):
+        yield slice(start, start + length)
+
+
+def grid_of(
+    values: np.ndarray, form: IntegerFormat, granularity: Granularity = PER_TENSOR, rule: RangeRule | None = None
+) -> Grid:
+    """Returns the grid of an array, such as a weight.
+
+    Args:
+        values: The array; converted to float32.
+        form: The codes.
+        granularity: Which entries share a scale.
+        rule: Chooses the ranges; None = `MinMax`.
+
+    Raises:
+        ValueError: A value is NaN or infinite, or the array has no axis that `granularity` names.
+    """
+    values = np.asarray(values).astype("float32", copy=False)
+    shape = granularity.parameter_shape(values.shape)
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"Quantization needs finite values. Received: {np.count_nonzero(~np.isfinite(values))} of {values.size} "
+            "values are NaN or infinite."
+        )
+    low, high = (rule or MinMax())(sample_of(values, granularity), form)
+    return grid_between(low.reshape(shape), high.reshape(shape), form, granularity)
+
+
+def sample_of(values: np.ndarray, granularity: Granularity) -> Sample:
+    """Returns an array as one row for each scale, in the order of the flattened scales."""
+    axes, counts = list(granularity.axes), None
+    axis, size = granularity.group_axis, granularity.group_size
+    if axis is not None and size is not None:
+        lacking = -values.shape[axis] % size
+        if lacking:
+            padding = [(0, lacking if one == axis else 0) for one in range(values.ndim)]
+            counts = np.pad(np.ones(values.shape, "int8"), padding)
+            values = np.pad(values, padding)
+        # The groups take the place of the axis; the entries of a group come after it.
+        split = (*values.shape[:axis], values.shape[axis] // size, size, *values.shape[axis + 1 :])
+        values, counts = values.reshape(split), None if counts is None else counts.reshape(split)
+        axes = [one + (one > axis) for one in axes] + [axis]
+    return Sample(_rows(values, axes), None if counts is None else _rows(counts, axes))
+
+
+def _rows(values: np.ndarray, axes: list[int]) -> np.ndarray:
+    first = sorted(axes)
+    rest = [axis for axis in range(values.ndim) if axis not in first]
+    rows = int(np.prod([values.shape[axis] for axis in first]))
+    return values.transpose(*first, *rest).reshape(rows, values.size // rows if rows else 0)

@@ -1,0 +1,91 @@
+"""A histogram that was filled in batches against the values themselves."""
+
+import numpy as np
+import pytest
+
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.histogram import BINS, Histogram
+from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, Sample
+
+RNG = np.random.default_rng(0)
+BATCHES = {
+    "alike": [RNG.normal(size=(8, 50)) for _ in range(6)],
+    "growing": [RNG.normal(size=(8, 50)) * 3.0**step for step in range(6)],
+    "shrinking": [RNG.normal(size=(8, 50)) * 3.0**-step for step in range(6)],
+    "activations": [np.maximum(RNG.normal(size=(8, 50)), 0.0) for _ in range(6)],
+    "away from zero": [RNG.uniform(5.0, 6.0, (8, 50)) for _ in range(3)],
+    "negative": [-RNG.exponential(size=(8, 50)) for _ in range(3)],
+    "zeros first": [np.zeros((8, 50)), RNG.normal(size=(8, 50))],
+    "huge after tiny": [RNG.normal(size=(8, 50)) * 1e-30, RNG.normal(size=(8, 50)) * 1e30],
+    "powers of two": [2.0 ** RNG.integers(-5, 5, (8, 50)) for _ in range(3)],
+    "subnormal": [np.full((3,), 1e-42), np.full((3,), -1e-44)],
+    "largest": [np.array([np.finfo("float32").max, np.finfo("float32").min])],
+}
+BATCHES = {name: [batch.astype("float32") for batch in batches] for name, batches in BATCHES.items()}
+
+
+def filled(batches) -> Histogram:
+    """Returns a histogram of batches."""
+    histogram = Histogram()
+    for batch in batches:
+        histogram.observe(batch)
+    return histogram
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_extremes_and_counts_are_exact(name):
+    values = np.concatenate([batch.ravel() for batch in BATCHES[name]])
+    histogram = filled(BATCHES[name])
+    assert (histogram.low, histogram.high) == (min(values.min(), 0.0), max(values.max(), 0.0))
+    assert histogram.count == histogram.sample().counts.sum() == values.size
+    assert histogram.sample().values.shape == histogram.sample().counts.shape
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_counts_lie_where_the_values_are(name):
+    values = np.sort(np.concatenate([batch.ravel() for batch in BATCHES[name]]))
+    sample = filled(BATCHES[name]).sample()
+    stored = np.sort(np.repeat(sample.values[0], sample.counts[0]))
+    width = 4.0 * float(np.abs(values).max()) / BINS
+    assert np.abs(stored - values).max() <= width
+    assert np.count_nonzero(stored == 0.0) >= np.count_nonzero(values == 0.0)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_order_of_batches_does_not_matter(name):
+    forward, backward = filled(BATCHES[name]).sample(), filled(BATCHES[name][::-1]).sample()
+    assert np.array_equal(forward.values, backward.values) and np.array_equal(forward.counts, backward.counts)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [name for name in BATCHES if name not in ("subnormal", "largest")])
+@pytest.mark.parametrize("rule", [MinMax(), Percentile(0.99), MeanSquaredError()], ids=repr)
+def test_ranges_are_those_of_the_values_but_for_the_width_of_a_bin(rule, name, symmetric):
+    values = np.concatenate([batch.ravel() for batch in BATCHES[name]])
+    form = IntegerFormat(8, symmetric)
+    histogram = np.ravel(rule(filled(BATCHES[name]).sample(), form))
+    direct = np.ravel(rule(Sample(values[None]), form))
+    if isinstance(rule, MinMax):
+        assert histogram.tolist() == direct.tolist()
+    # The error is flat around its smallest value: ranges may differ more than bins there.
+    width = 4.0 / BINS if isinstance(rule, Percentile) else 0.1
+    assert np.abs(histogram - direct).max() <= width * np.abs(values).max()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused_and_leave_no_trace(wrong):
+    histogram = filled(BATCHES["alike"])
+    before = histogram.sample()
+    with pytest.raises(ValueError, match="A range needs finite values. Received: NaN or infinity"):
+        histogram.observe(np.array([0.5, wrong, 1e9], "float32"))
+    after = histogram.sample()
+    assert np.array_equal(before.values, after.values) and np.array_equal(before.counts, after.counts)
+
+
+def test_an_empty_histogram_has_the_range_of_zero():
+    histogram = Histogram()
+    histogram.observe(np.zeros((0, 3), "float32"))
+    assert histogram.count == 0
+    for rule in (MinMax(), Percentile(0.9), MeanSquaredError()):
+        low, high = rule(histogram.sample(), IntegerFormat(8, False))
+        assert (low.tolist(), high.tolist()) == ([0.0], [0.0])
