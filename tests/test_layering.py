@@ -25,8 +25,8 @@ ORDER = (
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
-        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls channels "
-        "weight_entries channel_order",
+        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls graph_calls graph_reader "
+        "channels weight_entries channel_order",
     ),
     (
         "core",
@@ -53,7 +53,7 @@ ORDER = (
     ),
     (
         "techniques/shrink",
-        "options channel_penalties zero_channels measured_size budget layer_copies simplify_report calls graph_reader "
+        "options channel_penalties zero_channels measured_size budget layer_copies simplify_report "
         "layer_graph graph_builder linear_layers folding adjustments constants kept_statistics rebuild repair "
         "verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",

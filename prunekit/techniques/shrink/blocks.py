@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask
 
-from prunekit.techniques.shrink.calls import Call, Graph
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.techniques.shrink.dead_branches import is_sum, summands
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.simplify_report import Left

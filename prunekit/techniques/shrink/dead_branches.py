@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.techniques.shrink.calls import Call, Graph
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.techniques.shrink.folding import affine_of, is_normalization
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.linear_layers import is_linear_kind

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.calls import Call, Graph
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.techniques.shrink.calls import Call, Graph
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.linear_layers import Affine, Written, after, before
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite

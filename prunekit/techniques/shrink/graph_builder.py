@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.calls import Call, Graph
 from prunekit.techniques.shrink.layer_copies import (
     Variables,
     assign,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.anatomy.graph_calls import Graph
+from prunekit.anatomy.graph_reader import Opened, read_graphs
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink.calls import Graph
-from prunekit.techniques.shrink.graph_reader import Opened, read_graphs
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.techniques.shrink.calls import Call
+from prunekit.anatomy.graph_calls import Call
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 
 L = keras.layers

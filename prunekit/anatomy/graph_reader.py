@@ -10,9 +10,9 @@ import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.ops.numpy import Multiply
 
+from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone, tensors_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded_model
-from prunekit.techniques.shrink.calls import Call, Graph
 
 # Returns for a node of a graph, or for a model without a graph, the calls that replace it; None if it stays.
 Opened = Callable[[Any], RecordedCall | None]
