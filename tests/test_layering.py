@@ -25,8 +25,8 @@ ORDER = (
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
-        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls graph_calls graph_reader "
-        "channels weight_entries channel_order",
+        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls graph_calls "
+        "graph_reader linear_kinds channels weight_entries channel_order",
     ),
     (
         "core",

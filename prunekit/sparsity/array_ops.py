@@ -32,7 +32,7 @@ class _NumpyOps:
 
     all, any, argmax, max, sum = np.all, np.any, np.argmax, np.max, np.sum
     arange, greater, minimum = np.arange, np.greater, np.minimum
-    round, split, take = np.round, np.split, np.take
+    round, split, sqrt, take = np.round, np.split, np.sqrt, np.take
     broadcast_to, concatenate, pad, reshape, squeeze = np.broadcast_to, np.concatenate, np.pad, np.reshape, np.squeeze
     cumsum, sort, stack, transpose, where, zeros_like = (
         np.cumsum,

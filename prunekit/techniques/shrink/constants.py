@@ -13,15 +13,14 @@ from keras import ops
 from prunekit.anatomy.channel_links import WeightAxes
 from prunekit.anatomy.channels import Channels
 from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.linear_kinds import channel_axis, is_linear, is_linear_kind, is_normalization
 from prunekit.anatomy.targets import Target, find_targets
 from prunekit.anatomy.weight_entries import masked, zeroed
 from prunekit.core.layer_inputs import observing_inputs, rows_in_parts
 from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.adjustments import Adjustment
-from prunekit.techniques.shrink.folding import is_normalization
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.linear_layers import channel_axis, is_linear, is_linear_kind
 
 # Largest variation of what a layer reads, relative to its largest output, that is rounding.
 ROUNDING = 1e-5

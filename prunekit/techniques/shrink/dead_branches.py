@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.graph_calls import Call, Graph
-from prunekit.techniques.shrink.folding import affine_of, is_normalization
+from prunekit.anatomy.linear_kinds import is_linear_kind, is_normalization
+from prunekit.techniques.shrink.folding import affine_of
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.linear_layers import is_linear_kind
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite
 
 L = keras.layers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
 from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.linear_kinds import is_normalization, scale_and_shift
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.linear_layers import Affine, Written, after, before
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite
@@ -44,22 +44,10 @@ def fold_normalization(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
     return done, left
 
 
-def is_normalization(layer: Any) -> bool:
-    """Returns True for a batch normalization whose `call` is Keras's own."""
-    kind = keras.layers.BatchNormalization
-    return isinstance(layer, kind) and type(layer).call is kind.call
-
-
 def affine_of(graph: LayerGraph, call: Call) -> Affine:
     """Returns what a batch normalization computes in inference."""
     layer = call.operation
-    mean, variance = (np.asarray(graph.value(layer, name), "float64") for name in ("moving_mean", "moving_variance"))
-    scale = 1 / np.sqrt(variance + layer.epsilon)
-    if layer.scale:
-        scale = scale * np.asarray(graph.value(layer, "gamma"), "float64")
-    shift = -mean * scale
-    if layer.center:
-        shift = shift + np.asarray(graph.value(layer, "beta"), "float64")
+    scale, shift = scale_and_shift(layer, lambda name: np.asarray(graph.value(layer, name), "float64"))
     return Affine(layer.axis % len(call.output.shape), scale, shift)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
 from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.linear_kinds import is_linear, is_linear_kind
 from prunekit.anatomy.model_graph import tensors_in
 from prunekit.techniques.shrink.layer_graph import LayerGraph
-from prunekit.techniques.shrink.linear_layers import is_linear, is_linear_kind
 from prunekit.techniques.shrink.simplify_report import Left, Rewrite
 
 L = keras.layers

@@ -10,14 +10,10 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.graph_calls import Call
+from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, is_linear_kind
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 
 L = keras.layers
-_CONVOLUTIONS = (L.Conv1D, L.Conv2D, L.Conv3D)
-_TRANSPOSED = (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose)
-_DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
-_SEPARABLE = (L.SeparableConv1D, L.SeparableConv2D)
-KINDS = (*_CONVOLUTIONS, *_TRANSPOSED, *_DEPTHWISE, *_SEPARABLE, L.Dense, L.EinsumDense)
 
 # What is left of a layer's weights: values by attribute, and the entries of its config that differ.
 Written = tuple[dict[str, np.ndarray], dict[str, Any]]
@@ -38,18 +34,6 @@ class Affine:
     shift: np.ndarray
 
 
-def is_linear_kind(layer: Any) -> bool:
-    """Returns True for a Dense or convolution layer whose `call` is Keras's own."""
-    return kind_of(layer) is not None
-
-
-def kind_of(layer: Any) -> type | None:
-    """Returns the layer type in `KINDS` whose `call` the layer has, or None."""
-    # DepthwiseConv and others share the call of their base class.
-    found = [kind for kind in KINDS if isinstance(layer, kind) and type(layer).call is kind.call]
-    return found[0] if found else None
-
-
 def refusal(layer: Any) -> str:
     """Returns why values cannot be written into a layer's weights, or ""."""
     if not is_linear_kind(layer):
@@ -59,16 +43,6 @@ def refusal(layer: Any) -> str:
     if getattr(layer, "lora_enabled", False):
         return f"{layer.name} has LoRA weights"
     return ""
-
-
-def is_linear(activation: Any) -> bool:
-    """Returns True for the activation that changes nothing."""
-    return activation is None or activation is keras.activations.linear
-
-
-def channel_axis(layer: Any, rank: int) -> int:
-    """Returns the axis of the channels in the inputs and outputs of a Dense or convolution layer."""
-    return 1 if getattr(layer, "data_format", "") == "channels_first" else rank - 1
 
 
 # ---- an affine map of the outputs ------------------------------------------------------------------------------------
@@ -92,12 +66,12 @@ def after(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
         return _after_einsum(graph, layer, affine, rank)
     if affine.axis != channel_axis(layer, rank):
         return f"its axis {affine.axis} is not the axis of the channels of {layer.name}"
-    name = "pointwise_kernel" if isinstance(layer, _SEPARABLE) else "kernel"
+    name = "pointwise_kernel" if isinstance(layer, SEPARABLE) else "kernel"
     kernel, bias = _wide(graph.value(layer, name)), graph.value(layer, "bias")
     scale = affine.scale
-    if isinstance(layer, _TRANSPOSED):
+    if isinstance(layer, TRANSPOSED):
         kernel = kernel * scale[:, None]
-    elif isinstance(layer, _DEPTHWISE):
+    elif isinstance(layer, DEPTHWISE):
         kernel = kernel * scale.reshape(kernel.shape[-2:])
     else:
         kernel = kernel * scale
@@ -170,17 +144,17 @@ def before(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
 def _sees_no_border(layer: Any) -> bool:
     if isinstance(layer, L.Dense):
         return True
-    if isinstance(layer, _TRANSPOSED):
+    if isinstance(layer, TRANSPOSED):
         return False
     return layer.padding == "valid" or all(size == 1 for size in layer.kernel_size)
 
 
 def _rule(layer: Any) -> Callable[..., dict[str, np.ndarray]]:
-    if isinstance(layer, _TRANSPOSED):
+    if isinstance(layer, TRANSPOSED):
         return _before_transposed
-    if isinstance(layer, _DEPTHWISE):
+    if isinstance(layer, DEPTHWISE):
         return _before_depthwise
-    return _before_separable if isinstance(layer, _SEPARABLE) else _before_convolution
+    return _before_separable if isinstance(layer, SEPARABLE) else _before_convolution
 
 
 def _before_convolution(graph: LayerGraph, layer: Any, affine: Affine) -> dict[str, np.ndarray]:

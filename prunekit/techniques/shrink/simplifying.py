@@ -7,10 +7,11 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.layers import sublayers
+from prunekit.anatomy.linear_kinds import is_normalization
 from prunekit.anatomy.model_weights import check_built
 from prunekit.techniques.shrink.dead_branches import drop_dead_branches
 from prunekit.techniques.shrink.duplicates import merge_duplicates
-from prunekit.techniques.shrink.folding import FOLDED, fold_normalization, is_normalization
+from prunekit.techniques.shrink.folding import FOLDED, fold_normalization
 from prunekit.techniques.shrink.graph_builder import build
 from prunekit.techniques.shrink.identities import DROPPED, drop_identities
 from prunekit.techniques.shrink.layer_graph import LayerGraph

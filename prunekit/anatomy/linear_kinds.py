@@ -1,0 +1,60 @@
+"""Kinds of layers that are linear up to their activation, and batch normalization, which is linear in inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from prunekit.sparsity.array_ops import ops_for
+
+L = keras.layers
+CONVOLUTIONS = (L.Conv1D, L.Conv2D, L.Conv3D)
+TRANSPOSED = (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose)
+DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
+SEPARABLE = (L.SeparableConv1D, L.SeparableConv2D)
+KINDS = (*CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE, L.Dense, L.EinsumDense)
+
+
+def is_linear_kind(layer: Any) -> bool:
+    """Returns True for a Dense or convolution layer whose `call` is Keras's own."""
+    return kind_of(layer) is not None
+
+
+def kind_of(layer: Any) -> type | None:
+    """Returns the layer type in `KINDS` whose `call` the layer has, or None."""
+    # DepthwiseConv and others share the call of their base class.
+    found = [kind for kind in KINDS if isinstance(layer, kind) and type(layer).call is kind.call]
+    return found[0] if found else None
+
+
+def is_linear(activation: Any) -> bool:
+    """Returns True for the activation that changes nothing."""
+    return activation is None or activation is keras.activations.linear
+
+
+def channel_axis(layer: Any, rank: int) -> int:
+    """Returns the axis of the channels in the inputs and outputs of a Dense or convolution layer."""
+    return 1 if getattr(layer, "data_format", "") == "channels_first" else rank - 1
+
+
+def is_normalization(layer: Any) -> bool:
+    """Returns True for a batch normalization whose `call` is Keras's own."""
+    kind = keras.layers.BatchNormalization
+    return isinstance(layer, kind) and type(layer).call is kind.call
+
+
+def scale_and_shift(layer: Any, value: Callable[[str], Any]) -> tuple[Any, Any]:
+    """Returns what a batch normalization multiplies with and then adds in inference, for each channel.
+
+    Args:
+        layer: The layer.
+        value: Returns the value of a weight, by attribute.
+    """
+    variance = value("moving_variance")
+    scale = 1 / ops_for(variance).sqrt(variance + layer.epsilon)
+    if layer.scale:
+        scale = scale * value("gamma")
+    shift = -value("moving_mean") * scale
+    return scale, shift + value("beta") if layer.center else shift
