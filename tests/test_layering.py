@@ -30,9 +30,9 @@ ORDER = (
     ),
     (
         "core",
-        "backend arguments compilation patching optimizers environment jax_state train_function model_building "
-        "distribution layer_observer layer_calls update_observer losses differentiation snapshot calibration "
-        "output_metrics graph_steps model_function suffix_runs "
+        "backend arguments compilation patching variable_values optimizers environment jax_state train_function "
+        "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot "
+        "calibration output_metrics graph_steps model_function suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
         "layerwise channel_importance random_state",
     ),
@@ -58,7 +58,10 @@ ORDER = (
         "verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
     ),
-    ("techniques/quantize", "grids fake_quantization ranges histogram"),
+    (
+        "techniques/quantize",
+        "grids fake_quantization ranges histogram rules placement rounding linear_units simulation",
+    ),
     (
         "loops",
         "weight_changes gradient_accumulator levenberg_marquardt activation_cache graph_split cached_prefix tape_loop",

@@ -29,6 +29,13 @@ def kind_of(layer: Any) -> type | None:
     return found[0] if found else None
 
 
+def unusual_state(layer: Any) -> str:
+    """Returns why a layer's kernel is not all that it multiplies with, as in "has LoRA weights", or ""."""
+    if getattr(layer, "quantization_mode", None) is not None:
+        return "is quantized"
+    return "has LoRA weights" if getattr(layer, "lora_enabled", False) else ""
+
+
 def is_linear(activation: Any) -> bool:
     """Returns True for the activation that changes nothing."""
     return activation is None or activation is keras.activations.linear

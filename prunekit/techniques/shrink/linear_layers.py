@@ -10,7 +10,15 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.graph_calls import Call
-from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, is_linear_kind
+from prunekit.anatomy.linear_kinds import (
+    DEPTHWISE,
+    SEPARABLE,
+    TRANSPOSED,
+    channel_axis,
+    is_linear,
+    is_linear_kind,
+    unusual_state,
+)
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 
 L = keras.layers
@@ -38,11 +46,8 @@ def refusal(layer: Any) -> str:
     """Returns why values cannot be written into a layer's weights, or ""."""
     if not is_linear_kind(layer):
         return f"{type(layer).__name__} is not a Dense or convolution layer"
-    if getattr(layer, "quantization_mode", None) is not None:
-        return f"{layer.name} is quantized"
-    if getattr(layer, "lora_enabled", False):
-        return f"{layer.name} has LoRA weights"
-    return ""
+    state = unusual_state(layer)
+    return f"{layer.name} {state}" if state else ""
 
 
 # ---- an affine map of the outputs ------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""Other values for variables while a layer is called, on every backend and inside traced and stateless steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.variables import AutocastScope
+
+
+def full_value(variable: Any) -> Any:
+    """Returns the present value of a variable in its own dtype, also where a layer would read it in half precision."""
+    with AutocastScope(None):
+        return ops.convert_to_tensor(variable)
+
+
+@contextlib.contextmanager
+def with_values(pairs: Sequence[tuple[Any, Any]], layer: Any) -> Iterator[None]:
+    """Inside the scope, variables have other values; a gradient flows to what these were calculated from.
+
+    What is assigned to other variables inside, such as moving means and the states of random seeds, is assigned to them
+    at the end, and the losses that are added belong to the layer.
+
+    Args:
+        pairs: Variables with their values.
+        layer: The layer that is called.
+    """
+    outer = get_stateless_scope()
+    scope = _Scope(pairs, outer)
+    with scope:
+        yield
+    for variable, value in scope.assigned.values():
+        variable.assign(value)
+    for loss in scope.losses:
+        layer.add_loss(loss)
+
+
+class _Scope(keras.StatelessScope):
+    """Values in front of those of an outer scope, such as that of a training step on JAX."""
+
+    def __init__(self, pairs: Sequence[tuple[Any, Any]], outer: Any):
+        super().__init__(pairs, collect_losses=True)
+        for key, value in outer.state_mapping.items() if outer is not None else ():
+            self.state_mapping.setdefault(key, value)
+        self.assigned: dict[int, tuple[Any, Any]] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        self.assigned[id(update[0])] = update

@@ -1,0 +1,122 @@
+"""Chooses the grids of a model's tensors from data, and rounds on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between
+from prunekit.techniques.quantize.histogram import Histogram
+from prunekit.techniques.quantize.placement import Placement, Range, RoundedWeight
+from prunekit.techniques.quantize.ranges import RangeRule
+from prunekit.techniques.quantize.rules import fixed_grid
+from prunekit.techniques.quantize.simulation import simulating
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The codes of weights and of the tensors between layers."""
+
+    weights: IntegerFormat = IntegerFormat(8)
+    activations: IntegerFormat = IntegerFormat(8, symmetric=False)
+
+
+def calibrated(
+    model: Any, placement: Placement, batches: Iterable[Any], form: IntegerFormat, rule: RangeRule
+) -> dict[Range, Grid]:
+    """Returns the grid of each range, chosen from what the model computes in floating point.
+
+    Args:
+        model: The model of the placement.
+        placement: Where tensors are rounded.
+        batches: Inputs of the model.
+        form: The codes.
+        rule: Chooses the ranges.
+
+    Raises:
+        ValueError: A tensor is not finite; the message names its layer.
+    """
+    observed = _Observing()
+    with simulating(placement, observed):
+        for batch in batches:
+            model(keras.tree.map_structure(ops.convert_to_tensor, batch), training=False)
+    grids = {}
+    for place in placement.ranges:
+        if place.signed is not None:
+            grids[place] = fixed_grid(place.signed, form)
+            continue
+        sample = observed.histograms.get(place, Histogram()).sample()
+        (low,), (high,) = rule(sample, form)
+        grids[place] = grid_between(low, high, form)
+    return grids
+
+
+class _Observing:
+    """Counts the values of tensors and rounds nothing."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[Range, Histogram] = {}
+
+    def tensor(self, value: Any, place: Range) -> Any:
+        """Counts the values of a tensor."""
+        try:
+            self.histograms.setdefault(place, Histogram()).observe(array_of(ops.cast(value, "float32")))
+        except ValueError as error:
+            raise ValueError(
+                f"The outputs of {place.name!r} must be finite on the data for calibration. Received: NaN or infinity "
+                "among them. Check these data and the model's weights."
+            ) from error
+        return value
+
+    def constant(self, value: Any) -> Any:
+        """Returns the constant."""
+        return value
+
+    def weight(self, value: Any, weight: RoundedWeight) -> Any:
+        """Returns the weight."""
+        return value
+
+
+class GridRounding:
+    """Rounds tensors on grids that were chosen from data, and weights on grids of their present values.
+
+    Args:
+        formats: The codes.
+        grids: The grid of each range that has no prescribed one.
+    """
+
+    def __init__(self, formats: Formats, grids: Mapping[Range, Grid]):
+        self._formats, self._grids = formats, dict(grids)
+
+    def tensor(self, value: Any, place: Range) -> Any:
+        """See `Rounding`."""
+        grid = self._grids.get(place)
+        if grid is None:
+            grid = fixed_grid(bool(place.signed), self._formats.activations)
+        return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
+
+    def constant(self, value: Any) -> Any:
+        """See `Rounding`."""
+        values = array_of(ops.cast(value, "float32"))
+        grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
+        return ops.cast(grid.nearest(values), str(value.dtype))
+
+    def weight(self, value: Any, weight: RoundedWeight) -> Any:
+        """See `Rounding`."""
+        form = self._formats.weights
+        scale = ops.stop_gradient(scale_of(value, form, weight.granularity))
+        return fake_quantized(value, scale, np.int32(0), form)
+
+
+def scale_of(weight: Any, form: IntegerFormat, granularity: Granularity) -> Any:
+    """Returns the scales of the smallest symmetric grid that a weight lies on, as `grid_of` with `MinMax`."""
+    others = tuple(axis for axis in range(len(weight.shape)) if axis not in granularity.axes)
+    bound = ops.cast(ops.max(ops.abs(weight), axis=others, keepdims=True), "float32")
+    return ops.where(ops.equal(bound, 0), ops.ones_like(bound), bound / form.highest)

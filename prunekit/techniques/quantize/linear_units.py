@@ -1,0 +1,149 @@
+"""Runs a Dense or convolution layer with rounded weights, and the batch normalization that is folded into it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, scale_and_shift
+from prunekit.core.patching import shadowed
+from prunekit.core.variable_values import full_value, with_values
+from prunekit.techniques.quantize.placement import Unit
+from prunekit.techniques.quantize.rounding import Rounding, activated
+
+
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """A batch normalization that is folded into a layer's weights.
+
+    Attributes:
+        factor: What the outputs' channels are multiplied with in inference; 1 in the place of 0 for batch statistics.
+        shift: What is added after that.
+        batch: True if the statistics of the present batch are in use.
+    """
+
+    factor: Any
+    shift: Any
+    batch: bool
+
+
+def linear_results(
+    unit: Unit, rounding: Rounding, args: tuple[Any, ...], kwargs: dict[str, Any], context: dict[str, Any]
+) -> Any:
+    """Returns the outputs of a layer after its activation, or after its batch normalization.
+
+    With batch statistics, the kernel is rounded as if the moving statistics were folded, the outputs are divided by
+    their factor again, and the layer normalizes them itself: so the grid is that of the file, and the moving statistics
+    are updated from outputs that are not normalized.
+
+    Args:
+        unit: A unit whose first call is that of the layer.
+        rounding: What is done with tensors and weights.
+        args: Arguments of the layer.
+        kwargs: Keyword arguments of the layer.
+        context: `training` and other arguments of the model's call.
+
+    Source: Krishnamoorthi 2018, arXiv:1806.08342, section 3.2.2 (folding with batch statistics).
+    """
+    layer, norm = unit.first.operation, unit.normalization
+    fold = None if norm is None else _fold(norm.operation, bool(context.get("training")))
+    product = _Product(unit, rounding, fold, layer.call)
+    with shadowed(layer, "call", product):
+        result = layer(*args, **kwargs)
+    if norm is None or fold is None or not fold.batch:
+        return result
+    return norm.operation(result, training=True)
+
+
+def _fold(layer: Any, training: bool) -> _Fold:
+    factor, shift = scale_and_shift(layer, lambda name: full_value(getattr(layer, name)))
+    batch = training and layer.trainable
+    if batch:
+        factor = ops.where(ops.equal(factor, 0), ops.ones_like(factor), factor)
+    return _Fold(factor, shift, batch)
+
+
+class _Product:
+    """Replaces the `call` of a layer."""
+
+    def __init__(self, unit: Unit, rounding: Rounding, fold: _Fold | None, call: Callable[..., Any]):
+        self._layer, self._unit, self._rounding = unit.first.operation, unit, rounding
+        self._fold, self._call = fold, call
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._layer, SEPARABLE):
+            result = self._separable(inputs)
+        else:
+            result = self._product(inputs, *args, **kwargs)
+        result = self._with_bias(result)
+        activation = self._layer.activation
+        if is_linear(activation):
+            return result
+        if self._unit.before_activation is not None:
+            result = self._rounding.tensor(result, self._unit.before_activation)
+        return activated(activation, result, self._rounding)
+
+    def _product(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        layer = self._layer
+        with contextlib.ExitStack() as scope:
+            for name, value in (("use_bias", False), ("bias", None), ("activation", None)):
+                scope.enter_context(shadowed(layer, name, value))
+            scope.enter_context(with_values([(layer.kernel, self._kernel(layer.kernel, folded=True))], layer))
+            return self._call(inputs, *args, **kwargs)
+
+    def _separable(self, inputs: Any) -> Any:
+        layer = self._layer
+        dtype, options = inputs.dtype, {"data_format": layer.data_format}
+        depthwise, pointwise = (
+            ops.cast(self._kernel(variable, folded=variable is layer.pointwise_kernel), dtype)
+            for variable in (layer.depthwise_kernel, layer.pointwise_kernel)
+        )
+        result = ops.depthwise_conv(
+            inputs, depthwise, layer.strides, layer.padding, dilation_rate=layer.dilation_rate, **options
+        )
+        if self._unit.between is not None:
+            result = self._rounding.tensor(result, self._unit.between)
+        return ops.conv(result, pointwise, 1, "valid", **options)
+
+    def _kernel(self, variable: Any, *, folded: bool) -> Any:
+        value = full_value(variable)
+        if folded and self._fold is not None:
+            value = value * _along_outputs(self._layer, value, self._fold.factor)
+        weight = next((one for one in self._unit.weights if one.variable is variable), None)
+        return value if weight is None else self._rounding.weight(value, weight)
+
+    def _with_bias(self, result: Any) -> Any:
+        layer, fold = self._layer, self._fold
+        bias = None if layer.bias is None else full_value(layer.bias)
+        if fold is not None:
+            if fold.batch:
+                result = result / self._broadcast(fold.factor, result)
+            else:
+                bias = fold.shift if bias is None else bias * fold.factor + fold.shift
+        return result if bias is None else result + self._broadcast(bias, result)
+
+    def _broadcast(self, values: Any, result: Any) -> Any:
+        rank = len(result.shape)
+        if len(values.shape) == 1:
+            shape = [1] * rank
+            shape[channel_axis(self._layer, rank)] = -1
+            values = ops.reshape(values, shape)
+        return ops.cast(values, result.dtype)
+
+
+def _along_outputs(layer: Any, kernel: Any, factor: Any) -> Any:
+    """Returns one factor for each output channel so that it broadcasts against the kernel."""
+    if isinstance(layer, DEPTHWISE):
+        return ops.reshape(factor, tuple(kernel.shape)[-2:])
+    if isinstance(layer, TRANSPOSED):
+        return factor[:, None]
+    equation = getattr(layer, "equation", "")
+    if not equation:
+        return factor
+    inputs, output = equation.replace(" ", "").split("->")
+    letters = inputs.split(",")[1]
+    return ops.reshape(factor, [-1 if letter == output[-1] else 1 for letter in letters])

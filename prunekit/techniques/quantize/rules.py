@@ -1,0 +1,178 @@
+"""How the integer kernels of LiteRT round what layers and operations compute.
+
+Source: the 8-bit quantization specification of LiteRT, https://ai.google.dev/edge/litert/models/quantization_spec
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.layers import is_repeater, sublayers
+from prunekit.anatomy.linear_kinds import is_linear_kind, is_normalization, unusual_state
+from prunekit.techniques.quantize.grids import PER_TENSOR, Grid, IntegerFormat
+
+Output = Literal["own", "shared", "fixed", "float"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the results of a layer or operation are rounded.
+
+    Attributes:
+        output: "own": on a grid of their own. "shared": on one grid with the tensors that the operation reads. "fixed":
+            on the grid that the kernel prescribes. "float": the operation computes in floating point.
+        moves: True if each result is an entry of what is read, or zero: nothing is rounded again.
+        signed: For "fixed": True if the results lie between -1 and 1, False between 0 and 1.
+        fuses_relu: True if the kernel applies a ReLU to its results before they are rounded.
+        reason: For "float": why.
+    """
+
+    output: Output
+    moves: bool = False
+    signed: bool = False
+    fuses_relu: bool = False
+    reason: str = ""
+
+
+OWN, FUSING = Rule("own"), Rule("own", fuses_relu=True)
+MOVES, SHARED = Rule("shared", moves=True), Rule("shared")
+
+
+def fixed_grid(signed: bool, form: IntegerFormat) -> Grid:
+    """Returns the grid that kernels prescribe for results between 0 and 1, or, if signed, between -1 and 1."""
+    centred = signed or form.symmetric
+    scale = np.float32(2.0 ** -(form.bits - centred))
+    return Grid(form, PER_TENSOR, np.asarray(scale), np.asarray(0 if centred else form.lowest, "int32"))
+
+
+def _table(rule: Rule, names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+# Functions in `keras.activations` and layers and operations of the same meaning have one row.
+_ACTIVATIONS = {
+    **_table(MOVES, "linear"),
+    **_table(OWN, "relu relu6"),
+    **_table(Rule("fixed"), "softmax sigmoid"),
+    **_table(Rule("fixed", signed=True), "tanh"),
+    **_table(OWN, "silu leaky_relu prelu elu gelu hard_silu"),
+}
+# Names of these activations as functions, layers and operations.
+_ACTIVATION_NAMES = {
+    "Relu": "relu",
+    "Relu6": "relu6",
+    "Softmax": "softmax",
+    "Sigmoid": "sigmoid",
+    "Tanh": "tanh",
+    "Silu": "silu",
+    "LeakyRelu": "leaky_relu",
+    "LeakyReLU": "leaky_relu",
+    "PReLU": "prelu",
+    "Elu": "elu",
+    "ELU": "elu",
+    "Gelu": "gelu",
+    "HardSilu": "hard_silu",
+}
+
+_LAYERS = {
+    **_table(FUSING, "Add Subtract Multiply Rescaling"),
+    **_table(OWN, "GlobalAveragePooling1D GlobalAveragePooling2D"),
+    **_table(
+        MOVES,
+        "Flatten Reshape Permute RepeatVector ZeroPadding1D ZeroPadding2D Cropping1D Cropping2D UpSampling1D "
+        "MaxPooling1D MaxPooling2D GlobalMaxPooling1D GlobalMaxPooling2D Concatenate Maximum Minimum "
+        "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise GaussianDropout AlphaDropout "
+        "ActivityRegularization Identity",
+    ),
+    **_table(SHARED, "AveragePooling1D AveragePooling2D"),
+}
+_OPERATIONS = {
+    **_table(FUSING, "Add Subtract Multiply"),
+    **_table(OWN, "Mean Sum Matmul Einsum"),
+    **_table(
+        MOVES,
+        "Reshape Transpose Squeeze ExpandDims Swapaxes Moveaxis Flip Concatenate Stack Split Unstack GetItem Slice "
+        "Tile Repeat BroadcastTo Maximum Minimum Max Min MaxPool Where Identity Copy StopGradient Pad",
+    ),
+    **_table(SHARED, "AveragePool"),
+}
+# Interpolations of resizing layers, with the rules of the kernels.
+_INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
+
+
+def activation_name(function: Any) -> str:
+    """Returns the name of an activation function, layer or operation in the table of rules; "" if it has none.
+
+    Args:
+        function: A function of `keras.activations`, a layer or an operation.
+    """
+    if isinstance(function, keras.layers.Activation):
+        return activation_name(function.activation)
+    if isinstance(function, keras.Operation):
+        kind = type(function).__name__ if _is_kerases(function) else ""
+        # The layer, and the operation that `keras.activations.relu` makes of a symbolic tensor.
+        return _relu_name(function) if kind == "ReLU" else _ACTIVATION_NAMES.get(kind, "")
+    name = str(getattr(function, "__name__", ""))
+    return name if getattr(keras.activations, name, None) is function and name in _ACTIVATIONS else ""
+
+
+def _relu_name(relu: Any) -> str:
+    if relu.threshold or (relu.max_value is not None and (relu.max_value != 6.0 or relu.negative_slope)):
+        return ""
+    if relu.negative_slope:
+        return "leaky_relu"
+    return "relu" if relu.max_value is None else "relu6"
+
+
+def is_relu(function: Any) -> bool:
+    """Returns True for an activation that kernels apply to their results before these are rounded."""
+    return activation_name(function) in ("relu", "relu6")
+
+
+def activation_rule(function: Any) -> Rule:
+    """Returns the rule of an activation function, layer or operation."""
+    found = _ACTIVATIONS.get(activation_name(function))
+    if found is not None:
+        return found
+    shown = getattr(function, "__name__", type(function).__name__)
+    return Rule("float", reason=f"the activation {shown} has no integer kernel")
+
+
+def rule_of(operation: Any) -> Rule | None:
+    """Returns the rule of a layer or operation; None if there is none, so that the calls inside it decide.
+
+    The rule of a layer with weights is that of its results before its activation.
+    """
+    if is_linear_kind(operation):
+        state = unusual_state(operation)
+        return Rule("float", reason=f"it {state}") if state else FUSING
+    if is_normalization(operation):
+        return FUSING
+    if not _is_kerases(operation):
+        return None
+    if isinstance(operation, keras.layers.Activation) or activation_name(operation):
+        return activation_rule(operation)
+    kind = type(operation).__name__
+    if isinstance(operation, keras.layers.UpSampling2D | keras.layers.Resizing):
+        return _INTERPOLATIONS.get(operation.interpolation, _without_kernel(operation))
+    if isinstance(operation, keras.layers.Layer):
+        return _LAYERS.get(kind) or (None if _is_made_of_layers(operation) else _without_kernel(operation))
+    return _OPERATIONS.get(kind) or _without_kernel(operation)
+
+
+def _without_kernel(operation: Any) -> Rule:
+    return Rule("float", reason=f"{type(operation).__name__} has no integer kernel")
+
+
+def _is_made_of_layers(layer: Any) -> bool:
+    """Returns True for a layer that calls others, which may have rules; but not for each step in a loop."""
+    return bool(sublayers(layer)) and not is_repeater(layer)
+
+
+def _is_kerases(operation: Any) -> bool:
+    """Returns True for a layer or operation whose class is defined in Keras itself."""
+    return type(operation).__module__.partition(".")[0] == "keras"

@@ -1,0 +1,142 @@
+"""Runs a model as its integer file will compute: unit by unit, with rounded weights and tensors between the units."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+
+from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.model_graph import graph_of
+from prunekit.core.patching import shadowed
+from prunekit.core.variable_values import full_value, with_values
+from prunekit.techniques.quantize.linear_units import linear_results
+from prunekit.techniques.quantize.placement import Placement, Range, Unit
+from prunekit.techniques.quantize.rounding import Rounding, activated, is_constant
+
+
+@contextlib.contextmanager
+def simulating(placement: Placement, rounding: Rounding) -> Iterator[None]:
+    """Inside the scope, calls of the model run its units, in any loop and on any backend.
+
+    Layers are called as always: masks, dtypes, losses, moving statistics and random seeds are those of the model.
+    Functions that were traced outside of the scope have to be traced again inside, and those from inside afterwards.
+
+    Args:
+        placement: Where tensors are rounded.
+        rounding: What is done there.
+    """
+    graphs = placement.graphs
+    with contextlib.ExitStack() as scope:
+        for graph in (graphs.main, *graphs.nested.values()):
+            scope.enter_context(shadowed(graph.model, "call", _GraphCall(graph, placement, rounding)))
+        yield
+
+
+class _GraphCall:
+    """Replaces the `call` of a model."""
+
+    def __init__(self, graph: Graph, placement: Placement, rounding: Rounding):
+        self._graph, self._placement, self._rounding = graph, placement, rounding
+
+    def __call__(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
+        if training is None:
+            # A `call` without this argument is not given it.
+            training = self._graph.model._get_call_context().get_value("training")
+        values = self._entered(inputs, mask)
+        for unit in self._placement.units[id(self._graph)]:
+            run = _UnitRun(unit, values, {**context, "training": training}, self._placement, self._rounding)
+            results = keras.tree.flatten(run.results())
+            values |= {
+                id(symbol): self._written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
+            }
+        outputs = keras.tree.map_structure(lambda symbol: values[id(symbol)], self._graph.outputs)
+        # As Keras unpacks lists of one output.
+        return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
+
+    def _entered(self, inputs: Any, mask: Any) -> dict[int, Any]:
+        """Returns {id of a symbolic input: its value}."""
+        functional = graph_of(self._graph.model)
+        flat = keras.tree.flatten(inputs) if functional is None else functional._standardize_inputs(inputs)
+        for one, of_one in zip(flat, keras.tree.flatten(mask), strict=True) if mask is not None else ():
+            if of_one is not None:
+                set_keras_mask(one, of_one)
+        symbols = keras.tree.flatten(self._graph.inputs)
+        return {id(symbol): self._written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
+
+    def _written(self, symbol: Any, value: Any) -> Any:
+        return _rounded(self._rounding, value, self._placement.written.get(id(symbol)))
+
+
+def _rounded(rounding: Rounding, value: Any, place: Range | None) -> Any:
+    if place is None:
+        return value
+    result = rounding.tensor(value, place)
+    mask = get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(result, mask)
+    return result
+
+
+class _UnitRun:
+    """One run of a unit.
+
+    Args:
+        unit: The unit.
+        values: id of a symbolic tensor -> its value.
+        context: `training` and other arguments that the model was called with.
+        placement: Where tensors are rounded.
+        rounding: What is done there.
+    """
+
+    def __init__(
+        self, unit: Unit, values: dict[int, Any], context: dict[str, Any], placement: Placement, rounding: Rounding
+    ):
+        self._unit, self._values, self._context = unit, values, context
+        self._placement, self._rounding = placement, rounding
+
+    def results(self) -> Any:
+        """Returns the results of the last call, before they are rounded."""
+        first, *others = self._unit.calls
+        result = self._first(first, *self._arguments(first))
+        for call in others:
+            # A folded batch normalization is part of the first call.
+            if call is not self._unit.normalization:
+                result = call.operation(result)
+        return result
+
+    def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        unit, operation = self._unit, call.operation
+        if unit.is_linear:
+            return linear_results(unit, self._rounding, args, kwargs, self._context)
+        if unit.weights:
+            pairs = [(one.variable, self._rounding.weight(full_value(one.variable), one)) for one in unit.weights]
+            with with_values(pairs, operation):
+                return operation(*args, **kwargs)
+        if unit.between is not None:
+            return self._rescaled(operation, args[0], unit.between)
+        if unit.is_activation:
+            return activated(operation, args[0], self._rounding)
+        return operation(*args, **kwargs)
+
+    def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rounds_constants = self._unit.rule.output == "own"
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, keras.KerasTensor):
+                place = self._placement.read.get((id(self._unit), id(leaf)))
+                return _rounded(self._rounding, self._values[id(leaf)], place)
+            return self._rounding.constant(leaf) if rounds_constants and is_constant(leaf) else leaf
+
+        args, kwargs = keras.tree.map_structure(filled, (call.args, call.kwargs))
+        known = getattr(call.operation, "_call_context_args", ())
+        return args, kwargs | {name: v for name, v in self._context.items() if name in known and v is not None}
+
+    def _rescaled(self, layer: Any, value: Any, between: Range) -> Any:
+        dtype = layer.compute_dtype
+        scaled = ops.cast(value, dtype) * ops.cast(layer.scale, dtype)
+        return self._rounding.tensor(scaled, between) + ops.cast(layer.offset, dtype)
