@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,16 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between
 from prunekit.techniques.quantize.histogram import Histogram
-from prunekit.techniques.quantize.placement import Placement, Range, RoundedWeight
+from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.ranges import RangeRule
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
+from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 
 @dataclass(frozen=True)
@@ -43,36 +45,49 @@ def calibrated(
     Raises:
         ValueError: A tensor is not finite; the message names its layer.
     """
-    observed = _Observing()
-    with simulating(placement, observed):
-        for batch in batches:
-            model(keras.tree.map_structure(ops.convert_to_tensor, batch), training=False)
-    grids = {}
-    for place in placement.ranges:
-        if place.signed is not None:
-            grids[place] = fixed_grid(place.signed, form)
-            continue
-        sample = observed.histograms.get(place, Histogram()).sample()
-        (low,), (high,) = rule(sample, form)
+    chosen = [place for place in placement.ranges if place.signed is None]
+    histograms = [Histogram() for _ in chosen]
+    run = ModelFunction(model, lambda inputs: _values(model, placement, chosen, inputs))
+    for batch in batches:
+        for place, histogram, tensors in zip(
+            chosen, histograms, run(keras.tree.map_structure(ops.convert_to_tensor, batch)), strict=True
+        ):
+            for tensor in tensors:
+                _count(histogram, tensor, place)
+    grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
+    for place, histogram in zip(chosen, histograms, strict=True):
+        (low,), (high,) = rule(histogram.sample(), form)
         grids[place] = grid_between(low, high, form)
     return grids
 
 
+def _values(model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any) -> list[list[Any]]:
+    """Returns the tensors of each range in inference."""
+    observed = _Observing()
+    with simulating(placement, observed):
+        model(inputs, training=False)
+    return [observed.tensors.get(place, []) for place in chosen]
+
+
+def _count(histogram: Histogram, tensor: Any, place: Range) -> None:
+    try:
+        histogram.observe(array_of(tensor))
+    except ValueError as error:
+        raise ValueError(
+            f"The outputs of {place.name!r} must be finite on the data for calibration. Received: NaN or infinity "
+            "among them. Check these data and the model's weights."
+        ) from error
+
+
 class _Observing:
-    """Counts the values of tensors and rounds nothing."""
+    """Keeps tensors and rounds nothing."""
 
     def __init__(self) -> None:
-        self.histograms: dict[Range, Histogram] = {}
+        self.tensors: dict[Range, list[Any]] = {}
 
     def tensor(self, value: Any, place: Range) -> Any:
-        """Counts the values of a tensor."""
-        try:
-            self.histograms.setdefault(place, Histogram()).observe(array_of(ops.cast(value, "float32")))
-        except ValueError as error:
-            raise ValueError(
-                f"The outputs of {place.name!r} must be finite on the data for calibration. Received: NaN or infinity "
-                "among them. Check these data and the model's weights."
-            ) from error
+        """Keeps a tensor."""
+        self.tensors.setdefault(place, []).append(ops.cast(value, "float32"))
         return value
 
     def constant(self, value: Any) -> Any:

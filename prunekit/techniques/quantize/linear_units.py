@@ -12,8 +12,8 @@ from keras import ops
 from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, scale_and_shift
 from prunekit.core.patching import shadowed
 from prunekit.core.variable_values import full_value, with_values
-from prunekit.techniques.quantize.placement import Unit
 from prunekit.techniques.quantize.rounding import Rounding, activated
+from prunekit.techniques.quantize.units import Unit
 
 
 @dataclass(frozen=True, eq=False)

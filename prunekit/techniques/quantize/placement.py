@@ -2,103 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
-from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.graph_calls import Graph
 from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
-from prunekit.anatomy.layers import sublayers, weights_of
-from prunekit.anatomy.linear_kinds import SEPARABLE, channel_axis, is_linear, is_linear_kind, is_normalization
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded
-from prunekit.techniques.quantize.grids import Granularity
-from prunekit.techniques.quantize.rules import MOVES, Rule, activation_name, activation_rule, is_relu, rule_of
-
-# Roles of the weights that are rounded. Biases are stored with 32 bits.
-WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
-
-
-@dataclass(eq=False)
-class Range:
-    """Tensors that are rounded on one grid.
-
-    Attributes:
-        name: Name of the layer or input that computes the first of them.
-        signed: None for a grid that is chosen from data; for one that a kernel prescribes, whether it has a sign.
-        tensors: The tensors.
-    """
-
-    name: str
-    signed: bool | None = None
-    tensors: list[Any] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class RoundedWeight:
-    """A weight that is rounded, in one unit.
-
-    Attributes:
-        variable: The weight.
-        name: Path of the weight in the model.
-        granularity: Which of its entries share a scale: those of one output unit.
-    """
-
-    variable: Any
-    name: str
-    granularity: Granularity
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """Calls between which no tensor is rounded, because an integer kernel computes them as one.
-
-    Attributes:
-        calls: The calls, in order.
-        rule: How the results are rounded.
-        weights: The weights of the first call that are rounded.
-        between: Range of the tensor between the two convolutions of a separable one, or between the factor and the
-            offset of a rescaling.
-        before_activation: Range of the outputs before an activation of the layer that a kernel of its own computes.
-    """
-
-    calls: tuple[Call, ...]
-    rule: Rule
-    weights: tuple[RoundedWeight, ...] = ()
-    between: Range | None = None
-    before_activation: Range | None = None
-
-    @property
-    def first(self) -> Call:
-        """The first call, which may have weights."""
-        return self.calls[0]
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """The tensors that the last call computes."""
-        return self.calls[-1].outputs
-
-    @functools.cached_property
-    def is_linear(self) -> bool:
-        """True for a Dense or convolution layer with an integer kernel."""
-        rule = rule_of(self.first.operation)
-        return is_linear_kind(self.first.operation) and rule is not None and rule.output != "float"
-
-    @functools.cached_property
-    def is_activation(self) -> bool:
-        """True for an activation with an integer kernel."""
-        return self.rule.output != "float" and bool(activation_name(self.first.operation))
-
-    @functools.cached_property
-    def normalization(self) -> Call | None:
-        """The call of a batch normalization that is folded into the first call."""
-        return next((call for call in self.calls[1:] if is_normalization(call.operation)), None)
+from prunekit.techniques.quantize.rules import rule_of
+from prunekit.techniques.quantize.units import Names, Range, RoundedWeight, Unit, units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,116 +87,8 @@ class _Opener:
         return found if found is not None and found.repeatable else None
 
 
-# ---- units -----------------------------------------------------------------------------------------------------------
-
-
 def _is_float(tensor: Any) -> bool:
     return "float" in keras.backend.standardize_dtype(tensor.dtype)
-
-
-def _units_of(graph: Graph, calls_of: dict[int, int], names: dict[int, str]) -> list[Unit]:
-    """Returns the calls of a graph in units.
-
-    Args:
-        graph: The graph.
-        calls_of: id of a layer or operation -> how often the graphs call it.
-        names: id of a weight -> its path.
-    """
-    units, taken = [], set[int]()
-    for call in graph.calls:
-        if id(call) in taken:
-            continue
-        calls = [call]
-        rule = _first_rule(call)
-        if rule.fuses_relu:
-            calls += _fused(graph, call, calls_of)
-        taken.update(map(id, calls))
-        weights = _weights_of(call, names)
-        units.append(Unit(tuple(calls), _unit_rule(call, rule), weights, _between(call), _before_activation(call)))
-    return units
-
-
-def _first_rule(call: Call) -> Rule:
-    if graph_of(call.operation) is not None:
-        return MOVES
-    return rule_of(call.operation) or Rule("float", reason="its `call` cannot be followed")
-
-
-def _fused(graph: Graph, call: Call, calls_of: dict[int, int]) -> list[Call]:
-    """Returns the calls after one that are computed together with it: batch normalization, then a ReLU."""
-    found: list[Call] = []
-    if not is_linear(getattr(call.operation, "activation", None)):
-        return found
-    if is_linear_kind(call.operation):
-        reader = _only_reader(graph, call)
-        if reader is not None and _can_be_folded(call, reader, calls_of):
-            found.append(reader)
-    reader = _only_reader(graph, found[-1] if found else call)
-    if reader is not None and reader.input is not None and is_relu(reader.operation):
-        found.append(reader)
-    return found
-
-
-def _only_reader(graph: Graph, call: Call) -> Call | None:
-    """Returns the only call that reads the output of a call, if nothing else needs this output."""
-    if call.output is None or graph.is_output(call.output):
-        return None
-    readers = graph.readers(call.output)
-    return readers[0] if len(readers) == 1 else None
-
-
-def _can_be_folded(call: Call, reader: Call, calls_of: dict[int, int]) -> bool:
-    layer, other = call.operation, reader.operation
-    if not is_normalization(other) or reader.fixed_training or reader.input is None or reader.output is None:
-        return False
-    rank = len(call.output.shape)
-    if isinstance(layer, keras.layers.EinsumDense):
-        last = layer.equation.replace(" ", "").split("->")[1][-1]
-        channels = rank - 1 if last in layer.equation.split("->")[0].split(",")[1] else -1
-    else:
-        channels = channel_axis(layer, rank)
-    return other.axis % rank == channels and calls_of[id(layer)] == calls_of[id(other)] == 1
-
-
-def _unit_rule(call: Call, rule: Rule) -> Rule:
-    """Returns the rule of a unit's results: of the activation, if the layer has one."""
-    activation = getattr(call.operation, "activation", None)
-    if not is_linear_kind(call.operation) or rule.output == "float" or is_linear(activation):
-        return rule
-    return activation_rule(activation)
-
-
-def _between(call: Call) -> Range | None:
-    layer = call.operation
-    separable = isinstance(layer, SEPARABLE) and is_linear_kind(layer)
-    if separable or (call.kind == "Rescaling" and np.any(np.asarray(layer.offset))):
-        return Range(f"{call.name} (inside)")
-    return None
-
-
-def _before_activation(call: Call) -> Range | None:
-    activation = getattr(call.operation, "activation", None)
-    if not is_linear_kind(call.operation) or is_linear(activation) or is_relu(activation):
-        return None
-    return Range(f"{call.name} (before its activation)")
-
-
-def _weights_of(call: Call, names: dict[int, str]) -> tuple[RoundedWeight, ...]:
-    if not isinstance(call.operation, keras.layers.Layer) or graph_of(call.operation) is not None:
-        return ()
-    found, pending = [], [call.operation]
-    while pending:
-        layer = pending.pop(0)
-        pending += sublayers(layer)
-        for variable, label, spec in weights_of(layer):
-            if spec.role in WEIGHT_ROLES:
-                axes = tuple(sorted({*spec.out_axes, *spec.parallel_axes}))
-                name = names.get(id(variable), f"{call.name}/{label}")
-                found.append(RoundedWeight(variable, name, Granularity(axes)))
-    return tuple(found)
-
-
-# ---- ranges ----------------------------------------------------------------------------------------------------------
 
 
 class _Placer:
@@ -289,8 +98,8 @@ class _Placer:
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
-        names = {id(weight.variable): weight.name for weight in weights_in(model)}
-        self._units = {id(graph): _units_of(graph, self._calls_of, names) for graph in every}
+        names = Names(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
+        self._units = {id(graph): units_of(graph, self._calls_of, names) for graph in every}
         self._ranges: list[Range] = []
         # id of a tensor that is on a grid -> its range.
         self._on: dict[int, Range] = {}
@@ -323,7 +132,7 @@ class _Placer:
             elif unit.rule.output != "float" or unit.is_linear:
                 self._own(unit)
             if unit.rule.output == "float" and any(map(_is_float, unit.outputs)):
-                self._left.append(FloatLayer(unit.first.name, unit.rule.reason))
+                self._left.append(FloatLayer(unit.name, unit.rule.reason))
 
     def _release_unread(self, inputs: Sequence[Any]) -> None:
         """Leaves inputs in floating point that no integer kernel reads."""
@@ -356,7 +165,7 @@ class _Placer:
         if id(tensor) in self._on:
             return self._on[id(tensor)]
         if id(tensor) not in self._float:
-            self._float[id(tensor)] = self._new(f"{unit.first.name} (its input)")
+            self._float[id(tensor)] = self._new(f"{unit.name} (its input)")
             self._float[id(tensor)].tensors.append(tensor)
         self._read[id(unit), id(tensor)] = self._float[id(tensor)]
         return self._float[id(tensor)]
@@ -371,7 +180,7 @@ class _Placer:
         signed = unit.rule.signed if unit.rule.output == "fixed" else None
         for tensor in unit.outputs:
             if _is_float(tensor):
-                self._write(tensor, self._new(unit.calls[-1].name, signed))
+                self._write(tensor, self._new(unit.name, signed))
 
     def _shared(self, unit: Unit) -> None:
         """Gives the inputs and outputs of an operation one grid, if one of the inputs is on a grid."""

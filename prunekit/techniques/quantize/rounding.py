@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import keras
 from keras import ops
 
-from prunekit.techniques.quantize.placement import Range, RoundedWeight
 from prunekit.techniques.quantize.rules import activation_name
+from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 # Inside silu, x * sigmoid(x), kernels round the sigmoid.
 _SIGMOID = Range("the sigmoid of silu", signed=False)

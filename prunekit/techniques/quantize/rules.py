@@ -100,6 +100,8 @@ _OPERATIONS = {
     ),
     **_table(SHARED, "AveragePool"),
 }
+# The kernels of these layers compute in floating point alone.
+_WITHOUT_KERNEL = (keras.layers.Conv3D, keras.layers.Conv3DTranspose)
 # Interpolations of resizing layers, with the rules of the kernels.
 _INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
 
@@ -149,7 +151,9 @@ def rule_of(operation: Any) -> Rule | None:
     """
     if is_linear_kind(operation):
         state = unusual_state(operation)
-        return Rule("float", reason=f"it {state}") if state else FUSING
+        if state:
+            return Rule("float", reason=f"it {state}")
+        return _without_kernel(operation) if isinstance(operation, _WITHOUT_KERNEL) else FUSING
     if is_normalization(operation):
         return FUSING
     if not _is_kerases(operation):

@@ -15,8 +15,9 @@ from prunekit.anatomy.model_graph import graph_of
 from prunekit.core.patching import shadowed
 from prunekit.core.variable_values import full_value, with_values
 from prunekit.techniques.quantize.linear_units import linear_results
-from prunekit.techniques.quantize.placement import Placement, Range, Unit
+from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rounding import Rounding, activated, is_constant
+from prunekit.techniques.quantize.units import Range, Unit
 
 
 @contextlib.contextmanager

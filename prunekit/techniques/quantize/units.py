@@ -1,0 +1,224 @@
+"""The calls of a model in units, each of which an integer kernel computes as one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.graph_calls import Call, Graph
+from prunekit.anatomy.layers import sublayers, weights_of
+from prunekit.anatomy.linear_kinds import SEPARABLE, channel_axis, is_linear, is_linear_kind, is_normalization
+from prunekit.anatomy.model_graph import graph_of
+from prunekit.techniques.quantize.grids import Granularity
+from prunekit.techniques.quantize.rules import MOVES, Rule, activation_name, activation_rule, is_relu, rule_of
+
+# Roles of the weights that are rounded. Biases are stored with 32 bits.
+WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
+
+
+@dataclass(eq=False)
+class Range:
+    """Tensors that are rounded on one grid.
+
+    Attributes:
+        name: Name of the layer or input that computes the first of them.
+        signed: None for a grid that is chosen from data; for one that a kernel prescribes, whether it has a sign.
+        tensors: The tensors.
+    """
+
+    name: str
+    signed: bool | None = None
+    tensors: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedWeight:
+    """A weight that is rounded, in one unit.
+
+    Attributes:
+        variable: The weight.
+        name: Path of the weight in the model.
+        granularity: Which of its entries share a scale: those of one output unit.
+    """
+
+    variable: Any
+    name: str
+    granularity: Granularity
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Calls between which no tensor is rounded, because an integer kernel computes them as one.
+
+    Attributes:
+        name: Name of the last layer or operation.
+        calls: The calls, in order.
+        rule: How the results are rounded.
+        weights: The weights of the first call that are rounded.
+        between: Range of the tensor between the two convolutions of a separable one, or between the factor and the
+            offset of a rescaling.
+        before_activation: Range of the outputs before an activation of the layer that a kernel of its own computes.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+    rule: Rule
+    weights: tuple[RoundedWeight, ...] = ()
+    between: Range | None = None
+    before_activation: Range | None = None
+
+    @property
+    def first(self) -> Call:
+        """The first call, which may have weights."""
+        return self.calls[0]
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """The tensors that the last call computes."""
+        return self.calls[-1].outputs
+
+    @functools.cached_property
+    def is_linear(self) -> bool:
+        """True for a Dense or convolution layer with an integer kernel."""
+        rule = rule_of(self.first.operation)
+        return is_linear_kind(self.first.operation) and rule is not None and rule.output != "float"
+
+    @functools.cached_property
+    def is_activation(self) -> bool:
+        """True for an activation with an integer kernel."""
+        return self.rule.output != "float" and bool(activation_name(self.first.operation))
+
+    @functools.cached_property
+    def normalization(self) -> Call | None:
+        """The call of a batch normalization that is folded into the first call."""
+        return next((call for call in self.calls[1:] if is_normalization(call.operation)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Names for reports.
+
+    Attributes:
+        layers: id of a layer or operation -> its name, where that is not its own: inside opened layers.
+        weights: id of a weight -> its path.
+    """
+
+    layers: Mapping[int, str]
+    weights: Mapping[int, str]
+
+    def of(self, call: Call) -> str:
+        """Returns the name of a call's layer or operation."""
+        return self.layers.get(id(call.operation), call.name)
+
+
+def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names) -> list[Unit]:
+    """Returns the calls of a graph in units.
+
+    Args:
+        graph: The graph.
+        calls_of: id of a layer or operation -> how often the graphs of the model call it.
+        names: Names for reports.
+    """
+    units, taken = [], set[int]()
+    for call in graph.calls:
+        if id(call) in taken:
+            continue
+        calls = [call]
+        rule = _first_rule(call)
+        if rule.fuses_relu:
+            calls += _fused(graph, call, calls_of)
+        taken.update(map(id, calls))
+        name, last = names.of(call), names.of(calls[-1])
+        units.append(
+            Unit(
+                last,
+                tuple(calls),
+                _unit_rule(call, rule),
+                _weights_of(call, name, names),
+                Range(f"{name} (inside)") if _rounds_inside(call) else None,
+                Range(f"{name} (before its activation)") if _rounds_before_activation(call) else None,
+            )
+        )
+    return units
+
+
+def _first_rule(call: Call) -> Rule:
+    if graph_of(call.operation) is not None:
+        return MOVES
+    return rule_of(call.operation) or Rule("float", reason="its `call` cannot be followed")
+
+
+def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int]) -> list[Call]:
+    """Returns the calls after one that are computed together with it: batch normalization, then a ReLU."""
+    found: list[Call] = []
+    if not is_linear(getattr(call.operation, "activation", None)):
+        return found
+    if is_linear_kind(call.operation):
+        reader = _only_reader(graph, call)
+        if reader is not None and _can_be_folded(call, reader, calls_of):
+            found.append(reader)
+    reader = _only_reader(graph, found[-1] if found else call)
+    if reader is not None and reader.input is not None and is_relu(reader.operation):
+        found.append(reader)
+    return found
+
+
+def _only_reader(graph: Graph, call: Call) -> Call | None:
+    """Returns the only call that reads the output of a call, if nothing else needs this output."""
+    if call.output is None or graph.is_output(call.output):
+        return None
+    readers = graph.readers(call.output)
+    return readers[0] if len(readers) == 1 else None
+
+
+def _can_be_folded(call: Call, reader: Call, calls_of: Mapping[int, int]) -> bool:
+    layer, other = call.operation, reader.operation
+    if not is_normalization(other) or reader.fixed_training or reader.input is None or reader.output is None:
+        return False
+    rank = len(call.output.shape)
+    if isinstance(layer, keras.layers.EinsumDense):
+        last = layer.equation.replace(" ", "").split("->")[1][-1]
+        channels = rank - 1 if last in layer.equation.split("->")[0].split(",")[1] else -1
+    else:
+        channels = channel_axis(layer, rank)
+    return other.axis % rank == channels and calls_of[id(layer)] == calls_of[id(other)] == 1
+
+
+def _unit_rule(call: Call, rule: Rule) -> Rule:
+    """Returns the rule of a unit's results: of the activation, if the layer has one."""
+    activation = getattr(call.operation, "activation", None)
+    if not is_linear_kind(call.operation) or rule.output == "float" or is_linear(activation):
+        return rule
+    return activation_rule(activation)
+
+
+def _rounds_inside(call: Call) -> bool:
+    layer = call.operation
+    separable = isinstance(layer, SEPARABLE) and is_linear_kind(layer)
+    return separable or (call.kind == "Rescaling" and bool(np.any(np.asarray(layer.offset))))
+
+
+def _rounds_before_activation(call: Call) -> bool:
+    activation = getattr(call.operation, "activation", None)
+    return is_linear_kind(call.operation) and not is_linear(activation) and not is_relu(activation)
+
+
+def _weights_of(call: Call, layer_name: str, names: Names) -> tuple[RoundedWeight, ...]:
+    if not isinstance(call.operation, keras.layers.Layer) or graph_of(call.operation) is not None:
+        return ()
+    found, pending = [], [call.operation]
+    while pending:
+        layer = pending.pop(0)
+        pending += sublayers(layer)
+        for variable, label, spec in weights_of(layer):
+            if spec.role in WEIGHT_ROLES:
+                # A row of a table is read as a whole.
+                axes = spec.parallel_axes if spec.role == "embedding" else {*spec.out_axes, *spec.parallel_axes}
+                name = names.weights.get(id(variable), f"{layer_name}/{label}")
+                found.append(RoundedWeight(variable, name, Granularity(tuple(sorted(axes)))))
+    return tuple(found)
