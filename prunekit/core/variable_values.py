@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
 
@@ -15,7 +14,8 @@ from keras.src.backend.common.variables import AutocastScope
 def full_value(variable: Any) -> Any:
     """Returns the present value of a variable in its own dtype, also where a layer would read it in half precision."""
     with AutocastScope(None):
-        return ops.convert_to_tensor(variable)
+        # Not `ops.convert_to_tensor`, which on TensorFlow returns the variable, for a later user to cast.
+        return variable.value
 
 
 @contextlib.contextmanager

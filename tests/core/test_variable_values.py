@@ -84,7 +84,7 @@ def test_a_full_value_is_not_cast_to_half_precision():
     own = layer.call
 
     def call(inputs):
-        seen.extend([full_value(layer.kernel), layer.kernel.value])
+        seen.extend([ops.multiply(full_value(layer.kernel), 1), layer.kernel.value])
         return own(inputs)
 
     layer.__dict__["call"] = call

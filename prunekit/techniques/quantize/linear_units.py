@@ -132,7 +132,7 @@ class _Product:
             shape = [1] * rank
             shape[channel_axis(self._layer, rank)] = -1
             values = ops.reshape(values, shape)
-        return ops.cast(values, result.dtype)
+        return ops.cast(values, self._layer.compute_dtype)
 
 
 def _along_outputs(layer: Any, kernel: Any, factor: Any) -> Any:

@@ -55,7 +55,9 @@ class _GraphCall:
             values |= {
                 id(symbol): self._written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
             }
-        outputs = keras.tree.map_structure(lambda symbol: values[id(symbol)], self._graph.outputs)
+        # In the order that a functional model gives to the entries of a dictionary: `fit` reports losses in it.
+        flat = [values[id(symbol)] for symbol in keras.tree.flatten(self._graph.outputs)]
+        outputs = keras.tree.pack_sequence_as(self._graph.outputs, flat)
         # As Keras unpacks lists of one output.
         return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
