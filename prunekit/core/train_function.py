@@ -1,13 +1,14 @@
 """Temporary replacements for a model's train function, and lookup of the calling callback list."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 
-from prunekit.core import backend, compilation, jax_state
+from prunekit.core import backend, compilation, jax_state, patching
 from prunekit.core.optimizers import optimizers_of, parts_of
 
 
@@ -208,6 +209,29 @@ def fresh_functions(model) -> Iterator[None]:
             for name, former in forward.items():
                 if getattr(model, name) is not former:
                     setattr(model, name, None)
+
+
+@contextlib.contextmanager
+def fresh_forward_functions(model) -> Iterator[None]:
+    """Makes `evaluate` and `predict` trace new functions inside the scope, and restores the former ones at the end.
+
+    For scopes that change what the model computes, with `fresh_functions`.
+    """
+    names = [name for name in ("test_function", "predict_function") if hasattr(model, name)]
+    former = {name: getattr(model, name) for name in names}
+    compiled_as = getattr(model, "_compile_config", None)
+    with contextlib.ExitStack() as steps:
+        for name in names:
+            setattr(model, name, None)
+            step = name.replace("function", "step")
+            # As in `jax_state.fresh_step`: JAX would use the former trace for an equal bound method.
+            steps.enter_context(patching.shadowed(model, step, functools.partial(getattr(model, step))))
+        try:
+            yield
+        finally:
+            same = getattr(model, "_compile_config", None) is compiled_as
+            for name in names:
+                setattr(model, name, former[name] if same else None)
 
 
 def callback_list_above() -> keras.callbacks.CallbackList | None:

@@ -13,6 +13,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.core.patching import shadowed
+from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.core.variable_values import full_value, with_values
 from prunekit.techniques.quantize.linear_units import linear_results
 from prunekit.techniques.quantize.placement import Placement
@@ -25,14 +26,17 @@ def simulating(placement: Placement, rounding: Rounding) -> Iterator[None]:
     """Inside the scope, calls of the model run its units, in any loop and on any backend.
 
     Layers are called as always: masks, dtypes, losses, moving statistics and random seeds are those of the model.
-    Functions that were traced outside of the scope have to be traced again inside, and those from inside afterwards.
+    `fit`, `evaluate`, `predict` and the functions of prunekit are traced again. Functions of your own that were traced
+    before have to be traced again inside, and those from inside afterwards.
 
     Args:
         placement: Where tensors are rounded.
         rounding: What is done there.
     """
-    graphs = placement.graphs
+    graphs, model = placement.graphs, placement.graphs.main.model
     with contextlib.ExitStack() as scope:
+        scope.enter_context(fresh_functions(model))
+        scope.enter_context(fresh_forward_functions(model))
         for graph in (graphs.main, *graphs.nested.values()):
             scope.enter_context(shadowed(graph.model, "call", _GraphCall(graph, placement, rounding)))
         yield

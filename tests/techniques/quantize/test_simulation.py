@@ -22,6 +22,11 @@ TRAINED = (
 ).split()
 
 
+def through(value, rounded):
+    """Returns the rounded value, with a gradient as if nothing were rounded."""
+    return value + ops.stop_gradient(rounded - value)
+
+
 class Passing:
     """Rounds nothing, and remembers what it was given."""
 
@@ -48,13 +53,13 @@ class Rounding(Passing):
 
     def tensor(self, value, place):
         super().tensor(value, place)
-        return ops.cast(ops.round(value * 4) / 4, value.dtype)
+        return through(value, ops.cast(ops.round(value * 4) / 4, value.dtype))
 
     def constant(self, value):
         return ops.round(ops.convert_to_tensor(value) * 4) / 4
 
     def weight(self, value, weight):
-        return ops.round(value * 8) / 8
+        return through(value, ops.round(value * 8) / 8)
 
 
 def arrays(structure) -> list[np.ndarray]:
@@ -134,6 +139,35 @@ def test_leaving_restores_every_layer():
     for layer, attributes in zip(layers, before, strict=True):
         assert vars(layer).keys() == attributes.keys()
         assert "call" not in vars(layer)
+
+
+def test_functions_that_were_traced_outside_are_traced_again_inside_and_kept():
+    x = keras.Input((5,), name="x")
+    model = keras.Model(x, L.Dense(2, name="dense")(x))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    inputs = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
+    labels = np.zeros((4, 2), "float32")
+
+    def results():
+        history = model.fit(inputs, labels, verbose=0, shuffle=False).history["loss"][0]
+        return np.array(
+            [history, model.evaluate(inputs, labels, verbose=0), np.square(model.predict(inputs, verbose=0)).mean()]
+        )
+
+    plain, functions = results(), [model.train_function, model.test_function, model.predict_function]
+    with simulating(place(model), Rounding()):
+        rounded = results()
+    again = results()
+    kernel = eighths(ops.convert_to_numpy(model.layers[-1].kernel))
+    expected = np.square(quarters(quarters(inputs) @ kernel)).mean()
+    assert np.allclose(rounded, expected, rtol=1e-4) and not np.allclose(plain, expected, rtol=1e-4)
+    assert np.allclose(again, plain, rtol=1e-6)
+    assert all(
+        one is other
+        for one, other in zip(
+            functions, [model.train_function, model.test_function, model.predict_function], strict=True
+        )
+    )
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
