@@ -43,7 +43,7 @@ def calibrated(
         rule: Chooses the ranges.
 
     Raises:
-        ValueError: A tensor is not finite; the message names its layer.
+        ValueError: There is no batch, or a tensor is not finite; the message names its layer.
     """
     chosen = [place for place in placement.ranges if place.signed is None]
     histograms = [Histogram() for _ in chosen]
@@ -54,6 +54,8 @@ def calibrated(
         ):
             for tensor in tensors:
                 _count(histogram, tensor, place)
+    if not any(histogram.count for histogram in histograms) and histograms:
+        raise ValueError("Calibration needs at least one batch of inputs. Received: none.")
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
     for place, histogram in zip(chosen, histograms, strict=True):
         (low,), (high,) = rule(histogram.sample(), form)
