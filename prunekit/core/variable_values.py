@@ -36,7 +36,10 @@ def with_values(pairs: Sequence[tuple[Any, Any]], layer: Any) -> Iterator[None]:
     for variable, value in scope.assigned.values():
         variable.assign(value)
     for loss in scope.losses:
-        layer.add_loss(loss)
+        if outer is None:
+            layer.add_loss(loss)
+        elif outer.collect_losses:
+            outer.add_loss(loss)
 
 
 class _Scope(keras.StatelessScope):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 
 from prunekit.techniques.quantize.placement import Placement
@@ -15,7 +17,8 @@ def producers(placement: Placement) -> dict[int, str]:
         for tensor in keras.tree.flatten(graph.inputs):
             found.setdefault(id(tensor), tensor.name)
         for call in graph.calls:
-            name = graphs.names.get(id(call.operation), call.name)
+            # Without the number that Keras gives to names that it makes.
+            name = re.sub(r"_\d+$", "", graphs.names.get(id(call.operation), call.name))
             found |= {id(tensor): name for tensor in call.outputs}
     return found
 

@@ -22,8 +22,8 @@ def plain_parameters(low: float, high: float, bits: int, symmetric: bool) -> tup
     if low == high == 0.0:
         return np.float32(1.0), 0 if symmetric else first
     if symmetric:
-        return np.float32(max(-low, high) / last), 0
-    scale = np.float32((high - low) / (last - first))
+        return max(np.float32(max(-low, high) / last), np.finfo("float32").tiny), 0
+    scale = max(np.float32((high - low) / (last - first)), np.finfo("float32").tiny)
     exact = first - low / float(scale)
     nearest = math.floor(exact + 0.5) if exact > 0 else math.ceil(exact - 0.5)
     return scale, min(max(nearest, first), last)

@@ -13,7 +13,7 @@ from keras import ops
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between
+from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.ranges import RangeRule
@@ -76,8 +76,8 @@ def _count(histogram: Histogram, tensor: Any, place: Range) -> None:
         histogram.observe(array_of(tensor))
     except ValueError as error:
         raise ValueError(
-            f"The outputs of {place.name!r} must be finite on the data for calibration. Received: NaN or infinity "
-            "among them. Check these data and the model's weights."
+            f"The outputs of {place.name!r}, and of layers that share its grid, must be finite on the data for "
+            "calibration. Received: NaN or infinity among them. Check these data and the model's weights."
         ) from error
 
 
@@ -114,16 +114,15 @@ class GridRounding:
 
     def tensor(self, value: Any, place: Range) -> Any:
         """See `Rounding`."""
-        grid = self._grids.get(place)
-        if grid is None:
-            grid = fixed_grid(bool(place.signed), self._formats.activations)
+        # Kernels prescribe the other grids.
+        grid = self._grids[place] if place.signed is None else fixed_grid(place.signed, self._formats.activations)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
     def constant(self, value: Any) -> Any:
         """See `Rounding`."""
-        values = array_of(ops.cast(value, "float32"))
+        values = ops.convert_to_numpy(value).astype("float32")
         grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
-        return ops.cast(grid.nearest(values), str(value.dtype))
+        return ops.cast(grid.nearest(values), keras.backend.standardize_dtype(value.dtype))
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """See `Rounding`."""
@@ -136,4 +135,4 @@ def scale_of(weight: Any, form: IntegerFormat, granularity: Granularity) -> Any:
     """Returns the scales of the smallest symmetric grid that a weight lies on, as `grid_of` with `MinMax`."""
     others = tuple(axis for axis in range(len(weight.shape)) if axis not in granularity.axes)
     bound = ops.cast(ops.max(ops.abs(weight), axis=others, keepdims=True), "float32")
-    return ops.where(ops.equal(bound, 0), ops.ones_like(bound), bound / form.highest)
+    return usable_scale(bound / form.highest)

@@ -21,6 +21,8 @@ from prunekit.sparsity.array_ops import ops_for
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 # Bits of the largest code of a bias: one fewer than an accumulator of 32 bits has, whose sum must not overflow.
 _BIAS_BITS = 30
+# Values up to here times the last number of steps count as inside of a range.
+_END = 1 + 2.0**-20
 # Bits of the integers that float32, in which models are trained, holds exactly.
 _EXACT_BITS = 24
 
@@ -175,9 +177,9 @@ def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) 
     steps = operations.cast(values, dtype) / operations.cast(operations.convert_to_tensor(scale), dtype)
     first, last = form.lowest - zero_point, form.highest - zero_point
     # Not `clip` or `maximum`: JAX and PyTorch halve the gradient of a value at the end of its range, where the largest
-    # weight lies.
-    steps = operations.where(operations.greater(first, steps), first, steps)
-    return operations.where(operations.greater(steps, last), last, steps)
+    # weight lies. In float32 this weight divided by its scale may be a little more than the last number of steps.
+    steps = operations.where(operations.greater(first * _END, steps), first, steps)
+    return operations.where(operations.greater(steps, last * _END), last, steps)
 
 
 def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granularity = PER_TENSOR) -> Grid:
@@ -202,9 +204,8 @@ def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granular
             f"A range needs finite ends. Received: {_first_wrong(ends)}. Look for NaN or infinity in the weights, and "
             "in the outputs of the layers on the calibration data."
         )
-    bound = np.maximum(-low, high)
-    width = bound / form.highest if form.symmetric else (high - low) / (form.highest - form.lowest)
-    scale = np.where(bound == 0.0, 1.0, np.maximum(width, SMALLEST_SCALE)).astype("float32")
+    width = np.maximum(-low, high) / form.highest if form.symmetric else (high - low) / (form.highest - form.lowest)
+    scale = usable_scale(width).astype("float32")
     zero_point = np.zeros(scale.shape, "int32")
     if not form.symmetric:
         # Halves go away from zero, as in LiteRT's converter: a range from -a to a has the zero point -0.5.
@@ -212,6 +213,17 @@ def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granular
         nearest = np.copysign(np.floor(np.abs(exact) + 0.5), exact)
         zero_point = np.clip(nearest, form.lowest, form.highest).astype("int32")
     return Grid(form, granularity, scale, zero_point)
+
+
+def usable_scale(width: Any) -> Any:
+    """Returns the distance of neighbouring values as a scale: 1 for 0, and no number that underflows.
+
+    Args:
+        width: NumPy array or tensor.
+    """
+    operations = ops_for(width)
+    smallest = operations.where(operations.greater(SMALLEST_SCALE, width), SMALLEST_SCALE, width)
+    return operations.where(operations.equal(width, 0), operations.cast(1, width.dtype), smallest)
 
 
 def _first_wrong(ends: np.ndarray) -> str:

@@ -11,6 +11,8 @@ from prunekit.techniques.quantize.ranges import Sample
 # Of 4096 bins, 2048 lie on each side of zero. The magnitudes fill at least half of them: four bins for each step of an
 # asymmetric grid of 8 bits, and eight for a symmetric one.
 BINS = 4096
+# Values that are counted at once, with eight times their memory.
+_PART = 1 << 20
 
 
 class Histogram:
@@ -44,8 +46,12 @@ class Histogram:
             raise ValueError("A range needs finite values. Received: NaN or infinity among them.")
         self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + flat.size
         self._widen(max(-low, high))
-        present = flat[flat != 0.0]
-        self._zeros += flat.size - present.size
+        for start in range(0, flat.size, _PART):
+            self._add(flat[start : start + _PART])
+
+    def _add(self, values: np.ndarray) -> None:
+        present = values[values != 0.0]
+        self._zeros += values.size - present.size
         if present.size:
             # In float64: the product with a power of two is exact there, also for subnormal numbers.
             bins = np.floor(present * np.float64(BINS / 2 / self._bound)).astype("int64") + BINS // 2

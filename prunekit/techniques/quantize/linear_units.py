@@ -36,9 +36,9 @@ def linear_results(
 ) -> Any:
     """Returns the outputs of a layer after its activation, or after its batch normalization.
 
-    With batch statistics, the kernel is rounded as if the moving statistics were folded, the outputs are divided by
-    their factor again, and the layer normalizes them itself: so the grid is that of the file, and the moving statistics
-    are updated from outputs that are not normalized.
+    With batch statistics, the kernel is rounded as if the moving statistics were folded, and divided by their factor
+    again, and the layer normalizes the outputs itself: so the grid is that of the file, and the moving statistics are
+    updated from outputs that are not normalized.
 
     Args:
         unit: A unit whose first call is that of the layer.
@@ -63,7 +63,8 @@ def _fold(layer: Any, training: bool) -> _Fold:
     factor, shift = scale_and_shift(layer, lambda name: full_value(getattr(layer, name)))
     batch = training and layer.trainable
     if batch:
-        factor = ops.where(ops.equal(factor, 0), ops.ones_like(factor), factor)
+        # The factor is divided out again: a gradient through the rounding between would be noise.
+        factor = ops.stop_gradient(ops.where(ops.equal(factor, 0), ops.ones_like(factor), factor))
     return _Fold(factor, shift, batch)
 
 
@@ -111,19 +112,19 @@ class _Product:
 
     def _kernel(self, variable: Any, *, folded: bool) -> Any:
         value = full_value(variable)
-        if folded and self._fold is not None:
-            value = value * _along_outputs(self._layer, value, self._fold.factor)
         weight = next((one for one in self._unit.weights if one.variable is variable), None)
-        return value if weight is None else self._rounding.weight(value, weight)
+        fold = self._fold if folded else None
+        factor = None if fold is None else _along_outputs(self._layer, value, fold.factor)
+        value = value if factor is None else value * factor
+        value = value if weight is None else self._rounding.weight(value, weight)
+        # In the precision of the weights: outputs in half precision would be 0 / 0 for small factors.
+        return value / factor if fold is not None and fold.batch else value
 
     def _with_bias(self, result: Any) -> Any:
         layer, fold = self._layer, self._fold
         bias = None if layer.bias is None else full_value(layer.bias)
-        if fold is not None:
-            if fold.batch:
-                result = result / self._broadcast(fold.factor, result)
-            else:
-                bias = fold.shift if bias is None else bias * fold.factor + fold.shift
+        if fold is not None and not fold.batch:
+            bias = fold.shift if bias is None else bias * fold.factor + fold.shift
         return result if bias is None else result + self._broadcast(bias, result)
 
     def _broadcast(self, values: Any, result: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras.src.backend.common.masking import get_keras_mask
 
 from prunekit.anatomy.graph_calls import Graph
 from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
@@ -83,6 +84,9 @@ class _Opener:
         layer = getattr(node, "operation", None)
         if not isinstance(layer, keras.layers.Layer) or graph_of(layer) is not None or rule_of(layer) is not None:
             return None
+        # The calls inside would not see these masks.
+        if any(get_keras_mask(tensor) is not None for tensor in (*node.input_tensors, *node.outputs)):
+            return None
         found = recorded(layer, node.arguments.args, node.arguments.kwargs)
         return found if found is not None and found.repeatable else None
 
@@ -106,6 +110,9 @@ class _Placer:
         # id of a tensor in floating point -> the range on whose grid kernels read it.
         self._float: dict[int, Range] = {}
         self._read: dict[tuple[int, int], Range] = {}
+        self._walked: set[int] = set()
+        # Inputs of the model, and of models that are called several times.
+        self._inputs: list[Any] = []
         self._written: dict[int, Range] = {}
         self._left: list[FloatLayer] = []
 
@@ -113,13 +120,14 @@ class _Placer:
         """Returns the placement."""
         self._enter(tensors_in(self._graphs.main.inputs))
         self._walk(self._graphs.main)
-        self._release_unread(tensors_in(self._graphs.main.inputs))
+        self._release_unread()
         return Placement(self._graphs, self._units, self._written, self._read, self._ranges, self._left)
 
     def _enter(self, inputs: Sequence[Any]) -> None:
         """Gives each input of a graph in floating point a grid of its own."""
         for tensor in inputs:
             if _is_float(tensor):
+                self._inputs.append(tensor)
                 self._write(tensor, self._new(str(getattr(tensor, "name", "input"))))
 
     def _walk(self, graph: Graph) -> None:
@@ -134,17 +142,20 @@ class _Placer:
             if unit.rule.output == "float" and any(map(_is_float, unit.outputs)):
                 self._left.append(FloatLayer(unit.name, unit.rule.reason))
 
-    def _release_unread(self, inputs: Sequence[Any]) -> None:
-        """Leaves inputs in floating point that no integer kernel reads."""
+    def _release_unread(self) -> None:
+        """Leaves inputs in floating point with which no integer kernel has to do."""
         units = [unit for units in self._units.values() for unit in units]
         kernels = [unit for unit in units if unit.is_linear or unit.rule.output in ("own", "fixed")]
-        read = {id(self._on.get(id(tensor))) for unit in kernels for tensor in unit.first.inputs}
-        for place in {id(self._on[id(one)]): self._on[id(one)] for one in inputs if id(one) in self._on}.values():
-            if id(place) not in read:
+        tensors = [tensor for unit in kernels for tensor in (*unit.first.inputs, *unit.outputs)]
+        used = {id(self._on.get(id(tensor))) for tensor in tensors} | {id(shared) for shared in self._float.values()}
+        for place in {id(self._on[id(one)]): self._on[id(one)] for one in self._inputs}.values():
+            if id(place) not in used:
                 self._ranges.remove(place)
                 for tensor in place.tensors:
                     self._on.pop(id(tensor), None)
                     self._written.pop(id(tensor), None)
+                for key in [key for key, shared in self._read.items() if shared is place]:
+                    del self._read[key]
 
     def _new(self, name: str, signed: bool | None = None) -> Range:
         self._ranges.append(Range(name, signed))
@@ -188,17 +199,19 @@ class _Placer:
         if not any(id(tensor) in self._on for tensor in inputs):
             return
         given = [self._reads(unit, tensor) for tensor in inputs]
-        # What kernels prescribe cannot be shared with others: it is rounded again for this operation.
         target = next((one for one in given if one.signed is None), given[0])
+        if any(one.signed is not target.signed for one in given) and target.signed is not None:
+            target = self._new(unit.name)
         for tensor, one in zip(inputs, given, strict=True):
             if one.signed is not target.signed:
+                # A grid that a kernel prescribes is shared with no other tensor: this one is rounded again.
                 self._read[id(unit), id(tensor)] = target
             elif self._on.get(id(tensor), self._float.get(id(tensor))) is not target:
                 target = self._join(target, self._reads(unit, tensor))
         for tensor in unit.outputs:
             if not _is_float(tensor):
                 continue
-            if unit.rule.moves:
+            if unit.rule.moves and not unit.adds_constants:
                 self._put(tensor, target)
             else:
                 self._write(tensor, target)
@@ -219,11 +232,12 @@ class _Placer:
         inputs, outer = tensors_in(nested.inputs), tensors_in(inputs_in(call.args, call.kwargs))
         outputs = tensors_in(nested.outputs)
         if self._calls_of[id(call.operation)] > 1:
-            if not any(id(tensor) in self._on for tensor in inputs):
+            if id(nested) not in self._walked:
+                self._walked.add(id(nested))
                 self._enter(inputs)
                 self._walk(nested)
             for inner, tensor in zip(inputs, outer, strict=True):
-                if _is_float(tensor):
+                if id(inner) in self._on:
                     # Each call reads the tensors of another place.
                     self._read[id(unit), id(tensor)] = self._on[id(inner)]
         else:

@@ -77,6 +77,8 @@ class Percentile:
 
 def _quantile(values: np.ndarray, counts: np.ndarray | None, share: float) -> np.ndarray:
     """Returns the lowest value of each row that at least this share of the row does not exceed."""
+    if not values.shape[1]:
+        return np.zeros(len(values))
     if counts is None:
         rank = _rank(share, np.float64(values.shape[1]))
         return np.partition(values, int(rank) - 1, axis=1)[:, int(rank) - 1].astype("float64")
@@ -132,18 +134,22 @@ def _error(sample: Sample, form: IntegerFormat, ends: np.ndarray) -> np.ndarray:
     """Returns the squared error of each row, summed over its values."""
     grid = grid_between(ends[0, :, None], ends[1, :, None], form)
     total = np.zeros(len(sample.values))
-    for part in _parts(*sample.values.shape):
-        values = sample.values[:, part]
-        steps = steps_within(values, grid.scale, grid.zero_point, form)
-        errors = np.square(np.round(steps) * grid.scale - values, dtype="float64")
-        total += (errors if sample.counts is None else errors * sample.counts[:, part]).sum(axis=1)
+    counts = None if sample.counts is None else np.broadcast_to(sample.counts, sample.values.shape)
+    for rows, columns in _parts(*sample.values.shape):
+        values, scale = sample.values[rows, columns], grid.scale[rows]
+        steps = steps_within(values, scale, grid.zero_point[rows], form)
+        errors = np.square(np.round(steps) * scale - values, dtype="float64")
+        total[rows] += (errors if counts is None else errors * counts[rows, columns]).sum(axis=1)
     return total
 
 
-def _parts(rows: int, columns: int) -> Iterator[slice]:
-    length = max(_PART // max(rows, 1), 1)
-    for start in range(0, columns, length):
-        yield slice(start, start + length)
+def _parts(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Yields parts of an array of this shape that are contiguous as far as they can be."""
+    width = min(max(columns, 1), _PART)
+    height = max(_PART // width, 1)
+    for first in range(0, rows, height):
+        for start in range(0, columns, width):
+            yield slice(first, first + height), slice(start, start + width)
 
 
 def grid_of(

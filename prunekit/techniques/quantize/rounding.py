@@ -36,4 +36,5 @@ def activated(function: Any, value: Any, rounding: Rounding) -> Any:
 
 def is_constant(leaf: Any) -> bool:
     """Returns True for an argument of a call that is an array or tensor of floating-point values."""
-    return (keras.ops.is_tensor(leaf) or hasattr(leaf, "__array__")) and "float" in str(getattr(leaf, "dtype", ""))
+    is_array = not isinstance(leaf, keras.Variable) and (ops.is_tensor(leaf) or hasattr(leaf, "__array__"))
+    return is_array and "float" in str(getattr(leaf, "dtype", ""))

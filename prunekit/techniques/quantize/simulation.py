@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras import ops
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from prunekit.anatomy.graph_calls import Call, Graph
@@ -18,6 +18,7 @@ from prunekit.core.variable_values import full_value, with_values
 from prunekit.techniques.quantize.linear_units import linear_results
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rounding import Rounding, activated, is_constant
+from prunekit.techniques.quantize.rules import activation_name
 from prunekit.techniques.quantize.units import Range, Unit
 
 
@@ -48,7 +49,8 @@ class _GraphCall:
     def __init__(self, graph: Graph, placement: Placement, rounding: Rounding):
         self._graph, self._placement, self._rounding = graph, placement, rounding
 
-    def __call__(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs, training, mask, context = self._bound(args, kwargs)
         if training is None:
             # A `call` without this argument is not given it.
             training = self._graph.model._get_call_context().get_value("training")
@@ -62,8 +64,30 @@ class _GraphCall:
         # In the order that a functional model gives to the entries of a dictionary: `fit` reports losses in it.
         flat = [values[id(symbol)] for symbol in keras.tree.flatten(self._graph.outputs)]
         outputs = keras.tree.pack_sequence_as(self._graph.outputs, flat)
-        # As Keras unpacks lists of one output.
-        return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
+        # As functional models unpack lists of one output.
+        alone = isinstance(outputs, list | tuple) and len(outputs) == 1 and graph_of(self._graph.model) is not None
+        return outputs[0] if alone else outputs
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """Returns the inputs, `training`, `mask` and other context of a call.
+
+        Raises:
+            ValueError: Another argument than these is given: the calls inside were recorded with its default.
+        """
+        model = self._graph.model
+        bound = model._call_signature.bind(*args, **kwargs)
+        named = dict(bound.arguments)
+        context = named.pop("kwargs", {}) if graph_of(model) is not None else {}
+        inputs = named.pop(next(iter(model._call_signature.parameters)))
+        training, mask = named.pop("training", None), named.pop("mask", None)
+        defaults = model._call_signature.parameters
+        others = [name for name, value in named.items() if value is not defaults[name].default]
+        if others:
+            raise ValueError(
+                f"In a simulation the model {model.name!r} takes its inputs, `training` and `mask`. Received: "
+                f"{', '.join(others)}."
+            )
+        return inputs, training, mask, context
 
     def _entered(self, inputs: Any, mask: Any) -> dict[int, Any]:
         """Returns {id of a symbolic input: its value}."""
@@ -80,7 +104,7 @@ class _GraphCall:
 
 
 def _rounded(rounding: Rounding, value: Any, place: Range | None) -> Any:
-    if place is None:
+    if place is None or value is None:
         return value
     result = rounding.tensor(value, place)
     mask = get_keras_mask(value)
@@ -125,10 +149,13 @@ class _UnitRun:
             with with_values(pairs, operation):
                 return operation(*args, **kwargs)
         if unit.between is not None:
-            return self._rescaled(operation, args[0], unit.between)
-        if unit.is_activation:
-            return activated(operation, args[0], self._rounding)
-        return operation(*args, **kwargs)
+            call_inside: Any = functools.partial(self._rescaled, operation, operation.call, unit.between)
+        elif unit.rule.output != "float" and activation_name(operation) == "silu":
+            call_inside = functools.partial(activated, operation, rounding=self._rounding)
+        else:
+            return operation(*args, **kwargs)
+        with shadowed(operation, "call", call_inside):
+            return operation(*args, **kwargs)
 
     def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rounds_constants = self._unit.rule.output == "own"
@@ -143,7 +170,8 @@ class _UnitRun:
         known = getattr(call.operation, "_call_context_args", ())
         return args, kwargs | {name: v for name, v in self._context.items() if name in known and v is not None}
 
-    def _rescaled(self, layer: Any, value: Any, between: Range) -> Any:
-        dtype = layer.compute_dtype
-        scaled = ops.cast(value, dtype) * ops.cast(layer.scale, dtype)
-        return self._rounding.tensor(scaled, between) + ops.cast(layer.offset, dtype)
+    def _rescaled(self, layer: Any, call: Any, between: Range, inputs: Any) -> Any:
+        with shadowed(layer, "offset", 0.0):
+            product = call(inputs)
+        with shadowed(layer, "scale", 1.0):
+            return call(self._rounding.tensor(product, between))

@@ -15,7 +15,7 @@ from prunekit.anatomy.layers import sublayers, weights_of
 from prunekit.anatomy.linear_kinds import SEPARABLE, channel_axis, is_linear, is_linear_kind, is_normalization
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.techniques.quantize.grids import Granularity
-from prunekit.techniques.quantize.rules import MOVES, Rule, activation_name, activation_rule, is_relu, rule_of
+from prunekit.techniques.quantize.rules import MOVES, Rule, activation_rule, is_relu, rule_of
 
 # Roles of the weights that are rounded. Biases are stored with 32 bits.
 WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
@@ -89,9 +89,17 @@ class Unit:
         return is_linear_kind(self.first.operation) and rule is not None and rule.output != "float"
 
     @functools.cached_property
-    def is_activation(self) -> bool:
-        """True for an activation with an integer kernel."""
-        return self.rule.output != "float" and bool(activation_name(self.first.operation))
+    def adds_constants(self) -> bool:
+        """True if results may be numbers other than zero that are no entries of what is read."""
+        call = self.first
+        if call.kind not in ("Where", "Maximum", "Minimum", "Pad"):
+            return False
+        leaves = keras.tree.flatten((call.args[1:] if call.kind == "Pad" else call.args, call.kwargs))
+        leaves.append(getattr(call.operation, "constant_values", None))
+        numbers = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, keras.KerasTensor | str)]
+        if call.kind == "Pad":
+            numbers = [one for one in numbers if one is getattr(call.operation, "constant_values", one)][-1:]
+        return any(bool(np.any(keras.ops.convert_to_numpy(one))) for one in numbers)
 
     @functools.cached_property
     def normalization(self) -> Call | None:
@@ -179,6 +187,12 @@ def _only_reader(graph: Graph, call: Call) -> Call | None:
 def _can_be_folded(call: Call, reader: Call, calls_of: Mapping[int, int]) -> bool:
     layer, other = call.operation, reader.operation
     if not is_normalization(other) or reader.fixed_training or reader.input is None or reader.output is None:
+        return False
+    if reader.kwargs.get("mask") is not None:
+        return False
+    if layer.activity_regularizer is not None or other.activity_regularizer is not None:
+        return False
+    if layer.compute_dtype != other.compute_dtype or other.compute_dtype != reader.output.dtype:
         return False
     rank = len(call.output.shape)
     if isinstance(layer, keras.layers.EinsumDense):

@@ -80,7 +80,8 @@ def test_values_that_are_not_finite_are_refused_with_the_name_of_the_layer():
     model = network()
     model.get_layer("down").bias.assign([0.0, np.nan, 0.0])
     with pytest.raises(
-        ValueError, match="The outputs of 'conv' must be finite.*Check these data and the model's weights"
+        ValueError,
+        match="The outputs of 'conv', and of layers that share its grid, must be finite.*Check these data",
     ):
         grids_of(model, batches(1))
 
@@ -162,6 +163,27 @@ def test_more_bits_are_nearer_to_the_model(name):
             errors.append(np.linalg.norm(outputs() - exact) / np.linalg.norm(exact))
     assert errors[0] > errors[1] > errors[2]
     assert errors[1] < 0.05
+
+
+def test_weights_that_decayed_to_subnormal_numbers_stay_finite():
+    values = np.array([[1e-44, 0.0, 1.0], [0.0, 0.0, 0.5]], "float32")
+    scale = ops.convert_to_numpy(scale_of(ops.convert_to_tensor(values), IntegerFormat(8), Granularity((1,))))
+    # TensorFlow takes subnormal numbers for zero.
+    assert scale[0, 0] in (np.finfo("float32").tiny, 1.0)
+    assert scale[0, 1:].tolist() == [1.0, np.float32(1 / 127)]
+
+
+def test_constants_are_rounded_in_compiled_functions():
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, ops.multiply(x, np.array([0.5, 1.0, 0.123], "float32")))
+    inputs = np.array([[1.0, -1.0, 0.5]], "float32")
+    placement, formats = place(model), Formats()
+    grids = calibrated(model, placement, [inputs], formats.activations, MinMax())
+    with simulating(placement, GridRounding(formats, grids)):
+        found = model.predict(inputs, verbose=0)
+        assert np.allclose(found, ops.convert_to_numpy(model(inputs)), atol=1e-6)
+    factor = np.float32(round(0.123 * 255) / 255)
+    assert np.isclose(found[0, 2], 0.5 * factor, atol=0.006) and not np.isclose(factor, 0.123)
 
 
 @pytest.mark.parametrize("shape, axes", [((6, 5), (1,)), ((3, 3, 4, 2), (2, 3)), ((4,), ())])

@@ -133,12 +133,21 @@ def test_leaving_restores_every_layer():
     model, inputs = made("conv1d")
     layers = model._flatten_layers()
     before = [dict(vars(layer)) for layer in layers]
-    with pytest.raises(RuntimeError, match="stopped"), simulating(place(model), Passing()):
-        outputs_of(model, inputs)
-        raise RuntimeError("stopped")
+    stopping, count = Passing(), 0
+
+    def stop(value, weight):
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise RuntimeError("stopped")
+        return value
+
+    stopping.weight = stop
+    with pytest.raises(Exception, match="stopped"), simulating(place(model), stopping):
+        model(ops.convert_to_tensor(inputs), training=True)
     for layer, attributes in zip(layers, before, strict=True):
         assert vars(layer).keys() == attributes.keys()
-        assert "call" not in vars(layer)
+        assert all(value is attributes[name] for name, value in vars(layer).items() if name != "_called")
 
 
 def test_functions_that_were_traced_outside_are_traced_again_inside_and_kept():
@@ -214,15 +223,66 @@ def test_the_model_is_called_by_its_users_model():
     assert len(next(iter(passing.seen.values()))) == 2
 
 
-def test_masks_reach_the_layers_behind():
+MASKED = {
+    "a recurrent layer": lambda y: L.LSTM(2)(L.Dense(5)(y)),
+    "a recurrent layer with a state": lambda y: L.LSTM(3)(L.Dense(5)(y), initial_state=[L.Dense(3)(y[:, 0])] * 2),
+    "an activation": lambda y: L.LSTM(2)(L.Activation("silu")(y)),
+    "a rescaling": lambda y: L.LSTM(2)(L.Rescaling(2.0, offset=0.5)(y)),
+    "attention": lambda y: L.GlobalAveragePooling1D()(L.MultiHeadAttention(2, 3)(y, y)),
+    "attention that drops": lambda y: L.MultiHeadAttention(2, 3, dropout=0.1)(y, y, use_causal_mask=True),
+    "a softmax": lambda y: L.Softmax()(y[:, :, 0], mask=ops.greater(y[:, :, 1], 0)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_reach_the_layers_behind(name):
     x = keras.Input((4,), dtype="int32")
-    y = L.Dense(5)(L.Embedding(10, 3, mask_zero=True)(x))
-    model = keras.Model(x, L.LSTM(2)(y))
+    model = keras.Model(x, MASKED[name](L.Embedding(10, 3, mask_zero=True)(x)))
+    randomize(model)
     tokens = np.array([[1, 2, 0, 0], [3, 4, 5, 0]], "int32")
     expected = outputs_of(model, tokens)
-    assert np.abs(expected[0] - outputs_of(keras.Model(x, L.LSTM(2)(y)), tokens)[0]).max() > 0
     with simulating(place(model), Passing()):
         assert_close(outputs_of(model, tokens), expected, 1e-6)
+
+
+def test_losses_of_outputs_are_added_once():
+    x = keras.Input((4, 3))
+    y = L.Bidirectional(L.LSTM(4, activity_regularizer="l2"), name="both")(x)
+    model = keras.Model(x, L.Dense(1, activity_regularizer="l2")(y))
+    randomize(model)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    inputs, labels = inputs_of(model), np.zeros((3, 1), "float32")
+    expected = model.train_on_batch(inputs, labels)
+    with simulating(place(model), Passing()):
+        found = model.train_on_batch(inputs, labels)
+    assert np.isclose(float(np.asarray(found)), float(np.asarray(expected)), rtol=1e-5)
+
+
+def test_further_arguments_of_a_subclassed_model_are_refused():
+    class Scaled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = L.Dense(2)
+
+        def call(self, x, temperature=1.0):
+            return self.dense(x) * temperature
+
+    model = Scaled()
+    x = ops.ones((1, 3))
+    expected = arrays(model(x))
+    with simulating(place(model), Passing()):
+        assert_close(arrays(model(x=x)), expected, 1e-6)
+        with pytest.raises(ValueError, match="takes its inputs, `training` and `mask`. Received: temperature"):
+            model(x, temperature=2.0)
+
+
+def test_a_small_factor_in_half_precision_is_no_division_by_zero():
+    x = keras.Input((5,))
+    norm = L.BatchNormalization(dtype="mixed_float16")
+    model = keras.Model(x, norm(L.Dense(3, dtype="mixed_float16")(x)))
+    norm.gamma.assign([1e-8, 1.0, -1e-9])
+    with simulating(place(model), Passing()):
+        assert np.isfinite(arrays(model(ops.ones((4, 5)), training=True))[0]).all()
 
 
 # ---- what is rounded -------------------------------------------------------------------------------------------------
