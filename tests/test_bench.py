@@ -285,12 +285,18 @@ def test_the_picture_of_scale_has_each_size_once(scale, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pruning_peaks_below_two_and_a_half_times_the_weights():
-    # Memory and not time: three runs beside others on a busy machine took 2.21 to 2.35.
+    # Memory and not time: three runs beside others on a busy machine took 2.21 to 2.35. On another machine glibc kept
+    # freed arrays, 4.7 times the weights in all; with a fixed threshold it returns them, and 1.94 was measured.
     code = "from benchmarks.sections import scale as s; r = s.measure('prune', 60_000_000, 12)"
     code += "; print('@', s.ratio(r), s.WANTED)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}", "CUDA_VISIBLE_DEVICES": "-1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "MALLOC_MMAP_THRESHOLD_": "1048576",
+        },
         capture_output=True,
         text=True,
         timeout=600,

@@ -60,7 +60,7 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram rules placement rounding linear_units simulation",
+        "grids fake_quantization ranges histogram rules units placement rounding linear_units simulation calibration",
     ),
     (
         "loops",
@@ -68,8 +68,9 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe stopwatch xnnpack litert advice isolated_run latency "
-        "model_measures shrinking export_reference export stages run_report plot_data plots channels_plot plot_labels "
+        "formatting metrics rows gzip_size probe stopwatch xnnpack litert litert_graph integer_file integer_export "
+        "advice isolated_run latency model_measures shrinking export_reference export stages run_report "
+        "plot_data plots channels_plot plot_labels "
         "stage_plot pictures signal_plot overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),

@@ -1,0 +1,85 @@
+"""Converts a model to a LiteRT file that computes with integers, with the scales of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from prunekit.delivery.integer_file import IntegerFile, with_integers
+from prunekit.delivery.litert import InputSpec, trace_and_convert
+from prunekit.techniques.quantize.calibration import Formats
+from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.rules import fixed_grid
+from prunekit.techniques.quantize.simulation import simulating
+from prunekit.techniques.quantize.units import Range, RoundedWeight
+
+
+def integer_file(
+    placement: Placement,
+    grids: Mapping[Range, Grid],
+    formats: Formats,
+    *,
+    structure: Any,
+    specs: Sequence[InputSpec],
+    folder: Path,
+) -> IntegerFile:
+    """Returns the file of a model in which its weights, and the tensors that a placement names, are integers.
+
+    Args:
+        placement: Where tensors are rounded; knows the model, which computes on TensorFlow.
+        grids: The grid of each range.
+        formats: The codes.
+        structure: Any structure nested like the model's inputs.
+        specs: The inputs, from `input_specs`.
+        folder: Existing folder for temporary files of the model's size.
+
+    Raises:
+        ConversionError: The model cannot be traced or converted.
+    """
+    marking = _Marking(grids, formats)
+    with simulating(placement, marking):
+        _, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
+    return with_integers(content, marking.marks, formats.weights)
+
+
+class _Marking:
+    """Writes a fake-quantization operation in the place of each rounding, under a name by which it is found again.
+
+    Attributes:
+        marks: Names -> grids, in the order of the roundings.
+    """
+
+    def __init__(self, grids: Mapping[Range, Grid], formats: Formats):
+        self._grids, self._formats = grids, formats
+        self._traced: Any = None
+        self._number = 0
+        self.marks: dict[str, Grid] = {}
+
+    def tensor(self, value: Any, place: Range) -> Any:
+        """Writes an operation."""
+        import tensorflow as tf
+
+        grid = self._grids.get(place)
+        if grid is None:
+            grid = fixed_grid(bool(place.signed), self._formats.activations)
+        value = keras.ops.cast(value, "float32")
+        # A model may be traced several times.
+        self._number = self._number + 1 if self._traced is value.graph else 0
+        self._traced = value.graph
+        # With a letter behind the number, so that no name begins with another one.
+        name = f"rounding_{self._number}_of_prunekit"
+        self.marks[name] = grid
+        low, high = (float(grid.scale * (code - grid.zero_point)) for code in (grid.format.lowest, grid.format.highest))
+        return tf.quantization.fake_quant_with_min_max_args(value, low, high, num_bits=grid.format.bits, name=name)
+
+    def constant(self, value: Any) -> Any:
+        """Returns the constant: it is rounded in the file."""
+        return value
+
+    def weight(self, value: Any, weight: RoundedWeight) -> Any:
+        """Returns the weight: it is rounded in the file."""
+        return value

@@ -1,0 +1,220 @@
+"""A LiteRT file as operations and tensors that can be rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class LiteRTGraph:
+    """The first graph of a LiteRT file, which is its only one if the model has no loops.
+
+    Args:
+        content: The file.
+
+    Attributes:
+        operators: Its operations in order of execution.
+        inputs: Indices of its inputs.
+        outputs: Indices of its outputs.
+    """
+
+    def __init__(self, content: bytes):
+        from tensorflow.lite.python import schema_py_generated as schema
+        from tensorflow.lite.tools import flatbuffer_utils
+
+        self._schema, self._files = schema, flatbuffer_utils
+        self._model = flatbuffer_utils.convert_bytearray_to_object(bytearray(content))
+        self._graph = self._model.subgraphs[0]
+        self._names = _constants_of(schema.BuiltinOperator)
+        self.operators: list[Any] = list(self._graph.operators)
+        self.inputs = [int(index) for index in self._graph.inputs]
+        self.outputs = [int(index) for index in self._graph.outputs]
+
+    def content(self) -> tuple[bytes, dict[int, int]]:
+        """Returns the file without what nothing refers to, and {index of a tensor: its index in the file}."""
+        places = self._drop_unused()
+        return bytes(self._files.convert_object_to_bytearray(self._model)), places
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def kind(self, operator: Any) -> str:
+        """Returns the name of an operation in LiteRT, such as "CONV_2D"."""
+        return self._kind_of(self._model.operatorCodes[operator.opcodeIndex])
+
+    def _kind_of(self, code: Any) -> str:
+        # Names that came after the first 127 are in another field.
+        return self._names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+
+    def new_operator(self, kind: str, inputs: Sequence[int], outputs: Sequence[int], options: Any = None) -> Any:
+        """Returns an operation, which is not yet among `operators`.
+
+        Args:
+            kind: Its name in LiteRT.
+            inputs: Indices of the tensors that it reads.
+            outputs: Indices of the tensors that it computes.
+            options: Its options: an object of the schema, such as that of `new_options`.
+        """
+        found = self._schema.OperatorT()
+        found.opcodeIndex = self._opcode(kind)
+        found.inputs, found.outputs = np.array(inputs, "int32"), np.array(outputs, "int32")
+        if options is not None:
+            found.builtinOptions = options
+            name = type(options).__name__.removesuffix("T")
+            found.builtinOptionsType = getattr(self._schema.BuiltinOptions, name)
+        return found
+
+    def new_options(self, name: str, **values: Any) -> Any:
+        """Returns options of an operation, such as "DepthwiseConv2DOptions"."""
+        found = getattr(self._schema, f"{name}T")()
+        for key, value in values.items():
+            setattr(found, key, value)
+        return found
+
+    def _opcode(self, kind: str) -> int:
+        codes = self._model.operatorCodes
+        for index, code in enumerate(codes):
+            if self._kind_of(code) == kind:
+                return index
+        code = self._schema.OperatorCodeT()
+        code.builtinCode = getattr(self._schema.BuiltinOperator, kind)
+        code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
+        codes.append(code)
+        return len(codes) - 1
+
+    def readers(self) -> dict[int, list[Any]]:
+        """Returns {index of a tensor: the operations that read it}, with the graph itself as the reader of outputs."""
+        found: dict[int, list[Any]] = {index: [self] for index in self.outputs}
+        for operator in self.operators:
+            for index in operator.inputs:
+                found.setdefault(int(index), []).append(operator)
+        return found
+
+    def replace(self, old: int, new: int) -> None:
+        """Lets every reader of a tensor, and the outputs, read another one."""
+        for operator in self.operators:
+            operator.inputs = np.array([new if index == old else index for index in operator.inputs], "int32")
+        self._set_outputs([new if index == old else index for index in self.outputs])
+
+    def _set_outputs(self, outputs: list[int]) -> None:
+        for signature in self._model.signatureDefs or ():
+            for entry in signature.outputs:
+                entry.tensorIndex = outputs[self.outputs.index(entry.tensorIndex)]
+        self.outputs = outputs
+
+    def map_outputs(self, other: Mapping[int, int]) -> None:
+        """Replaces outputs of the graph by other tensors."""
+        self._set_outputs([other.get(index, index) for index in self.outputs])
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def tensor(self, index: int) -> Any:
+        """Returns a tensor by its index."""
+        return self._graph.tensors[int(index)]
+
+    def name(self, index: int) -> str:
+        """Returns the name of a tensor."""
+        return str(self.tensor(index).name.decode())
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Returns the shape of a tensor, with 1 for open lengths."""
+        shape = self.tensor(index).shape
+        return () if shape is None else tuple(int(length) for length in shape)
+
+    def is_float(self, index: int) -> bool:
+        """Returns True for a tensor of 32-bit floating-point numbers."""
+        return index >= 0 and self.tensor(index).type == self._schema.TensorType.FLOAT32
+
+    def values(self, index: int) -> np.ndarray | None:
+        """Returns the values of a constant of floats; None for other tensors."""
+        if not self.is_float(index):
+            return None
+        data = self._model.buffers[self.tensor(index).buffer].data
+        if data is None or not len(data):
+            return None
+        return np.asarray(data, "uint8").view("float32").reshape(self.shape(index))
+
+    def new_constant(self, name: str, values: np.ndarray) -> int:
+        """Adds a constant, and returns its index."""
+        buffer = self._schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), "uint8")
+        self._model.buffers.append(buffer)
+        index = self.new_tensor(name, values.shape, values.dtype.name)
+        self.tensor(index).buffer = len(self._model.buffers) - 1
+        return index
+
+    def new_tensor(self, name: str, shape: Iterable[int], dtype: str, like: int | None = None) -> int:
+        """Adds a tensor that is computed, and returns its index.
+
+        Args:
+            name: Its name.
+            shape: Its shape, with 1 for open lengths.
+            dtype: Its type, such as "int8".
+            like: A tensor with the same open lengths; None = there are none.
+        """
+        tensor = self._schema.TensorT()
+        tensor.name, tensor.shape, tensor.buffer = name.encode(), np.array([*shape], "int32"), 0
+        tensor.shapeSignature = None if like is None else self.tensor(like).shapeSignature
+        self._graph.tensors.append(tensor)
+        self.set_dtype(len(self._graph.tensors) - 1, dtype)
+        return len(self._graph.tensors) - 1
+
+    def set_dtype(self, index: int, dtype: str) -> None:
+        """Gives a tensor another type, such as "int8"."""
+        self.tensor(index).type = getattr(self._schema.TensorType, dtype.upper())
+
+    def set_scales(self, index: int, scales: np.ndarray, zero_points: np.ndarray, axis: int = 0) -> None:
+        """Gives a tensor of integers the values that they stand for.
+
+        Args:
+            index: The tensor.
+            scales: One scale, or one for each index of the axis.
+            zero_points: As many zero points.
+            axis: The axis.
+        """
+        found = self._schema.QuantizationParametersT()
+        found.scale, found.zeroPoint = scales.astype("float32"), zero_points.astype("int64")
+        found.quantizedDimension = axis
+        self.tensor(index).quantization = found
+
+    # ---- what is left ------------------------------------------------------------------------------------------------
+
+    def _drop_unused(self) -> dict[int, int]:
+        model, graph = self._model, self._graph
+        used = {*self.inputs, *self.outputs}
+        used |= {int(index) for one in self.operators for index in (*one.inputs, *one.outputs) if index >= 0}
+        places = _places(used)
+        graph.tensors = [self.tensor(index) for index in places]
+        for one in self.operators:
+            one.inputs, one.outputs = _moved(one.inputs, places), _moved(one.outputs, places)
+        graph.operators = self.operators
+        # Further graphs are the bodies of loops.
+        operators = [one for part in model.subgraphs for one in part.operators]
+        codes = _places({one.opcodeIndex for one in operators})
+        model.operatorCodes = [model.operatorCodes[index] for index in codes]
+        for one in operators:
+            one.opcodeIndex = codes[one.opcodeIndex]
+        graph.inputs, graph.outputs = _moved(self.inputs, places), _moved(self.outputs, places)
+        for signature in model.signatureDefs or ():
+            for entry in (*signature.inputs, *signature.outputs):
+                entry.tensorIndex = places[entry.tensorIndex]
+        owners = [*(one for part in model.subgraphs for one in part.tensors), *(model.metadata or ())]
+        # The first buffer is that of all tensors without values.
+        buffers = _places({0, *(one.buffer for one in owners)})
+        model.buffers = [model.buffers[index] for index in buffers]
+        for one in owners:
+            one.buffer = buffers[one.buffer]
+        return places
+
+
+def _constants_of(enumeration: Any) -> dict[int, str]:
+    return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
+
+
+def _places(used: set[int]) -> dict[int, int]:
+    return {index: place for place, index in enumerate(sorted(used))}
+
+
+def _moved(indices: Sequence[int], places: Mapping[int, int]) -> np.ndarray:
+    return np.array([places[int(index)] if index >= 0 else -1 for index in indices], "int32")

@@ -1,0 +1,120 @@
+"""Integer files run by LiteRT against the simulation, tensor by tensor: no more than one step apart."""
+
+import keras
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, inputs_of, randomize
+from integer_files import differences, run
+from keras import layers as L
+
+from prunekit.delivery.integer_export import integer_file
+from prunekit.delivery.litert import input_specs
+from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.ranges import MinMax
+from prunekit.techniques.quantize.simulation import simulating
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# Every operation computes with integers.
+WHOLE = (
+    "mlp fashion_cnn conv1d transposed grouped resnet20 bottleneck mobilenetv2 separable densenet unet inception "
+    "efficientnet_v2 squeeze_keepdims prelu einsum split slices nested multi_output residual_mlp broadcast "
+    "max_over_channels softmax_hidden subclassed_block subclassed_model"
+).split()
+# Normalization by the values themselves, recurrent layers and products of attention compute in floating point.
+PARTLY = (
+    "fashion_cnn_channels_free layer_norm_mlp rms_norm group_norm transformer_encoder rms_decoder two_towers tied "
+    "lstm_stack gru_stack simple_rnn bidirectional conv_lstm time_distributed permute"
+).split()
+
+
+def made(model, inputs, folder, weights=8):
+    """Returns (file, placement, formats, grids) of a model, with grids from the inputs."""
+    placement, formats = place(model), Formats(IntegerFormat(weights))
+    grids = calibrated(model, placement, [inputs], formats.activations, MinMax())
+    specs = input_specs(model, inputs)
+    file = integer_file(placement, grids, formats, structure=inputs, specs=specs, folder=folder)
+    return file, placement, formats, grids
+
+
+def architecture(name):
+    """Returns a model with random weights, and inputs."""
+    keras.utils.set_random_seed(0)
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    return model, inputs_of(model, examples=8)
+
+
+def first_of(inputs):
+    """Returns the first example."""
+    return keras.tree.map_structure(lambda one: one[:1], inputs)
+
+
+@pytest.mark.short(cases=6)
+@pytest.mark.parametrize("name", [*WHOLE, *PARTLY])
+def test_no_tensor_is_more_than_one_step_from_the_simulation(name, tmp_path):
+    model, inputs = architecture(name)
+    file, placement, formats, grids = made(model, inputs, tmp_path)
+    assert bool(file.left_float) is (name in PARTLY)
+    found = differences(file, placement, formats, grids, first_of(inputs))
+    assert [one for one in found if one.largest > 1] == []
+    assert np.mean([one.share for one in found]) < 0.12
+
+
+@pytest.mark.short(cases=2)
+@pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "shuffle", "efficientnet_v2", "transformer_encoder"])
+def test_outputs_of_several_examples_are_near_those_of_the_simulation(name, tmp_path):
+    model, inputs = architecture(name)
+    file, placement, formats, grids = made(model, inputs, tmp_path)
+    _, (found,) = run(file, model, inputs)
+    with simulating(placement, GridRounding(formats, grids)):
+        expected = model.predict(inputs, verbose=0)
+    assert found.shape == expected.shape
+    # Differences of a step add up from layer to layer, to as much as the errors of rounding.
+    exact = model.predict(inputs, verbose=0)
+    assert np.linalg.norm(found - exact) < 1.5 * np.linalg.norm(expected - exact)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_of_a_pruned_kernel_are_zeros_in_the_file(bits, tmp_path):
+    x = keras.Input((8, 8, 3), name="x")
+    conv, dense = L.Conv2D(4, 3, name="conv"), L.Dense(5, name="dense")
+    model = keras.Model(x, dense(L.Flatten()(L.BatchNormalization()(conv(x)))))
+    randomize(model)
+    for layer in (conv, dense):
+        kernel = np.array(layer.kernel)
+        kernel[np.random.default_rng(0).random(kernel.shape) < 0.7] = 0.0
+        layer.kernel.assign(kernel)
+    file, *_ = made(model, inputs_of(model, examples=8), tmp_path, weights=bits)
+    interpreter, _ = run(file, model, inputs_of(model, examples=1))
+    calls = {one["op_name"]: one for one in interpreter._get_ops_details()}
+    for kind, layer, order in (("CONV_2D", conv, (3, 0, 1, 2)), ("FULLY_CONNECTED", dense, (1, 0))):
+        codes = interpreter.get_tensor(calls[kind]["inputs"][1])
+        assert codes.dtype == np.int8
+        assert (codes[np.array(layer.kernel).transpose(order) == 0.0] == 0).all()
+        assert np.abs(codes).max() == 2 ** (bits - 1) - 1
+
+
+def test_a_channel_without_weights_keeps_its_bias(tmp_path):
+    x = keras.Input((6,), name="x")
+    dense = L.Dense(3, name="dense")
+    model = keras.Model(x, dense(x))
+    kernel = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
+    kernel[:, 1] = 0.0
+    dense.kernel.assign(kernel)
+    dense.bias.assign([0.1, 0.7, -0.2])
+    inputs = np.random.default_rng(1).normal(size=(16, 6)).astype("float32")
+    file, _, _, grids = made(model, inputs, tmp_path)
+    _, (found,) = run(file, model, inputs)
+    step = max(float(grid.scale) for grid in grids.values())
+    assert np.abs(found[:, 1] - 0.7).max() <= 0.5 * step + 1e-6
+
+
+def test_names_of_inputs_and_outputs_stay(tmp_path):
+    model, inputs = architecture("multi_output")
+    file, *_ = made(model, inputs, tmp_path)
+    interpreter, outputs = run(file, model, first_of(inputs))
+    runner = interpreter.get_signature_runner()
+    assert sorted(runner.get_output_details()) == sorted(model.output_names)
+    assert len(outputs) == len(model.outputs)
