@@ -11,7 +11,7 @@ import keras
 from prunekit.delivery.integer_file import IntegerFile, with_integers
 from prunekit.delivery.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.calibration import Formats
-from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
@@ -39,7 +39,13 @@ def integer_file(
 
     Raises:
         ConversionError: The model cannot be traced or converted.
+        ValueError: The codes of activations are others than all of 8 bits.
     """
+    if formats.activations != IntegerFormat(8, symmetric=False):
+        raise ValueError(
+            "Integer files have activations of 8 bits with a zero point. "
+            f"Received: {formats.activations}. Calibrate with IntegerFormat(8, symmetric=False)."
+        )
     marking = _Marking(grids, formats)
     with simulating(placement, marking):
         _, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
@@ -81,5 +87,5 @@ class _Marking:
         return value
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
-        """Returns the weight: it is rounded in the file."""
+        """Returns the weight: those that integer kernels read are rounded in the file, others stay as they are."""
         return value

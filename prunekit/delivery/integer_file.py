@@ -17,6 +17,7 @@ import numpy as np
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.techniques.quantize.rules import fixed_grid
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,30 @@ _MOVES = set(
 )
 # Moves that leave the axis of the channels the last one, or divide it into several.
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
+# Operations whose results lie on a prescribed grid, with whether that has a sign.
+_PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
 _NO_ACTIVATION = 0
+# The first versions with int8; 1 where there is none. From op_version.cc of LiteRT.
+_VERSIONS = {
+    "CONV_2D": 3,
+    "DEPTHWISE_CONV_2D": 3,
+    "FULLY_CONNECTED": 4,
+    "TRANSPOSE_CONV": 3,
+    **dict.fromkeys(("TILE", "REVERSE_V2", "BROADCAST_TO"), 3),
+    **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SELECT_V2", "PRELU", "ELU", "HARD_SWISH", "LEAKY_RELU"), 1),
+}
+_VERSION = 2
+# The first versions with tensors of more than four axes.
+_WIDE_VERSIONS = {
+    "PAD": 4,
+    "SUB": 3,
+    "MUL": 3,
+    "SLICE": 5,
+    "STRIDED_SLICE": 4,
+    "TRANSPOSE": 4,
+    "MAXIMUM": 3,
+    "MINIMUM": 3,
+}
 _CONSTANTS = IntegerFormat(8, symmetric=False)
 
 
@@ -216,13 +240,26 @@ class _Rewriter:
             self._integers[int(operator.outputs[0])] = self._integers[int(operator.inputs[0])]
         elif kind == "QUANTIZE":
             self._round(operator)
+        elif kind in ("SHAPE", "RANK"):
+            self._read_integers(operator)
+            self._operators.append(operator)
         elif (kind in _MOVES and self._move(operator)) or (kind in _COMPUTES and self._compute(operator, kind)):
+            self._graph.need_version(operator, self._version(operator, kind))
             self._operators.append(operator)
         else:
             if any(self._graph.is_float(int(index)) for index in operator.outputs):
                 self.left_float.append(f"{kind} {self._graph.name(int(operator.outputs[0]))}")
             operator.inputs = np.array([self._as_floats(int(index)) for index in operator.inputs], "int32")
             self._operators.append(operator)
+
+    def _version(self, operator: Any, kind: str) -> int:
+        rank = max(len(self._graph.shape(int(index))) for index in (*operator.inputs, *operator.outputs) if index >= 0)
+        version = _VERSIONS.get(kind, _VERSION)
+        if kind == "FULLY_CONNECTED" and operator.builtinOptions.keepNumDims:
+            return 5
+        if kind == "TRANSPOSE_CONV" and operator.builtinOptions.fusedActivationFunction != _NO_ACTIVATION:
+            return 4
+        return max(version, _WIDE_VERSIONS.get(kind, 1)) if rank > 4 else version
 
     def _round(self, operator: Any) -> None:
         source, target = int(operator.inputs[0]), int(operator.outputs[0])
@@ -264,6 +301,11 @@ class _Rewriter:
         else:
             self._round_weights(operator, places)
         self._read_integers(operator)
+        # Where the grid behind is another one, the values are rounded again there.
+        if kind in _PRESCRIBED:
+            grid = fixed_grid(_PRESCRIBED[kind], grid.format)
+        elif kind == "AVERAGE_POOL_2D":
+            grid = self._grids[int(operator.inputs[0])]
         self._set_grid(output, grid)
         return True
 

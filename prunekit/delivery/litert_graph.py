@@ -83,6 +83,15 @@ class LiteRTGraph:
         codes.append(code)
         return len(codes) - 1
 
+    def version(self, operator: Any) -> int:
+        """Returns the version of an operation's kind."""
+        return int(self._model.operatorCodes[operator.opcodeIndex].version)
+
+    def need_version(self, operator: Any, version: int) -> None:
+        """Raises the version of an operation's kind, by which older runtimes know what they cannot run."""
+        code = self._model.operatorCodes[operator.opcodeIndex]
+        code.version = max(code.version, version)
+
     def readers(self) -> dict[int, list[Any]]:
         """Returns {index of a tensor: the operations that read it}, with the graph itself as the reader of outputs."""
         found: dict[int, list[Any]] = {index: [self] for index in self.outputs}

@@ -3,12 +3,14 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from architectures import ARCHITECTURES, inputs_of, randomize
 from integer_files import differences, run
 from keras import layers as L
 
 from prunekit.delivery.integer_export import integer_file
 from prunekit.delivery.litert import input_specs
+from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.placement import place
@@ -118,3 +120,59 @@ def test_names_of_inputs_and_outputs_stay(tmp_path):
     runner = interpreter.get_signature_runner()
     assert sorted(runner.get_output_details()) == sorted(model.output_names)
     assert len(outputs) == len(model.outputs)
+
+
+@pytest.mark.parametrize("form", [IntegerFormat(16), IntegerFormat(8), IntegerFormat(4, symmetric=False)], ids=str)
+def test_other_codes_of_activations_are_refused(form, tmp_path):
+    x = keras.Input((3,), name="x")
+    placement, inputs = place(keras.Model(x, L.Dense(2)(x))), np.ones((2, 3), "float32")
+    specs = input_specs(placement.graphs.main.model, inputs)
+    with pytest.raises(ValueError, match="activations of 8 bits with a zero point"):
+        formats = Formats(IntegerFormat(8), form)
+        integer_file(placement, {}, formats, structure=inputs, specs=specs, folder=tmp_path)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Whole(L.Layer):
+    """A layer with weights of its own, which the simulation does not open."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self._function = function
+
+    def build(self, shape):
+        self.shift = self.add_weight(shape=(1,), initializer="zeros")
+
+    def call(self, x):
+        return self._function(x) + self.shift * 0.0
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax", "tanh", "avg_pool2d"])
+def test_a_kernel_inside_a_layer_that_stays_whole_gets_the_grid_that_it_needs(name, tmp_path):
+    functions = {
+        "sigmoid": tf.sigmoid,
+        "softmax": tf.nn.softmax,
+        "tanh": tf.tanh,
+        "avg_pool2d": lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"),
+    }
+    x = keras.Input((6, 6, 3), name="x")
+    y = Whole(functions[name])(L.Conv2D(4, 3, name="conv")(x))
+    model = keras.Model(x, L.Conv2D(2, 1, name="head")(y))
+    randomize(model)
+    inputs = inputs_of(model, examples=8)
+    file, placement, formats, grids = made(model, inputs, tmp_path)
+    _, (found,) = run(file, model, inputs)
+    with simulating(placement, GridRounding(formats, grids)):
+        expected = model.predict(inputs, verbose=0)
+    exact = model.predict(inputs, verbose=0)
+    step = max(float(grid.scale) for place, grid in grids.items() if place.name == "head")
+    assert np.abs(found - expected).max() < max(3 * step, 2 * np.abs(expected - exact).max())
+
+
+def test_operations_have_the_versions_of_their_integer_kernels(tmp_path):
+    model, inputs = architecture("efficientnet_v2")
+    file, *_ = made(model, inputs, tmp_path)
+    graph = LiteRTGraph(file.content)
+    versions = {graph.kind(one): graph.version(one) for one in graph.operators}
+    assert versions["CONV_2D"] >= 3 and versions["DEPTHWISE_CONV_2D"] >= 3 and versions["FULLY_CONNECTED"] >= 4
+    assert versions["ADD"] >= 2 and versions["MUL"] >= 2 and versions["LOGISTIC"] >= 2 and versions["MEAN"] >= 2
