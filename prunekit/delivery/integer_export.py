@@ -10,12 +10,12 @@ import keras
 
 from prunekit.delivery.integer_file import IntegerFile, with_integers
 from prunekit.delivery.litert import InputSpec, trace_and_convert
-from prunekit.techniques.quantize.calibration import Formats
+from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.placement import Placement
-from prunekit.techniques.quantize.rules import fixed_grid
+from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.simulation import simulating
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.units import Range
 
 
 def integer_file(
@@ -52,8 +52,10 @@ def integer_file(
     return with_integers(content, marking.marks, formats.weights)
 
 
-class _Marking:
+class _Marking(Unchanged):
     """Writes a fake-quantization operation in the place of each rounding, under a name by which it is found again.
+
+    Constants, and the weights that integer kernels read, are rounded in the file; other weights stay as they are.
 
     Attributes:
         marks: Names -> grids, in the order of the roundings.
@@ -69,9 +71,7 @@ class _Marking:
         """Writes an operation."""
         import tensorflow as tf
 
-        grid = self._grids.get(place)
-        if grid is None:
-            grid = fixed_grid(bool(place.signed), self._formats.activations)
+        grid = grid_at(place, self._grids, self._formats.activations)
         value = keras.ops.cast(value, "float32")
         # A model may be traced several times.
         self._number = self._number + 1 if self._traced is value.graph else 0
@@ -81,11 +81,3 @@ class _Marking:
         self.marks[name] = grid
         low, high = (float(grid.scale * (code - grid.zero_point)) for code in (grid.format.lowest, grid.format.highest))
         return tf.quantization.fake_quant_with_min_max_args(value, low, high, num_bits=grid.format.bits, name=name)
-
-    def constant(self, value: Any) -> Any:
-        """Returns the constant: it is rounded in the file."""
-        return value
-
-    def weight(self, value: Any, weight: RoundedWeight) -> Any:
-        """Returns the weight: those that integer kernels read are rounded in the file, others stay as they are."""
-        return value

@@ -17,6 +17,7 @@ from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat,
 from prunekit.techniques.quantize.histogram import Histogram
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.ranges import RangeRule
+from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.units import Range, RoundedWeight
@@ -81,7 +82,7 @@ def _count(histogram: Histogram, tensor: Any, place: Range) -> None:
         ) from error
 
 
-class _Observing:
+class _Observing(Unchanged):
     """Keeps tensors and rounds nothing."""
 
     def __init__(self) -> None:
@@ -92,13 +93,10 @@ class _Observing:
         self.tensors.setdefault(place, []).append(ops.cast(value, "float32"))
         return value
 
-    def constant(self, value: Any) -> Any:
-        """Returns the constant."""
-        return value
 
-    def weight(self, value: Any, weight: RoundedWeight) -> Any:
-        """Returns the weight."""
-        return value
+def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> Grid:
+    """Returns the grid of a range: one of `grids`, which were chosen from data, or one that a kernel prescribes."""
+    return grids[place] if place.signed is None else fixed_grid(place.signed, form)
 
 
 class GridRounding:
@@ -114,8 +112,7 @@ class GridRounding:
 
     def tensor(self, value: Any, place: Range) -> Any:
         """See `Rounding`."""
-        # Kernels prescribe the other grids.
-        grid = self._grids[place] if place.signed is None else fixed_grid(place.signed, self._formats.activations)
+        grid = grid_at(place, self._grids, self._formats.activations)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
     def constant(self, value: Any) -> Any:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 from keras import ops
 
+from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, scale_and_shift
 from prunekit.core.patching import shadowed
 from prunekit.core.variable_values import full_value, with_values
@@ -125,10 +127,9 @@ class _Product:
         bias = None if layer.bias is None else full_value(layer.bias)
         if fold is not None and not fold.batch:
             bias = fold.shift if bias is None else bias * fold.factor + fold.shift
-        return result if bias is None else result + self._broadcast(bias, result)
+        return result if bias is None else result + self._broadcast(bias, len(result.shape))
 
-    def _broadcast(self, values: Any, result: Any) -> Any:
-        rank = len(result.shape)
+    def _broadcast(self, values: Any, rank: int) -> Any:
         if len(values.shape) == 1:
             shape = [1] * rank
             shape[channel_axis(self._layer, rank)] = -1
@@ -142,9 +143,7 @@ def _along_outputs(layer: Any, kernel: Any, factor: Any) -> Any:
         return ops.reshape(factor, tuple(kernel.shape)[-2:])
     if isinstance(layer, TRANSPOSED):
         return factor[:, None]
-    equation = getattr(layer, "equation", "")
-    if not equation:
+    if not isinstance(layer, keras.layers.EinsumDense):
         return factor
-    inputs, output = equation.replace(" ", "").split("->")
-    letters = inputs.split(",")[1]
-    return ops.reshape(factor, [-1 if letter == output[-1] else 1 for letter in letters])
+    _, labels, output = einsum_labels(layer)
+    return ops.reshape(factor, [-1 if label == output[-1] else 1 for label in labels])

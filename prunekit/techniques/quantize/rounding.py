@@ -27,6 +27,22 @@ class Rounding(Protocol):
         """Returns a weight, which may be multiplied by the factor of a batch normalization, on its grid."""
 
 
+class Unchanged:
+    """Rounds nothing."""
+
+    def tensor(self, value: Any, place: Range) -> Any:
+        """Returns the tensor."""
+        return value
+
+    def constant(self, value: Any) -> Any:
+        """Returns the constant."""
+        return value
+
+    def weight(self, value: Any, weight: RoundedWeight) -> Any:
+        """Returns the weight."""
+        return value
+
+
 def activated(function: Any, value: Any, rounding: Rounding) -> Any:
     """Returns an activation function, layer or operation of a tensor."""
     if activation_name(function) == "silu":

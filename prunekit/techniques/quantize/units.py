@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.layers import sublayers, weights_of
 from prunekit.anatomy.linear_kinds import SEPARABLE, channel_axis, is_linear, is_linear_kind, is_normalization
@@ -94,12 +95,9 @@ class Unit:
         call = self.first
         if call.kind not in ("Where", "Maximum", "Minimum", "Pad"):
             return False
-        leaves = keras.tree.flatten((call.args[1:] if call.kind == "Pad" else call.args, call.kwargs))
-        leaves.append(getattr(call.operation, "constant_values", None))
-        numbers = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, keras.KerasTensor | str)]
-        if call.kind == "Pad":
-            numbers = [one for one in numbers if one is getattr(call.operation, "constant_values", one)][-1:]
-        return any(bool(np.any(keras.ops.convert_to_numpy(one))) for one in numbers)
+        leaves = keras.tree.flatten((call.args, call.kwargs))
+        constants = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, keras.KerasTensor)]
+        return any(bool(np.any(keras.ops.convert_to_numpy(constant))) for constant in constants)
 
     @functools.cached_property
     def normalization(self) -> Call | None:
@@ -196,8 +194,8 @@ def _can_be_folded(call: Call, reader: Call, calls_of: Mapping[int, int]) -> boo
         return False
     rank = len(call.output.shape)
     if isinstance(layer, keras.layers.EinsumDense):
-        last = layer.equation.replace(" ", "").split("->")[1][-1]
-        channels = rank - 1 if last in layer.equation.split("->")[0].split(",")[1] else -1
+        _, kernel, output = einsum_labels(layer)
+        channels = rank - 1 if output[-1] in kernel else -1
     else:
         channels = channel_axis(layer, rank)
     return other.axis % rank == channels and calls_of[id(layer)] == calls_of[id(other)] == 1

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.graph_calls import Call
 from prunekit.anatomy.linear_kinds import (
     DEPTHWISE,
@@ -85,7 +86,7 @@ def after(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
 
 
 def _after_einsum(graph: LayerGraph, layer: Any, affine: Affine, rank: int) -> Written | str:
-    kernel_letters, output = _letters(layer)
+    _, kernel_letters, output = einsum_labels(layer)
     from_end = rank - affine.axis
     letter = output[-from_end] if from_end <= len(output.replace("...", "")) else ""
     if not letter or letter not in kernel_letters:
@@ -105,11 +106,6 @@ def _after_einsum(graph: LayerGraph, layer: Any, affine: Affine, rank: int) -> W
         "bias": shift if bias is None else _wide(bias) * scale + shift,
     }
     return values, {"bias_axes": axes}
-
-
-def _letters(layer: Any) -> tuple[str, str]:
-    inputs, output = layer.equation.replace(" ", "").split("->")
-    return inputs.split(",")[1], output
 
 
 # ---- an affine map of the inputs -------------------------------------------------------------------------------------

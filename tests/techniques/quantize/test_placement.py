@@ -238,6 +238,20 @@ def results_that_may_be_constants_are_rounded():
     return functional(x, L.Dense(1, name="total")(ops.where(ops.greater(y, 0.0), y, -5.0)))
 
 
+@case(["x", "dense pad", "total"])
+def padding_with_a_number_is_rounded():
+    x = keras.Input((4,), name="x")
+    y = ops.pad(L.Dense(4, name="dense")(x), ((0, 0), (1, 1)), constant_values=1.0)
+    return functional(x, L.Dense(1, name="total")(y))
+
+
+@case(["x", "dense (pad)", "total"])
+def padding_with_zeros_rounds_nothing():
+    x = keras.Input((4,), name="x")
+    y = ops.pad(L.Dense(4, name="dense")(x), ((0, 0), (1, 1)))
+    return functional(x, L.Dense(1, name="total")(y))
+
+
 @case(["x", "conv", "norm"], ["conv", "norm"])
 def a_layer_with_a_loss_of_its_outputs_keeps_them():
     x = keras.Input((8, 8, 3), name="x")
