@@ -1,0 +1,29 @@
+"""Models with removable blocks, and what tests compare of them."""
+
+import keras
+import numpy as np
+from architectures import ARCHITECTURES, inputs_of, randomize
+from keras import ops
+
+
+def outputs(model, inputs):
+    """The outputs of a model in inference, as arrays."""
+    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=False))]
+
+
+def relative_change(model, other, inputs):
+    """The mean of the squared changes of the outputs over the squared outputs."""
+    pairs = zip(outputs(model, inputs), outputs(other, inputs), strict=True)
+    return np.mean([np.square(one - two).sum() / np.square(one).sum() for one, two in pairs])
+
+
+def built(name):
+    """An architecture with random weights, and inputs."""
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    return model, inputs_of(model, seed=1, examples=6)
+
+
+def rows_by_name(report):
+    """{name of a block: its row in a report}."""
+    return {row.name: row for row in report.blocks}
