@@ -20,17 +20,15 @@ from prunekit.techniques.quantize.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class _Fold:
-    """A batch normalization that is folded into a layer's weights.
+    """A batch normalization with moving statistics, which is folded into a layer's weights.
 
     Attributes:
-        factor: What the outputs' channels are multiplied with in inference; 1 in the place of 0 for batch statistics.
+        factor: Factors of the output channels.
         shift: What is added after that.
-        batch: True if the statistics of the present batch are in use.
     """
 
     factor: Any
     shift: Any
-    batch: bool
 
 
 def linear_results(
@@ -38,9 +36,10 @@ def linear_results(
 ) -> Any:
     """Returns the outputs of a layer after its activation, or after its batch normalization.
 
-    With batch statistics, the kernel is rounded as if the moving statistics were folded, and divided by their factor
-    again, and the layer normalizes the outputs itself: so the grid is that of the file, and the moving statistics are
-    updated from outputs that are not normalized.
+    Each output channel of a kernel has a scale of its own, so the file's kernel, which is multiplied by the factor of
+    the batch normalization, is the rounded kernel times that factor. With batch statistics the layer computes with the
+    rounded kernel alone, and the batch normalization runs as always: the moving statistics stay those of the layer's
+    outputs.
 
     Args:
         unit: A unit whose first call is that of the layer.
@@ -52,22 +51,15 @@ def linear_results(
     Source: Krishnamoorthi 2018, arXiv:1806.08342, section 3.2.2 (folding with batch statistics).
     """
     layer, norm = unit.first.operation, unit.normalization
-    fold = None if norm is None else _fold(norm.operation, bool(context.get("training")))
-    product = _Product(unit, rounding, fold, layer.call)
-    with shadowed(layer, "call", product):
+    of_batch = norm is not None and bool(context.get("training")) and norm.operation.trainable
+    fold = None if norm is None or of_batch else _fold(norm.operation)
+    with shadowed(layer, "call", _Product(unit, rounding, fold, layer.call)):
         result = layer(*args, **kwargs)
-    if norm is None or fold is None or not fold.batch:
-        return result
-    return norm.operation(result, training=True)
+    return norm.operation(result, training=True) if norm is not None and of_batch else result
 
 
-def _fold(layer: Any, training: bool) -> _Fold:
-    factor, shift = scale_and_shift(layer, lambda name: full_value(getattr(layer, name)))
-    batch = training and layer.trainable
-    if batch:
-        # The factor is divided out again: a gradient through the rounding between would be noise.
-        factor = ops.stop_gradient(ops.where(ops.equal(factor, 0), ops.ones_like(factor), factor))
-    return _Fold(factor, shift, batch)
+def _fold(layer: Any) -> _Fold:
+    return _Fold(*scale_and_shift(layer, lambda name: full_value(getattr(layer, name))))
 
 
 class _Product:
@@ -115,17 +107,15 @@ class _Product:
     def _kernel(self, variable: Any, *, folded: bool) -> Any:
         value = full_value(variable)
         weight = next((one for one in self._unit.weights if one.variable is variable), None)
-        fold = self._fold if folded else None
-        factor = None if fold is None else _along_outputs(self._layer, value, fold.factor)
-        value = value if factor is None else value * factor
         value = value if weight is None else self._rounding.weight(value, weight)
-        # In the precision of the weights: outputs in half precision would be 0 / 0 for small factors.
-        return value / factor if fold is not None and fold.batch else value
+        if self._fold is None or not folded:
+            return value
+        return value * _along_outputs(self._layer, value, self._fold.factor)
 
     def _with_bias(self, result: Any) -> Any:
         layer, fold = self._layer, self._fold
         bias = None if layer.bias is None else full_value(layer.bias)
-        if fold is not None and not fold.batch:
+        if fold is not None:
             bias = fold.shift if bias is None else bias * fold.factor + fold.shift
         return result if bias is None else result + self._broadcast(bias, len(result.shape))
 

@@ -24,7 +24,7 @@ class Rounding(Protocol):
         """Returns a tensor that is a constant of the graph on its grid."""
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
-        """Returns a weight, which may be multiplied by the factor of a batch normalization, on its grid."""
+        """Returns a weight on its grid."""
 
 
 class Unchanged:

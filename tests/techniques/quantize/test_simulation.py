@@ -310,7 +310,7 @@ def folded(norm):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_in_inference_the_folded_kernel_is_rounded(bias):
+def test_in_inference_the_rounded_kernel_is_multiplied_by_the_factor(bias):
     model, dense, norm, x = normalized(use_bias=bias)
     factor, shift = folded(norm)
     kernel = ops.convert_to_numpy(dense.kernel)
@@ -319,24 +319,21 @@ def test_in_inference_the_folded_kernel_is_rounded(bias):
     with simulating(place(model), rounding):
         outputs_of(model, x)
         found = arrays(model(ops.convert_to_tensor(x), training=False))[0]
-    expected = np.round((np.round(x * 4) / 4 @ eighths(kernel * factor) + shift) * 4) / 4
+    expected = np.round((np.round(x * 4) / 4 @ (eighths(kernel) * factor) + shift) * 4) / 4
     assert (np.abs(found - expected) > 1e-5).mean() < 0.1
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_in_training_the_folded_kernel_is_rounded_and_the_batch_is_normalized(bias):
+def test_in_training_the_kernel_is_rounded_and_the_batch_is_normalized(bias):
     model, dense, norm, x = normalized(use_bias=bias)
-    # No factor: the division is left out there.
     norm.gamma.assign([0.7, 0.0, -1.3])
-    factor, _ = folded(norm)
-    factor = np.where(factor == 0, 1, factor)
     kernel, bias_value = ops.convert_to_numpy(dense.kernel), ops.convert_to_numpy(dense.bias) if bias else 0
     gamma, beta, mean, variance = (ops.convert_to_numpy(one).copy() for one in norm.weights)
     passing = Passing()
     passing.weight = Rounding().weight
     with simulating(place(model), passing):
         found = arrays(model(ops.convert_to_tensor(x), training=True))[0]
-    outputs = x @ eighths(kernel * factor) / factor + bias_value
+    outputs = x @ eighths(kernel) + bias_value
     expected = (outputs - outputs.mean(0)) / np.sqrt(outputs.var(0) + norm.epsilon) * gamma + beta
     assert np.allclose(found, expected, atol=1e-5)
     assert np.allclose(ops.convert_to_numpy(norm.moving_mean), 0.5 * mean + 0.5 * outputs.mean(0), atol=1e-5)
