@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prunekit.anatomy.weight_spec import WeightSpec
     from prunekit.core import distribution
     from prunekit.delivery.export import export
+    from prunekit.delivery.quantizing import IntegerExport, IntegerExportError, Quantized, quantize
     from prunekit.delivery.sensitivity import SensitivityReport
     from prunekit.delivery.shrinking import shrink
     from prunekit.delivery.signal_plot import signal_picture
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
     from prunekit.techniques.pruning.straight_through import StraightThrough
     from prunekit.techniques.pruning.structure_decay import StructureDecay
+    from prunekit.techniques.quantize.quantization_report import QuantizationReport
+    from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile
     from prunekit.techniques.shrink.block_removal import remove_blocks
     from prunekit.techniques.shrink.block_report import BlocksReport
     from prunekit.techniques.shrink.channel_penalties import GroupLasso, GrowingRegularization
@@ -83,6 +86,8 @@ __all__ = [
     "GroupLasso",
     "GroupsReport",
     "GrowingRegularization",
+    "IntegerExport",
+    "IntegerExportError",
     "Jobs",
     "KeepZeros",
     "L2",
@@ -92,6 +97,8 @@ __all__ = [
     "LinearDecay",
     "Magnitude",
     "MeanActivation",
+    "MeanSquaredError",
+    "MinMax",
     "Movement",
     "MultiStep",
     "NM",
@@ -99,9 +106,12 @@ __all__ = [
     "OneShot",
     "OptimalBrainDamage",
     "OutputError",
+    "Percentile",
     "PolynomialDecay",
     "Pruner",
     "PruningCallback",
+    "QuantizationReport",
+    "Quantized",
     "Random",
     "Recipe",
     "RecipeError",
@@ -138,6 +148,7 @@ __all__ = [
     "loops",
     "prune",
     "prune_in_rounds",
+    "quantize",
     "register_layer",
     "remove_blocks",
     "remove_zero_channels",
@@ -156,6 +167,7 @@ _MODULES = {
     "prunekit.anatomy.weight_spec": ("WeightSpec",),
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
+    "prunekit.delivery.quantizing": ("IntegerExport", "IntegerExportError", "Quantized", "quantize"),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
     "prunekit.delivery.shrinking": ("shrink",),
     "prunekit.delivery.signal_plot": ("signal_picture",),
@@ -194,6 +206,8 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.quantize.quantization_report": ("QuantizationReport",),
+    "prunekit.techniques.quantize.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
     "prunekit.techniques.shrink.channel_penalties": ("GroupLasso", "GrowingRegularization"),
     "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
     "prunekit.techniques.shrink.block_removal": ("remove_blocks",),

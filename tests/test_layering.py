@@ -60,7 +60,8 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram rules units placement rounding linear_units simulation calibration",
+        "grids fake_quantization ranges histogram gptq rules units placement rescaling equalization awq rounding "
+        "linear_units simulation calibration targeting options weight_rounding quantization_report after_training",
     ),
     (
         "loops",
@@ -68,8 +69,9 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe stopwatch xnnpack litert litert_graph integer_file integer_export "
-        "advice isolated_run latency model_measures shrinking export_reference export stages run_report "
+        "formatting metrics rows gzip_size probe tensor_probe stopwatch xnnpack litert litert_graph integer_weights "
+        "integer_file integer_export advice isolated_run integer_comparison latency model_measures shrinking "
+        "export_reference export quantizing stages run_report "
         "plot_data plots channels_plot plot_labels "
         "stage_plot pictures signal_plot overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
@@ -97,7 +99,7 @@ ORDER = (
         "build_report runner grid sweep_process workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output start runs results scan models removals"),
+    ("commands", "output files start runs results scan models removals quantizing"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

@@ -126,6 +126,7 @@ def find_targets(
     *,
     also: Sequence[str] = (),
     training: bool = False,
+    verb: str = "prune",
 ) -> tuple[list[Target], list[Skipped]]:
     """Returns (targets, skipped): the weights to prune in layer order, and all other weights with reasons.
 
@@ -143,6 +144,7 @@ def find_targets(
         also: Roles that are selected like kernels, although pruning skips them by default.
         training: True if the model is trained meanwhile: weights outside its trainable variables are then selected only
             if a pattern in `include` names the single weight or is the plain name of its layer or of a model around it.
+        verb: What is done with the targets, for messages: "prune" or another verb that ends with "e".
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
@@ -157,12 +159,12 @@ def find_targets(
     trained = {id(variable) for variable in model.trainable_variables} if training else set()
     for weight in weights:
         frozen = training and id(weight.variable) not in trained
-        reason = _reason_to_skip(weight, included, excluded, also, frozen)
+        reason = _reason_to_skip(weight, included, excluded, also, frozen, verb)
         if reason:
             skipped.append(Skipped(weight.name, reason))
         else:
             targets.append(_target(weight))
-    _check_each_include_takes_something(included, targets, skipped)
+    _check_each_include_takes_something(included, targets, skipped, verb)
     skipped.extend(
         Skipped(place.path, "the layer is not built: the model has not called it yet")
         for place in unbuilt_layers(model)
@@ -172,7 +174,7 @@ def find_targets(
     if not targets:
         listed = "; ".join(by_reason(skipped)[:8]) or "it has no weights at all"
         remedy = " Call it once on a batch of data." if any(True for _ in unbuilt_layers(model)) else ""
-        raise ValueError(f"The model {model.name!r} has no weights to prune. Received: {listed}.{remedy}")
+        raise ValueError(f"The model {model.name!r} has no weights to {verb}. Received: {listed}.{remedy}")
     return targets, skipped
 
 
@@ -232,7 +234,12 @@ def _target(weight: Weight) -> Target:
 
 
 def _reason_to_skip(
-    weight: Weight, included: list[_Selection], excluded: list[_Selection], also: Sequence[str], frozen: bool
+    weight: Weight,
+    included: list[_Selection],
+    excluded: list[_Selection],
+    also: Sequence[str],
+    frozen: bool,
+    verb: str,
 ) -> str:
     """Returns the reason to skip the weight, or "" for a target; raises if `include` names an unprunable weight."""
     for selection in excluded:
@@ -250,7 +257,7 @@ def _reason_to_skip(
     if obstacle and included:
         pattern = (naming or asking)[0].matcher.pattern
         raise ValueError(
-            f"The weight {weight.name!r}, asked for by {pattern!r} in `include`, cannot be pruned: {obstacle}. "
+            f"The weight {weight.name!r}, asked for by {pattern!r} in `include`, cannot be {verb}d: {obstacle}. "
             "Leave it out with `exclude`."
         )
     return obstacle
@@ -280,7 +287,7 @@ def _unknown(weight: Weight) -> str:
 
 
 def _check_each_include_takes_something(
-    included: list[_Selection], targets: list[Target], skipped: list[Skipped]
+    included: list[_Selection], targets: list[Target], skipped: list[Skipped], verb: str
 ) -> None:
     taken = {target.name for target in targets}
     for selection in included:
@@ -288,6 +295,6 @@ def _check_each_include_takes_something(
         if taken.isdisjoint(matched):
             reasons = "; ".join(by_reason([item for item in skipped if item.name in matched]))
             raise ValueError(
-                f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is pruned. Received: "
-                f"{reasons}. To prune a weight that is out by default, name the weight itself, as in {matched[0]!r}."
+                f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is {verb}d. Received: "
+                f"{reasons}. To {verb} a weight that is out by default, name the weight itself, as in {matched[0]!r}."
             )

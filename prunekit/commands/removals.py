@@ -3,67 +3,43 @@
 Keras and its backend are imported inside the commands: --help starts fast.
 """
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from prunekit.commands.files import (
+    Command,
+    check_files,
+    examples_option,
+    force_option,
+    pattern_options,
+    read_examples,
+    showing_progress,
+    with_options,
+    write_model,
+)
 from prunekit.commands.output import print_json, print_sections
 from prunekit.options import input_shape_option, json_option
 from prunekit.terminal import console, load_keras_quietly
 
-_Command = Callable[..., Any]
-
-
-def _with_options(*options: _Command) -> Callable[[_Command], _Command]:
-    """Returns a decorator that adds options, in this order."""
-
-    def decorated(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorated
-
-
 _output_option = click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
-_force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 
 
-def _examples_option(default: int) -> _Command:
-    text = f"Examples to read of --data.  [default: {default}]"
-    return click.option("--examples", type=click.IntRange(1), default=default, help=text)
-
-
-def _pattern_options(verb: str, matched: str) -> Callable[[_Command], _Command]:
-    """Returns a decorator with --include and --exclude.
-
-    Args:
-        verb: What the command does, in help texts.
-        matched: What the patterns match.
-    """
-    return _with_options(
-        click.option("--include", multiple=True, metavar="PATTERN", help=f"{matched} to {verb}. May be repeated."),
-        click.option("--exclude", multiple=True, metavar="PATTERN", help=f"{matched} to leave. May be repeated."),
-    )
-
-
-def _options_of_a_removal(verb: str, matched: str) -> Callable[[_Command], _Command]:
+def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Command]:
     """Returns a decorator with the options of commands that remove weights and repair the others."""
-    return _with_options(
+    return with_options(
         _output_option,
         click.option(
             "--data", metavar="DATA", help="Training examples: an .npz file or a saved data set. Repairs the model."
         ),
-        _examples_option(1024),
+        examples_option(1024),
         click.option(
             "--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]"
         ),
-        _pattern_options(verb, matched),
-        _force_option,
+        pattern_options(verb, matched),
+        force_option,
         json_option,
     )
 
@@ -89,15 +65,15 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. With --data the
     kept weights are fitted to what each layer computed before. To prune while training, to export, or to read other
     kinds of data, use a recipe: prunekit init."""
-    _check_files(model, output, force)
+    check_files(model, output, force)
     found, data = _loaded(model, options)
     from prunekit.anatomy.reports import layer_error_section
     from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
-    with _progress("Pruned", data is not None) as progress:
+    with showing_progress("Pruned", data is not None) as progress:
         done = prune_model(found, sparsity, data, progress=progress, **options)
-    _write(found, Path(output))
+    write_model(found, Path(output))
     if as_json:
         print_json({"path": output, "report": done.to_dict()})
         return 0
@@ -176,7 +152,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     nonzero = asked.get("channels") == _NONZERO
     if nonzero:
         _check_nonzero(options)
-    _check_files(model, output, force)
+    check_files(model, output, force)
     found, data = _loaded(model, options)
     if nonzero:
         from prunekit.techniques.shrink.shrinking import remove_zero_channels
@@ -187,7 +163,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
         from prunekit.delivery.shrinking import shrink as shrink_model
 
         shown = data is not None or bool({"bytes", "latency"} & asked.keys())
-        with _progress("Shrinking", shown) as progress:
+        with showing_progress("Shrinking", shown) as progress:
             smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
     return _written(smaller, report, output, as_json)
 
@@ -195,7 +171,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
 @click.command()
 @click.argument("model")
 @_output_option
-@_force_option
+@force_option
 @json_option
 def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
     """Remove what inference does not need.
@@ -203,7 +179,7 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
     The outputs stay equal. MODEL is a .keras file; it is not changed. NEW.keras holds the simpler model without its
     optimizer: batch normalization is folded into the layers beside it, dropout and other identities are dropped,
     duplicates merged."""
-    _check_files(model, output, force)
+    check_files(model, output, force)
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
     from prunekit.techniques.shrink.simplifying import simplify as simplify_model
@@ -216,9 +192,9 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
 @_output_option
 @click.option("--number", type=click.IntRange(1), default=1, help="How many blocks to remove.  [default: 1]")
 @click.option("--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set.")
-@_examples_option(256)
-@_pattern_options("remove", "Blocks, or layers in them,")
-@_force_option
+@examples_option(256)
+@pattern_options("remove", "Blocks, or layers in them,")
+@force_option
 @json_option
 def remove_blocks(
     model: str, output: str, number: int, data: str, examples: int, force: bool, as_json: bool, **options: Any
@@ -228,20 +204,20 @@ def remove_blocks(
     A block is a residual branch or a run of layers; those go that change the outputs least. MODEL is a .keras file; it
     is not changed. In every round each block is bypassed on the data in turn. NEW.keras holds the model with fewer
     layers, without its optimizer; train it again afterwards."""
-    _check_files(model, output, force)
+    check_files(model, output, force)
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
     from prunekit.techniques.shrink.block_removal import remove_blocks as remove_blocks_of
 
     found = load_model(model, compile=False)
-    with _progress("Ranking", shown=True) as progress:
-        smaller, report = remove_blocks_of(found, number, _examples(data, examples), progress=progress, **options)
+    with showing_progress("Ranking", shown=True) as progress:
+        smaller, report = remove_blocks_of(found, number, read_examples(data, examples), progress=progress, **options)
     return _written(smaller, report, output, as_json)
 
 
 def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
     """Writes a smaller model, and prints its report."""
-    _write(smaller, Path(output))
+    write_model(smaller, Path(output))
     if as_json:
         print_json({"path": output, "report": report.to_dict()})
         return 0
@@ -271,58 +247,4 @@ def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
 
-    return load_model(model, compile=False), None if name is None else _examples(name, examples)
-
-
-def _write(model: Any, target: Path) -> None:
-    """Writes a .keras file; an interruption leaves no part of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Keras chooses the format by the ending of the name.
-    partial = target.with_name(f".unfinished-{target.name}")
-    try:
-        model.save(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _examples(name: str, count: int) -> Any:
-    """Returns training examples, drawn at random with seed 0."""
-    from prunekit.recipe.data import training_examples
-    from prunekit.recipe.data_source import DataSource
-
-    if not (name.endswith(".npz") or Path(name).is_dir()):
-        raise click.UsageError(f"--data takes an .npz file or a folder of tf.data.Dataset.save. Received: {name!r}.")
-    path = os.path.abspath(name)
-    source = DataSource(npz=path) if name.endswith(".npz") else DataSource(tfds_saved=path)
-    return training_examples(source, count)
-
-
-@contextlib.contextmanager
-def _progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function that shows how much is done, if it is to be shown and standard error is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    errors = Console(stderr=True)
-    columns = (TextColumn("{task.fields[verb]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=errors, transient=True, disable=not (shown and errors.is_terminal)) as bar:
-        task = bar.add_task("", total=None, verb=verb)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
-
-
-def _check_files(model: str, output: str, force: bool) -> None:
-    for option, path in (("MODEL", model), ("-o", output)):
-        if Path(path).is_dir():
-            raise click.UsageError(f"{option} takes the name of a .keras file. Received: the folder {path!r}.")
-    if not Path(model).is_file():
-        raise click.UsageError(f"{model}: no such file.")
-    if not output.endswith(".keras"):
-        raise click.UsageError(f"-o takes the name of a .keras file. Received: {output!r}.")
-    if Path(output).exists() and not force:
-        raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
-    folder = next(parent for parent in Path(output).absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise click.UsageError(f"{output} cannot be written: {folder} is a file, not a folder.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.UsageError(f"{output} cannot be written: no permission to write in {folder}.")
+    return load_model(model, compile=False), None if name is None else read_examples(name, examples)

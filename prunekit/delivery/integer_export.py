@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from prunekit.delivery.integer_file import IntegerFile, with_integers
+from prunekit.delivery.integer_file import IntegerFile, with_integer_weights, with_integers
 from prunekit.delivery.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
@@ -41,15 +42,19 @@ def integer_file(
         ConversionError: The model cannot be traced or converted.
         ValueError: The codes of activations are others than all of 8 bits.
     """
-    if formats.activations != IntegerFormat(8, symmetric=False):
+    if formats.activations not in (None, IntegerFormat(8, symmetric=False)):
         raise ValueError(
-            "Integer files have activations of 8 bits with a zero point. "
-            f"Received: {formats.activations}. Calibrate with IntegerFormat(8, symmetric=False)."
+            "Integer files have activations of 8 bits with a zero point, or in floating point. "
+            f"Received: {formats.activations}. Quantize with activations=8 or activations=None."
         )
     marking = _Marking(grids, formats)
     with simulating(placement, marking):
-        _, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
-    return with_integers(content, marking.marks, formats.weights)
+        traced, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
+    if formats.activations is None:
+        made = with_integer_weights(content, formats.weights)
+    else:
+        made = with_integers(content, marking.marks, formats.weights)
+    return replace(made, outputs=traced.outputs, batch=traced.batch)
 
 
 class _Marking(Unchanged):
@@ -71,6 +76,8 @@ class _Marking(Unchanged):
         """Writes an operation."""
         import tensorflow as tf
 
+        if self._formats.activations is None:
+            return value
         grid = grid_at(place, self._grids, self._formats.activations)
         value = keras.ops.cast(value, "float32")
         # A model may be traced several times.

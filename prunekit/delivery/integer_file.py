@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.delivery.integer_weights import store_weights
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
-from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.techniques.quantize.ranges import grid_holding
 from prunekit.techniques.quantize.rules import fixed_grid
 
 
@@ -76,6 +77,8 @@ _WIDE_VERSIONS = {
     "MAXIMUM": 3,
     "MINIMUM": 3,
 }
+# The versions whose kernels read weights of 4 bits, two in each byte; from op_version.cc too.
+_FOUR_BITS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
 _CONSTANTS = IntegerFormat(8, symmetric=False)
 
 
@@ -88,11 +91,15 @@ class IntegerFile:
         roundings: For each mark its grid, and the index of the tensor of integers that it became; None for one that the
             converter merged with another.
         left_float: Operations that compute in floating point, as "KIND name".
+        outputs: Names of its outputs, in the order of the model's flattened output structure.
+        batch: The fixed batch size; None permits any.
     """
 
     content: bytes
     roundings: tuple[tuple[Grid, int | None], ...]
     left_float: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    batch: int | None = None
 
 
 def with_integers(content: bytes, marks: Mapping[str, Grid], weights: IntegerFormat) -> IntegerFile:
@@ -111,9 +118,23 @@ def with_integers(content: bytes, marks: Mapping[str, Grid], weights: IntegerFor
     _use_depthwise_convolutions(graph)
     rewriter = _Rewriter(graph, marks, weights)
     rewriter.run()
+    store_weights(graph, weights)
     made, places = graph.content()
     found = {name: places[index] for name, index in rewriter.found.items()}
     return IntegerFile(made, tuple((grid, found.get(name)) for name, grid in marks.items()), tuple(rewriter.left_float))
+
+
+def with_integer_weights(content: bytes, weights: IntegerFormat) -> IntegerFile:
+    """Returns a file that computes in floating point, with integers for the weights that lie on grids.
+
+    Args:
+        content: A file of the converter.
+        weights: Codes of weights.
+    """
+    graph = LiteRTGraph(content)
+    store_weights(graph, weights)
+    made, _ = graph.content()
+    return IntegerFile(made, (), ())
 
 
 # ---- sums with constants ---------------------------------------------------------------------------------------------
@@ -255,6 +276,8 @@ class _Rewriter:
     def _version(self, operator: Any, kind: str) -> int:
         rank = max(len(self._graph.shape(int(index))) for index in (*operator.inputs, *operator.outputs) if index >= 0)
         version = _VERSIONS.get(kind, _VERSION)
+        if kind in _FOUR_BITS and self._weights.bits <= 4:
+            return _FOUR_BITS[kind]
         if kind == "FULLY_CONNECTED" and operator.builtinOptions.keepNumDims:
             return 5
         if kind == "TRANSPOSE_CONV" and operator.builtinOptions.fusedActivationFunction != _NO_ACTIVATION:
@@ -335,7 +358,7 @@ class _Rewriter:
     def _round_weights(self, operator: Any, places: _Linear) -> None:
         inputs = [int(index) for index in operator.inputs]
         weight = np.asarray(self._graph.values(inputs[places.weights]))
-        grid = grid_of(weight, self._weights, Granularity((places.axis,)))
+        grid = grid_holding(weight, self._weights, Granularity((places.axis,)))
         bias = self._graph.values(inputs[places.bias]) if len(inputs) > places.bias else None
         if bias is not None:
             step, shape = float(self._grids[self._integers[inputs[places.values]]].scale), grid.scale.shape
@@ -343,16 +366,29 @@ class _Rewriter:
             used = np.asarray(weight.any(axis=others)).reshape(shape)
             grid = grid_for_bias(grid, used=used, bias=bias.reshape(shape), input_scale=step)
             steps = step * grid.scale.reshape(-1).astype("float64")
-            codes = np.round(bias / steps).astype("int32")
-            inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), codes)
+            stored = np.round(bias / steps).astype("int32")
+            inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), stored)
             self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
-        inputs[places.weights] = self._new_integers(inputs[places.weights], grid.codes(weight), grid, places.axis)
+        few = grid.format.bits <= 4 and self._graph.kind(operator) in _FOUR_BITS
+        codes = grid.codes(weight)
+        inputs[places.weights] = self._new_integers(inputs[places.weights], codes, grid, places.axis, few=few)
         operator.inputs = np.array(inputs, "int32")
 
-    def _new_integers(self, former: int, codes: np.ndarray, grid: Grid, axis: int = 0) -> int:
-        """Adds a constant in the place of another one, which further operations may read, and returns its index."""
-        index = self._graph.new_constant(self._graph.name(former), codes.astype("int8"))
+    def _new_integers(self, former: int, codes: np.ndarray, grid: Grid, axis: int = 0, *, few: bool = False) -> int:
+        """Adds a constant in the place of another one, which further operations may read, and returns its index.
+
+        Args:
+            former: Index of the other constant.
+            codes: The integers.
+            grid: Their grid.
+            axis: Axis of the scales.
+            few: True stores two codes in each byte.
+        """
+        add = self._graph.new_int4_constant if few else self._graph.new_constant
+        index = add(self._graph.name(former), codes.astype("int8"))
         self._set_grid(index, grid, axis)
+        if few:
+            self._graph.set_dtype(index, "int4")
         return index
 
     # ---- tensors -----------------------------------------------------------------------------------------------------

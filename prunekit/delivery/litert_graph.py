@@ -146,10 +146,20 @@ class LiteRTGraph:
 
     def new_constant(self, name: str, values: np.ndarray) -> int:
         """Adds a constant, and returns its index."""
+        data = np.frombuffer(np.ascontiguousarray(values).tobytes(), "uint8")
+        return self._new_buffered(name, values.shape, values.dtype.name, data)
+
+    def new_int4_constant(self, name: str, codes: np.ndarray) -> int:
+        """Adds a constant of codes from -8 to 7, two in each byte with the first in the lower bits."""
+        flat = (codes.reshape(-1) & 15).astype("uint8")
+        flat = np.append(flat, np.zeros(len(flat) % 2, "uint8"))
+        return self._new_buffered(name, codes.shape, "int4", flat[::2] | (flat[1::2] << 4))
+
+    def _new_buffered(self, name: str, shape: Iterable[int], dtype: str, data: np.ndarray) -> int:
         buffer = self._schema.BufferT()
-        buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), "uint8")
+        buffer.data = data
         self._model.buffers.append(buffer)
-        index = self.new_tensor(name, values.shape, values.dtype.name)
+        index = self.new_tensor(name, shape, dtype)
         self.tensor(index).buffer = len(self._model.buffers) - 1
         return index
 

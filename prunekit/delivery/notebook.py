@@ -24,6 +24,7 @@ from prunekit.delivery.model_sections import (
     weight_changes,
 )
 from prunekit.delivery.plots import to_svg
+from prunekit.delivery.quantizing import IntegerExport
 from prunekit.delivery.report_sections import sections_of, summary
 from prunekit.delivery.run_report import RunReport
 from prunekit.delivery.sensitivity import SensitivityReport
@@ -34,6 +35,7 @@ from prunekit.gradients.diagnosis import Diagnosis
 from prunekit.initialization.signal_report import SignalReport
 from prunekit.loops.weight_changes import ChangeReport
 from prunekit.techniques.pruning.rounds import RoundsReport
+from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.shrink.block_report import BlocksReport
 from prunekit.techniques.shrink.groups_report import GroupsReport
 from prunekit.techniques.shrink.shrink_report import ShrinkReport
@@ -104,8 +106,10 @@ def _(result: GroupsReport) -> str:
     return _block([markup.paragraph(figures, "verdict")], result.sections())
 
 
-@html_of.register
-def _(result: ShrinkReport) -> str:
+@html_of.register(ShrinkReport)
+@html_of.register(QuantizationReport)
+@html_of.register(IntegerExport)
+def _(result: ShrinkReport | QuantizationReport | IntegerExport) -> str:
     lines = [markup.paragraph(result.verdict(), "verdict")]
     if result.notes:
         lines.append(markup.bullets(result.notes, "notes warn"))

@@ -1,10 +1,10 @@
-"""Reconstruction: prunes the matrix of a layer and changes the kept weights, so that its outputs stay the same.
+"""Reconstruction: prunes or rounds the matrix of a layer and changes the other weights, so that its outputs stay.
 
 NumPy only. X stands for the calibration inputs of the layer, one row per example and position; W for its matrix of
 shape (inputs, outputs); H = X^T X for the Hessian of the squared output error |X W - X W'|^2, one for all outputs.
 
-Source: Frantar & Alistarh 2023, arXiv:2301.00774, section 3 (SparseGPT), on Hassibi & Stork 1992 (optimal brain
-    surgeon).
+Sources: Frantar & Alistarh 2023, arXiv:2301.00774, section 3 (SparseGPT), on Hassibi & Stork 1992 (optimal brain
+    surgeon); Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
 """
 
 from collections.abc import Iterable
@@ -31,6 +31,18 @@ class Selection(Protocol):
 
         Returns:
             Boolean array of the shape of `scores`, True = kept.
+        """
+
+
+class Rounding(Protocol):
+    """Rounds the weights of one input, when the reconstruction reaches this row."""
+
+    def __call__(self, row: int, values: np.ndarray, /) -> np.ndarray:
+        """Returns the nearest values of the grids of these weights; 0 for 0.
+
+        Args:
+            row: Row of the matrix.
+            values: Weights of the row, shape (outputs,), float64.
         """
 
 
@@ -106,37 +118,52 @@ def _lower_inverse(lower: np.ndarray) -> np.ndarray:
 
 
 def reconstruct(
-    matrix: np.ndarray, factor: InverseFactor, runs: Iterable[slice], select: Selection
+    matrix: np.ndarray,
+    factor: InverseFactor,
+    runs: Iterable[slice],
+    select: Selection | None = None,
+    nearest: Rounding | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prunes the rows of a matrix in order; the rows after each pruned weight compensate for it.
+    """Prunes and rounds the rows of a matrix in order; the rows after each row compensate for its change.
+
+    Weights of unused inputs have no effect: they are selected last, and become 0 if nothing is rounded.
 
     Args:
         matrix: Shape (inputs, outputs).
         factor: Factor of the inverse Hessian of the inputs.
         runs: Consecutive runs of rows that together are all rows. Within a run each row changes the later ones; the
             rows after it change once, by a matrix product.
-        select: Chooses the kept weights of a run when all rows before it are fixed.
+        select: Chooses the kept weights of a run when all rows before it are fixed; None = all are kept.
+        nearest: Rounds the kept weights of a row; None = they are not rounded.
 
     Returns:
         The new matrix and its mask, both of shape (inputs, outputs).
 
-    Source: Frantar & Alistarh 2023, arXiv:2301.00774, algorithm 1.
+    Sources: Frantar & Alistarh 2023, arXiv:2301.00774, algorithm 1, and section 3.5 for both in one pass; Frantar et
+        al. 2022, arXiv:2210.17323, algorithm 1 (rounding).
     """
     weights = np.array(matrix, "float64")
     weights[factor.unused] = 0.0
     mask = np.ones(weights.shape, bool)
     upper = factor.upper
     for run in runs:
-        here = weights[run]
+        here, kept = weights[run], mask[run]
         scale = upper.diagonal()[run]
-        mask[run] = select(run, np.square(here / scale[:, None]))
+        if select is not None:
+            kept[:] = select(run, np.square(here / scale[:, None]))
         errors = np.empty_like(here)
         triangle = upper[run, run]
         for i in range(len(here)):
-            errors[i] = np.where(mask[run][i], 0.0, here[i]) / scale[i]
-            here[i:] -= np.outer(triangle[i, i:], errors[i])
+            rounded = here[i] if nearest is None else nearest(run.start + i, here[i])
+            changed = np.where(kept[i], rounded, 0.0)
+            errors[i] = (here[i] - changed) / scale[i]
+            here[i] = changed
+            here[i + 1 :] -= np.outer(triangle[i, i + 1 :], errors[i])
         weights[run.stop :] -= upper[run, run.stop :].T @ errors
-    return np.where(mask, weights, 0.0), mask
+    if nearest is not None:
+        for row in np.flatnonzero(factor.unused):
+            weights[row] = np.where(mask[row], nearest(int(row), np.array(matrix[row], "float64")), 0.0)
+    return weights, mask
 
 
 def refit(

@@ -20,7 +20,7 @@ def data(inputs=24, outputs=7, rows=200, seed=0):
     return x, rng.normal(size=(inputs, outputs)), x.T @ x
 
 
-def surgeon(matrix, hessian, damping, run, keep):
+def surgeon(matrix, hessian, damping, run, keep, nearest=lambda row, values: values):
     """Optimal brain surgeon with the inverse written out: after each row, its row and column leave the Hessian."""
     n = len(hessian)
     weights, mask = matrix.copy(), np.ones(matrix.shape, bool)
@@ -34,7 +34,7 @@ def surgeon(matrix, hessian, damping, run, keep):
         threshold = np.sort(costs, axis=None)[-keep]
         mask[rows] = costs >= threshold
         for i in range(rows.start, rows.stop):
-            error = np.where(mask[i], 0, weights[i]) / inverse[i][0, 0]
+            error = (weights[i] - np.where(mask[i], nearest(i, weights[i]), 0)) / inverse[i][0, 0]
             weights[i:] -= np.outer(inverse[i][:, 0], error)
     return np.where(mask, weights, 0), mask
 
@@ -55,6 +55,68 @@ def test_reconstruction_agrees_with_the_surgeon_written_out(run):
     expected, chosen = surgeon(matrix, hessian, 0.01, run, keep)
     np.testing.assert_array_equal(mask, chosen)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def halves(row, values):
+    """Rounds to multiples of 0.5, in odd rows of 0.25."""
+    step = 0.25 if row % 2 else 0.5
+    return np.clip(np.round(values / step), -3, 3) * step
+
+
+@pytest.mark.parametrize("run", [1, 8, 24])
+def test_pruning_and_rounding_in_one_pass_agrees_with_the_surgeon_written_out(run):
+    _, matrix, hessian = data()
+    keep = 7 * run * 2 // 5
+    runs = [slice(start, start + run) for start in range(0, 24, run)]
+    found, mask = reconstruct(matrix, inverse_factor(hessian), runs, largest(keep), halves)
+    expected, chosen = surgeon(matrix, hessian, 0.01, run, keep, halves)
+    np.testing.assert_array_equal(mask, chosen)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+    assert mask.sum() == keep * len(runs)
+
+
+@pytest.mark.parametrize("run", [1, 5, 24])
+def test_rounded_rows_are_exactly_what_was_returned_for_them(run):
+    _, matrix, hessian = data()
+    returned = np.zeros(matrix.shape)
+
+    def nearest(row, values):
+        returned[row] = halves(row, values)
+        return returned[row]
+
+    runs = [slice(start, min(start + run, 24)) for start in range(0, 24, run)]
+    found, mask = reconstruct(matrix, inverse_factor(hessian), runs, nearest=nearest)
+    assert mask.all()
+    np.testing.assert_array_equal(found, returned)
+
+
+def test_without_selection_and_rounding_nothing_changes():
+    _, matrix, hessian = data()
+    found, mask = reconstruct(matrix, inverse_factor(hessian), [slice(0, 10), slice(10, 24)])
+    np.testing.assert_array_equal(found, matrix)
+    assert mask.all()
+
+
+def test_a_rounding_to_the_same_values_changes_no_pruning():
+    _, matrix, hessian = data()
+    arguments = matrix, inverse_factor(hessian), [slice(0, 24)], largest(70)
+    for found, expected in zip(
+        reconstruct(*arguments, lambda row, values: values), reconstruct(*arguments), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_unused_inputs_are_pruned_first_and_else_rounded_as_they_are():
+    x, matrix, _ = data()
+    x[:, [3, 10]] = 0
+    factor = inverse_factor(x.T @ x)
+    found, mask = reconstruct(matrix, factor, [slice(0, 24)], largest(100), halves)
+    assert not mask[[3, 10]].any() and not found[[3, 10]].any()
+    found, mask = reconstruct(matrix, factor, [slice(0, 24)], None, halves)
+    np.testing.assert_array_equal(found[[3, 10]], [halves(row, matrix[row]) for row in (3, 10)])
+    half = np.arange(7) < 4
+    found, mask = reconstruct(matrix, factor, [slice(0, 24)], lambda rows, s: np.tile(half, (24, 1)), halves)
+    np.testing.assert_array_equal(found[3], np.where(half, halves(3, matrix[3]), 0))
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 65, 200])

@@ -25,10 +25,10 @@ from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 @dataclass(frozen=True)
 class Formats:
-    """The codes of weights and of the tensors between layers."""
+    """The codes of weights, and of the tensors between layers (None: these stay in floating point)."""
 
     weights: IntegerFormat = IntegerFormat(8)
-    activations: IntegerFormat = IntegerFormat(8, symmetric=False)
+    activations: IntegerFormat | None = IntegerFormat(8, symmetric=False)
 
 
 def calibrated(
@@ -100,29 +100,37 @@ def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> G
 
 
 class GridRounding:
-    """Rounds tensors on grids that were chosen from data, and weights on grids of their present values.
+    """Rounds tensors on grids that were chosen from data.
 
     Args:
         formats: The codes.
         grids: The grid of each range that has no prescribed one.
+        weights: id of a variable -> its grid; other weights are rounded on grids of their present values.
     """
 
-    def __init__(self, formats: Formats, grids: Mapping[Range, Grid]):
-        self._formats, self._grids = formats, dict(grids)
+    def __init__(self, formats: Formats, grids: Mapping[Range, Grid], weights: Mapping[int, Grid] | None = None):
+        self._formats, self._grids, self._weights = formats, dict(grids), dict(weights or {})
 
     def tensor(self, value: Any, place: Range) -> Any:
         """See `Rounding`."""
+        if self._formats.activations is None:
+            return value
         grid = grid_at(place, self._grids, self._formats.activations)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
     def constant(self, value: Any) -> Any:
         """See `Rounding`."""
+        if self._formats.activations is None:
+            return value
         values = ops.convert_to_numpy(value).astype("float32")
         grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
         return ops.cast(grid.nearest(values), keras.backend.standardize_dtype(value.dtype))
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """See `Rounding`."""
+        grid = self._weights.get(id(weight.variable))
+        if grid is not None:
+            return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
         form = self._formats.weights
         scale = ops.stop_gradient(scale_of(value, form, weight.granularity))
         return fake_quantized(value, scale, np.int32(0), form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,24 +54,27 @@ class Placement:
                 yield from unit.weights
 
 
-def place(model: Any) -> Placement:
+def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
     """Returns where the tensors of a model are rounded.
 
     Layers that are made of others are replaced by the calls inside them, where these do all that the layer does.
 
     Args:
         model: A built model.
+        kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
-    return _Placer(model, read_graphs(model, _Opener())).placed()
+    kept_float = kept_float or {}
+    return _Placer(model, read_graphs(model, _Opener(kept_float)), kept_float).placed()
 
 
 class _Opener:
     """Returns the calls inside a layer without a rule, in order to round between them; None if it stays whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_float: Mapping[int, str]) -> None:
+        self._kept_float = kept_float
         # With the nodes, because the id of one that is gone is used again.
         self._found: dict[int, tuple[Any, RecordedCall | None]] = {}
 
@@ -82,7 +85,9 @@ class _Opener:
 
     def _opened(self, node: Any) -> RecordedCall | None:
         layer = getattr(node, "operation", None)
-        if not isinstance(layer, keras.layers.Layer) or graph_of(layer) is not None or rule_of(layer) is not None:
+        if not isinstance(layer, keras.layers.Layer) or id(layer) in self._kept_float:
+            return None
+        if graph_of(layer) is not None or rule_of(layer) is not None:
             return None
         # The calls inside would not see these masks.
         if any(get_keras_mask(tensor) is not None for tensor in (*node.input_tensors, *node.outputs)):
@@ -98,12 +103,12 @@ def _is_float(tensor: Any) -> bool:
 class _Placer:
     """Walks the units of all graphs in order of execution; see `Placement`."""
 
-    def __init__(self, model: Any, graphs: ReadGraphs):
+    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str]):
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
         names = Names(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
-        self._units = {id(graph): units_of(graph, self._calls_of, names) for graph in every}
+        self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float) for graph in every}
         self._ranges: list[Range] = []
         # id of a tensor that is on a grid -> its range.
         self._on: dict[int, Range] = {}

@@ -60,6 +60,7 @@ class Unit:
         name: Name of the last layer or operation.
         calls: The calls, in order.
         rule: How the results are rounded.
+        is_linear: True for a Dense or convolution layer with an integer kernel.
         weights: The weights of the first call that are rounded.
         between: Range of the tensor between the two convolutions of a separable one, or between the factor and the
             offset of a rescaling.
@@ -69,6 +70,7 @@ class Unit:
     name: str
     calls: tuple[Call, ...]
     rule: Rule
+    is_linear: bool = False
     weights: tuple[RoundedWeight, ...] = ()
     between: Range | None = None
     before_activation: Range | None = None
@@ -82,12 +84,6 @@ class Unit:
     def outputs(self) -> tuple[Any, ...]:
         """The tensors that the last call computes."""
         return self.calls[-1].outputs
-
-    @functools.cached_property
-    def is_linear(self) -> bool:
-        """True for a Dense or convolution layer with an integer kernel."""
-        rule = rule_of(self.first.operation)
-        return is_linear_kind(self.first.operation) and rule is not None and rule.output != "float"
 
     @functools.cached_property
     def adds_constants(self) -> bool:
@@ -122,22 +118,23 @@ class Names:
         return self.layers.get(id(call.operation), call.name)
 
 
-def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names) -> list[Unit]:
+def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float: Mapping[int, str]) -> list[Unit]:
     """Returns the calls of a graph in units.
 
     Args:
         graph: The graph.
         calls_of: id of a layer or operation -> how often the graphs of the model call it.
         names: Names for reports.
+        kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
     """
     units, taken = [], set[int]()
     for call in graph.calls:
         if id(call) in taken:
             continue
         calls = [call]
-        rule = _first_rule(call)
+        rule = _first_rule(call, kept_float)
         if rule.fuses_relu:
-            calls += _fused(graph, call, calls_of)
+            calls += _fused(graph, call, calls_of, kept_float)
         taken.update(map(id, calls))
         name, last = names.of(call), names.of(calls[-1])
         units.append(
@@ -145,32 +142,37 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names) -> list[Un
                 last,
                 tuple(calls),
                 _unit_rule(call, rule),
-                _weights_of(call, name, names),
-                Range(f"{name} (inside)") if _rounds_inside(call) else None,
-                Range(f"{name} (before its activation)") if _rounds_before_activation(call) else None,
+                is_linear_kind(call.operation) and rule.output != "float",
+                tuple(one for one in _weights_of(call, name, names) if id(one.variable) not in kept_float),
+                Range(f"{name} (inside)") if rule.output != "float" and _rounds_inside(call) else None,
+                Range(f"{name} (before its activation)")
+                if rule.output != "float" and _rounds_before_activation(call)
+                else None,
             )
         )
     return units
 
 
-def _first_rule(call: Call) -> Rule:
+def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
     if graph_of(call.operation) is not None:
         return MOVES
+    if id(call.operation) in kept_float:
+        return Rule("float", reason=kept_float[id(call.operation)])
     return rule_of(call.operation) or Rule("float", reason="its `call` cannot be followed")
 
 
-def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int]) -> list[Call]:
+def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int], kept_float: Mapping[int, str]) -> list[Call]:
     """Returns the calls after one that are computed together with it: batch normalization, then a ReLU."""
     found: list[Call] = []
     if not is_linear(getattr(call.operation, "activation", None)):
         return found
     if is_linear_kind(call.operation):
         reader = _only_reader(graph, call)
-        if reader is not None and _can_be_folded(call, reader, calls_of):
+        if reader is not None and id(reader.operation) not in kept_float and _can_be_folded(call, reader, calls_of):
             found.append(reader)
     reader = _only_reader(graph, found[-1] if found else call)
     if reader is not None and reader.input is not None and is_relu(reader.operation):
-        found.append(reader)
+        found += [reader] if id(reader.operation) not in kept_float else []
     return found
 
 

@@ -1,0 +1,113 @@
+"""Compares every tensor of an integer file with the simulation of the model."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from prunekit.delivery import tensor_probe
+from prunekit.delivery.integer_file import IntegerFile
+from prunekit.delivery.isolated_run import run_script
+from prunekit.delivery.litert import InputSpec
+from prunekit.techniques.quantize.after_training import QuantizedModel
+from prunekit.techniques.quantize.calibration import GridRounding
+from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.simulation import simulating
+from prunekit.techniques.quantize.units import Range
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """Codes of one tensor in a file against those of the simulation, both computed from the file's own inputs.
+
+    Attributes:
+        name: Name of the range.
+        largest: Largest difference, in steps; None for a tensor that the converter merged with another one.
+        share: Share of the codes that differ.
+    """
+
+    name: str
+    largest: int | None
+    share: float
+
+
+def tensor_differences(
+    made: IntegerFile, path: Path, quantized: QuantizedModel, specs: Sequence[InputSpec], sample: Any
+) -> list[TensorDifference]:
+    """Returns the difference of every rounded tensor.
+
+    The simulation continues after each tensor with what the file computed, so that differences do not add up.
+
+    Args:
+        made: The file, with its roundings.
+        path: Where it was written.
+        quantized: The model on the TensorFlow backend.
+        specs: The inputs of the file.
+        sample: Examples in the model's input structure.
+
+    Raises:
+        ScriptFailed: The file does not load or run.
+    """
+    tensors = _tensors(made, path, specs, sample)
+    following = _Following(quantized, [(grid, tensors.get(index)) for grid, index in made.roundings])
+    with simulating(quantized.placement, following):
+        quantized.model(keras.tree.map_structure(ops.convert_to_tensor, sample), training=False)
+    return following.differences
+
+
+def _tensors(made: IntegerFile, path: Path, specs: Sequence[InputSpec], sample: Any) -> Mapping[int | None, np.ndarray]:
+    flat = [np.asarray(one).astype(spec.dtype) for one, spec in zip(keras.tree.flatten(sample), specs, strict=True)]
+    indices = sorted({index for _, index in made.roundings if index is not None})
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "inputs.npz", Path(folder) / "tensors.npz"
+        np.savez(source, allow_pickle=False, **{spec.name: one for spec, one in zip(specs, flat, strict=True)})
+        run_script(tensor_probe.__file__, [str(path), str(source), str(target), *map(str, indices)])
+        with np.load(target) as stored:
+            return {int(name): stored[name] for name in stored.files}
+
+
+class _Following(GridRounding):
+    """Rounds as the simulation, and then continues with what the file computed."""
+
+    def __init__(self, quantized: QuantizedModel, codes: Sequence[tuple[Grid, np.ndarray | None]]):
+        super().__init__(quantized.formats, quantized.ranges, quantized.weights)
+        self._codes = codes
+        self.differences: list[TensorDifference] = []
+
+    def tensor(self, value: Any, place: Range) -> Any:
+        """See `Rounding`."""
+        result = super().tensor(value, place)
+        if len(self.differences) == len(self._codes):
+            raise ValueError(f"The file has {len(self._codes)} roundings. Received: another one, of {place.name!r}.")
+        grid, theirs = self._codes[len(self.differences)]
+        if theirs is None:
+            self.differences.append(TensorDifference(place.name, None, 0.0))
+            return result
+        mine = grid.codes(ops.convert_to_numpy(result))
+        found = _in_layout(theirs.astype("int32"), mine)
+        apart = np.abs(mine - found)
+        self.differences.append(TensorDifference(place.name, int(apart.max(initial=0)), float((apart > 0).mean())))
+        return ops.cast(ops.convert_to_tensor(grid.values(found)), value.dtype)
+
+
+def _in_layout(theirs: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Returns an array in the layout of another one: the converter rounds before or after it moves axes.
+
+    Raises:
+        ValueError: The arrays have different sizes.
+    """
+    if theirs.size != mine.size:
+        raise ValueError(f"Tensors of one rounding have one size. Received: {theirs.shape} and {mine.shape}.")
+    if theirs.ndim != mine.ndim or theirs.shape == mine.shape:
+        return theirs.reshape(mine.shape)
+    orders = [axes for axes in itertools.permutations(range(mine.ndim)) if theirs.transpose(axes).shape == mine.shape]
+    found = [theirs.transpose(axes) for axes in orders] or [theirs.reshape(mine.shape)]
+    return min(found, key=lambda one: np.abs(one - mine).sum())

@@ -1,0 +1,58 @@
+"""Stores weights of a LiteRT file as integers that are converted to floats where float operations read them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.ranges import grid_holding
+
+# Constants with fewer entries, or fewer for each scale, would not become smaller.
+_ENTRIES, _PER_SCALE = 64, 8
+# Largest distance of a stored weight from its grid, in steps.
+_ON_GRID = 1e-3
+# The first versions of DEQUANTIZE with a scale for each index of an axis, and with codes of 4 bits.
+_PER_CHANNEL, _FOUR_BITS = 5, 6
+
+
+def store_weights(graph: LiteRTGraph, form: IntegerFormat) -> None:
+    """Replaces constants of floats whose values lie on grids by integers, with a DEQUANTIZE before the first reader.
+
+    The operations compute what they did: an interpreter converts the constants when it first runs.
+
+    Args:
+        graph: The file; changed.
+        form: Codes of the weights.
+    """
+    added = []
+    for index in sorted({int(index) for one in graph.operators for index in one.inputs}):
+        values = graph.values(index)
+        found = None if values is None else _grid(values, form)
+        if values is None or found is None:
+            continue
+        grid, axis = found
+        codes = grid.codes(values).astype("int8")
+        few = form.bits <= 4
+        name = graph.name(index)
+        constant = graph.new_int4_constant(name, codes) if few else graph.new_constant(name, codes)
+        graph.set_scales(constant, grid.scale.reshape(-1), grid.zero_point.reshape(-1), axis)
+        floats = graph.new_tensor(f"{name}_float", values.shape, "float32")
+        operator = graph.new_operator("DEQUANTIZE", [constant], [floats])
+        graph.replace(index, floats)
+        graph.need_version(operator, _FOUR_BITS if few else _PER_CHANNEL)
+        added.append(operator)
+    graph.operators = [*added, *graph.operators]
+
+
+def _grid(values: np.ndarray, form: IntegerFormat) -> tuple[Grid, int] | None:
+    """Returns the grid on which the values lie, and the axis of its scales; None if there is none."""
+    if values.size < _ENTRIES or not values.any():
+        return None
+    for axis, length in enumerate(values.shape):
+        if values.size < _PER_SCALE * length:
+            continue
+        grid = grid_holding(values, form, Granularity((axis,)))
+        if (np.abs(grid.nearest(values) - values) <= _ON_GRID * grid.scale).all():
+            return grid, axis
+    return None

@@ -1,0 +1,378 @@
+"""quantize: puts a trained model on integer grids, and writes its integer file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Unpack
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.sections import Column, Section
+from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.layerwise import Progress
+from prunekit.delivery.export_reference import Subject
+from prunekit.delivery.gzip_size import gzip_size
+from prunekit.delivery.integer_comparison import TensorDifference, tensor_differences
+from prunekit.delivery.integer_export import integer_file
+from prunekit.delivery.integer_file import IntegerFile
+from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
+from prunekit.delivery.litert import ConversionError
+from prunekit.suggestions import check_names
+from prunekit.techniques.quantize.after_training import QuantizedModel, quantized
+from prunekit.techniques.quantize.options import Options, QuantizationOptions
+from prunekit.techniques.quantize.quantization_report import QuantizationReport
+
+# Examples that a file is compared on.
+_EXAMPLES = 64
+# Largest and mean difference of a file's outputs from those of the simulation, as fractions of their range. Kernels
+# and simulation round values between two codes differently here and there, which adds up from layer to layer.
+_LARGEST, _MEAN = 0.25, 0.02
+# With activations in floating point: another order of summation.
+_SAME = 1e-4
+_FLOAT_BYTES = 4
+
+
+class IntegerExportError(RuntimeError):
+    """The model cannot be written as an integer file, or the file does not compute what the simulation does."""
+
+
+@dataclass(frozen=True)
+class IntegerExport(Displayed):
+    """A written integer file, and how it compares.
+
+    Attributes:
+        path: The file.
+        bytes: Its size.
+        gzip_bytes: Its size after `gzip -9`.
+        float_bytes: Size of the model's float32 file.
+        left_float: Operations of the file that compute in floating point, as "KIND name".
+        tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
+        simulation: Differences of its outputs from those of the simulation.
+        float_model: Differences of its outputs from those of the model before its quantization; None where these are
+            not known, because there were no calibration data.
+        notes: Remarks.
+    """
+
+    path: str
+    bytes: int
+    gzip_bytes: int
+    float_bytes: int
+    left_float: tuple[str, ...]
+    tensors: tuple[TensorDifference, ...]
+    simulation: Comparison
+    float_model: Comparison | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest_difference(self) -> int:
+        """Largest difference of a tensor from the simulation, in steps of its grid."""
+        return max((one.largest or 0 for one in self.tensors), default=0)
+
+    def verdict(self) -> str:
+        """Returns one sentence: size, differences, and operations in floating point."""
+        text = f"{self.path}: {self.bytes:,} bytes ({self.bytes / self.float_bytes:.3f} of the float32 file)"
+        if self.tensors:
+            text += f", {len(self.tensors)} tensors at most {self.largest_difference} step from the simulation"
+        left = len(self.left_float)
+        return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
+
+    def sections(self) -> list[Section]:
+        """Returns the export as sections: the file, and its tensors."""
+        return [_file_section(self), *([_tensors_section(self.tensors)] if self.tensors else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON values."""
+        return {**asdict(self), "left_float": list(self.left_float), "largest_difference": self.largest_difference}
+
+    def __str__(self) -> str:
+        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+class Quantized:
+    """A model whose weights lie on integer grids.
+
+    Attributes:
+        model: The model; its weights were changed in place.
+        report: What was quantized, and how.
+    """
+
+    def __init__(self, found: QuantizedModel, samples: Any, float_outputs: list[np.ndarray] | None):
+        self._found, self._samples, self._float_outputs = found, samples, float_outputs
+
+    @property
+    def model(self) -> Any:
+        return self._found.model
+
+    @property
+    def report(self) -> QuantizationReport:
+        return self._found.report
+
+    @contextlib.contextmanager
+    def simulating(self) -> Iterator[Any]:
+        """Inside this context the model computes as the integer file will; yields the model.
+
+        `predict`, `evaluate`, `fit` and eager calls run the simulation on every backend. Functions of your own that
+        were traced before have to be traced again inside.
+        """
+        with self._found.simulating() as model:
+            yield model
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        samples: Any = None,
+    ) -> IntegerExport:
+        """Writes the model as a LiteRT file with the grids of this quantization, and returns how the file compares.
+
+        The file is run before it is kept: each tensor must be at most one step of its grid from the simulation.
+
+        Args:
+            path: Name of the file, which ends with ".tflite". An existing file is replaced.
+            samples: Examples in the model's input structure that the file is compared on; None = some of the
+                calibration data.
+
+        Raises:
+            ValueError: The name has another ending; there are no samples; the weights were changed since.
+            IntegerExportError: The model cannot be converted on this backend, or the file computes something else. No
+                file is written then.
+        """
+        target = Path(path)
+        if target.suffix != ".tflite":
+            raise ValueError(f'An integer file is a LiteRT file, "NAME.tflite". Received: {str(path)!r}.')
+        self._found.check_unchanged()
+        given = self._samples if samples is None else samples
+        if given is None:
+            raise ValueError(
+                "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
+                "without calibration data. Pass some inputs as `samples`."
+            )
+        with contextlib.ExitStack() as scratch:
+            export = _Export(self._found, given, scratch)
+            reference = self._float_outputs if samples is None else None
+            return export.written(target, reference)
+
+
+class _Export:
+    """One export.
+
+    Args:
+        found: The quantized model.
+        samples: Examples in the model's input structure.
+        scratch: Removes temporary files.
+    """
+
+    def __init__(self, found: QuantizedModel, samples: Any, scratch: contextlib.ExitStack):
+        if keras.backend.backend() != "tensorflow":
+            raise IntegerExportError(
+                "LiteRT files are made with Keras's TensorFlow backend. Received: the backend "
+                f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
+                "is set, and quantize and export it there."
+            )
+        self._found, self._subject = found, Subject(found.model, samples, None, None, scratch)
+        self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+
+    def written(self, target: Path, float_outputs: list[np.ndarray] | None) -> IntegerExport:
+        """Converts, compares and writes the file."""
+        subject, found = self._subject, self._found
+        try:
+            made = integer_file(
+                found.placement,
+                found.ranges,
+                found.formats,
+                structure=subject.structure,
+                specs=subject.fixed,
+                folder=self._folder,
+            )
+        except ConversionError as error:
+            raise IntegerExportError(f"The model cannot be converted: {error}.") from error
+        path = self._folder / "integers.tflite"
+        path.write_bytes(made.content)
+        with found.simulating():
+            expected = subject.answers(found.model)
+        try:
+            tensors = self._tensors(made, path)
+            answers = self._answers(made, path)
+            simulation = compare([one[: len(answers[0])] for one in expected], answers, None)
+        except (ScriptFailed, Unfit) as error:
+            raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
+        _check(tensors, simulation, integers=found.formats.activations is not None)
+        before = None
+        if float_outputs is not None:
+            before = compare([one[: len(answers[0])] for one in float_outputs], answers, None)
+        float_bytes = self._float_bytes(len(made.content))
+        notes = _notes(len(made.content), float_bytes, tensors)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".unfinished-{target.name}")
+        try:
+            partial.write_bytes(made.content)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+        compressed = gzip_size([made.content])
+        sizes = (len(made.content), compressed, float_bytes)
+        return IntegerExport(str(target), *sizes, made.left_float, tuple(tensors), simulation, before, notes)
+
+    def _tensors(self, made: IntegerFile, path: Path) -> list[TensorDifference]:
+        """Returns the differences of the tensors for the first example."""
+        if self._found.formats.activations is None:
+            return []
+        count = made.batch or 1
+        first = keras.tree.map_structure(lambda one: np.asarray(one)[:count], self._subject.structure)
+        return tensor_differences(made, path, self._found, self._subject.specs, first)
+
+    def _answers(self, made: IntegerFile, path: Path) -> list[np.ndarray]:
+        """Returns the outputs of the file, as LiteRT runs it by default."""
+        subject, batch = self._subject, made.batch or _EXAMPLES
+        whole = subject.count // made.batch * made.batch if made.batch else subject.count
+        given = {spec.name: value for spec, value in zip(subject.specs, subject.inputs, strict=True)}
+        found = run_apart(path, given, {batch: whole})
+        return [np.asarray(found[f"{batch}/{name}"], "float32") for name in made.outputs]
+
+    def _float_bytes(self, size: int) -> int:
+        """Returns the size of the float32 file; converts the model only where the integer file may have grown."""
+        weights = _FLOAT_BYTES * sum(int(np.prod(one.shape)) for one in self._found.model.weights)
+        if size < weights:
+            return weights
+        try:
+            return len(self._subject.converted()[1])
+        except Unfit:
+            return weights
+
+
+def _check(tensors: list[TensorDifference], simulation: Comparison, *, integers: bool) -> None:
+    """Raises if a file is too far from the simulation; with activations in floating point it computes the same."""
+    wrong = [one for one in tensors if (one.largest or 0) > 1]
+    if wrong:
+        worst = max(wrong, key=lambda one: one.largest or 0)
+        raise IntegerExportError(
+            "Each tensor of an integer file is at most one step from the simulation. Received: "
+            f"{worst.name!r} with {worst.largest} steps, and {len(wrong) - 1} more. The file is not written. Leave the "
+            "layer in floating point with `exclude`, and report this model to prunekit."
+        )
+    largest, mean = (_LARGEST, _MEAN) if integers else (_SAME, _SAME)
+    if not (simulation.max_error <= largest and simulation.mean_error <= mean):
+        raise IntegerExportError(
+            "The outputs of an integer file are near those of the simulation. Received: a largest difference of "
+            f"{simulation.max_error:.3g} and a mean one of {simulation.mean_error:.3g} of the outputs' range (allowed: "
+            f"{largest:g} and {mean:g}). The file is not written."
+        )
+
+
+def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tuple[str, ...]:
+    notes = []
+    if size >= float_bytes:
+        notes.append(
+            f"The file is not smaller than the float32 file ({size:,} and {float_bytes:,} bytes): scales and names of "
+            "the tensors need more than the integers save."
+        )
+    merged = [one.name for one in tensors if one.largest is None]
+    if merged:
+        notes.append(f"Tensors that the converter merged with others are not compared: {', '.join(merged)}.")
+    return tuple(notes)
+
+
+def _file_section(export: IntegerExport) -> Section:
+    columns = (
+        Column("File", "name"),
+        Column("Bytes", "bytes"),
+        Column("gzip", "bytes", keep=5),
+        Column("Float32 file", "bytes", keep=5),
+        Column("Largest", "number", group="Difference from the simulation", keep=4),
+        Column("Mean", "number", group="Difference from the simulation"),
+        Column("Mean", "number", group="Difference from the float model"),
+        Column("Same class", "fraction", keep=4),
+    )
+    before = export.float_model
+    row = (
+        export.path,
+        export.bytes,
+        export.gzip_bytes,
+        export.float_bytes,
+        export.simulation.max_error,
+        export.simulation.mean_error,
+        None if before is None else before.mean_error,
+        None if before is None else before.agreement,
+    )
+    return Section(
+        "Integer file",
+        columns,
+        (row,),
+        explanation="Differences of the outputs, as fractions of their range: the largest one, and the root of the "
+        "mean square. Same class: share of the examples with the most likely class of the float model.",
+        notes=(*(f"In floating point: {one}." for one in export.left_float), *export.notes),
+    )
+
+
+def _tensors_section(tensors: tuple[TensorDifference, ...]) -> Section:
+    columns = (
+        Column("Tensor of", "name"),
+        Column("Largest difference", "count"),
+        Column("Codes that differ", "fraction"),
+    )
+    rows = tuple((one.name, one.largest, one.share) for one in tensors)
+    return Section(
+        "Tensors of the file and of the simulation",
+        columns,
+        rows,
+        explanation="In steps of the tensor's grid, for one example. The simulation continues after each tensor with "
+        "the values of the file.",
+        shown="page",
+    )
+
+
+def quantize(
+    model: Any, data: Any = None, *, progress: Progress | None = None, **options: Unpack[Options]
+) -> Quantized:
+    """Puts the weights of a trained model on integer grids, in place, and chooses the grids of its tensors from data.
+
+    The model stays a Keras model that loads without prunekit: each weight has the value that an integer stands for.
+    Entries that are zero stay zero. An interruption or an error leaves the model as it was.
+
+    Args:
+        model: A built Keras model.
+        data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
+            examples of the training data. Needed unless activations=None and the method is "nearest".
+        progress: Told of each weight that is rounded on data: (done, total, name).
+        **options: `weights` (bits, 8), `activations` (8, 16 or None), `method` ("auto", "nearest", "gptq"),
+            `weight_ranges`, `activation_ranges`, `correct_biases`, `damping`, `include`, `exclude`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
+
+    Returns:
+        A `Quantized`: `.report`, `.simulating()`, `.export(path)`.
+
+    Raises:
+        ValueError: An option has a wrong value; data are missing or not finite; a pattern matches nothing.
+        TypeError: `model` is not a Keras 3 model; an option is unknown.
+
+    Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
+    """
+    check_names(options, [field.name for field in fields(QuantizationOptions)])
+    chosen = QuantizationOptions(**options)
+    chosen.with_data(data)
+    samples = None if data is None else _first_examples(CheckedData(model, data))
+    before = None if samples is None else _outputs(model, samples)
+    return Quantized(quantized(model, chosen, data, progress), samples, before)
+
+
+def _first_examples(data: CheckedData) -> Any:
+    """Returns some examples of calibration data, as NumPy arrays in the model's input structure."""
+    found: list[Any] = []
+    for inputs, _ in batches_of(data):
+        found.append(keras.tree.map_structure(lambda one: np.asarray(keras.ops.convert_to_numpy(one)), inputs))
+        if sum(len(keras.tree.flatten(one)[0]) for one in found) >= _EXAMPLES:
+            break
+    return keras.tree.map_structure(lambda *parts: np.concatenate(parts)[:_EXAMPLES], *found)
+
+
+def _outputs(model: Any, samples: Any) -> list[np.ndarray]:
+    with contextlib.ExitStack() as scratch:
+        return Subject(model, samples, None, None, scratch).answers(model)

@@ -1,0 +1,128 @@
+"""Rounds the matrix of a layer one input after another; the inputs that follow compensate for the errors.
+
+NumPy only. X stands for the calibration inputs of the layer, W for its matrix of shape (inputs, outputs), and
+H = X^T X for the Hessian of the squared output error |X W - X W'|^2.
+
+Sources: Frantar et al. 2022, arXiv:2210.17323 (GPTQ); with pruning in the same pass Frantar & Alistarh 2023,
+    arXiv:2301.00774, section 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from prunekit.sparsity.reconstruction import DAMPING, InverseFactor, Rounding, Selection, inverse_factor, reconstruct
+from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
+
+# Rows that change one by one; the rows after them change once, by a matrix product.
+_RUN = 128
+_BY_OUTPUT = Granularity((0,))
+
+
+def gptq(
+    matrix: np.ndarray,
+    hessian: np.ndarray,
+    scale: np.ndarray,
+    form: IntegerFormat,
+    *,
+    mask: np.ndarray | None = None,
+    damping: float = DAMPING,
+    descending: bool = True,
+) -> np.ndarray:
+    """Returns a matrix of grid values whose product with the inputs is close to that of `matrix`.
+
+    Weights of inputs that are zero in all rows become the nearest values.
+
+    Args:
+        matrix: W, shape (inputs, outputs).
+        hessian: H, shape (inputs, inputs).
+        scale: Distances of neighbouring values, which broadcast against `matrix`: shape (1, outputs), or
+            (inputs, outputs) where groups of inputs have scales of their own (`Granularity.spread`).
+        form: The codes, symmetric.
+        mask: False = the weight becomes 0, shape (inputs, outputs); None = all weights are rounded.
+        damping: Fraction of the mean diagonal of H that is added to its diagonal.
+        descending: True: the inputs with the largest sums of squares are rounded first, while the most weights are left
+            to compensate. False: in the order of the rows.
+
+    Returns:
+        Shape (inputs, outputs), float32: `Grid.values` of the codes.
+
+    Raises:
+        ValueError: The format is not symmetric, or the Hessian has entries that are not finite.
+
+    Source: Frantar et al. 2022, arXiv:2210.17323, algorithm 1; the order from the authors' code (`act_order`, with
+        scales that are fixed before the first weight is rounded: `static_groups`).
+    """
+    inputs = len(matrix)
+    order = np.argsort(-hessian.diagonal(), kind="stable") if descending else np.arange(inputs)
+    factor = inverse_factor(hessian[np.ix_(order, order)], damping)
+    nearest = rounding(np.broadcast_to(scale, matrix.shape)[order], form)
+    select = None if mask is None else _given(mask[order])
+    runs = [slice(start, min(start + _RUN, inputs)) for start in range(0, inputs, _RUN)]
+    found, _ = reconstruct(matrix[order], factor, runs, select, nearest)
+    result = np.empty(matrix.shape, "float32")
+    result[order] = found
+    return result
+
+
+def sparse_gptq(
+    matrix: np.ndarray,
+    factor: InverseFactor,
+    scale: np.ndarray,
+    form: IntegerFormat,
+    runs: Iterable[slice],
+    select: Selection,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prunes and rounds a matrix in one pass: weights are chosen after all inputs before their run are rounded.
+
+    With a single run the result is that of `reconstruct` followed by `gptq` with the mask, in the order of the rows.
+    This is the order here, since the units of patterns are consecutive rows.
+
+    Args:
+        matrix: W, shape (inputs, outputs).
+        factor: Factor of the inverse of the damped Hessian.
+        scale: As for `gptq`. Pruning enlarges the kept weights, so the scales are best chosen for the matrix that
+            `reconstruct` returns with this selection and without rounding: with those of W, range rule
+            `MeanSquaredError` and 75 % zeros, the error is 5 to 20 % larger.
+        form: The codes, symmetric.
+        runs: Consecutive runs of inputs whose weights are chosen together.
+        select: Chooses the kept weights of a run.
+
+    Returns:
+        The new matrix, float32, `Grid.values` of the codes, and its mask; both of shape (inputs, outputs).
+
+    Raises:
+        ValueError: The format is not symmetric.
+
+    Source: Frantar & Alistarh 2023, arXiv:2301.00774, section 3.5.
+    """
+    nearest = rounding(np.broadcast_to(scale, matrix.shape), form)
+    found, mask = reconstruct(matrix, factor, runs, select, nearest)
+    return found.astype("float32"), mask
+
+
+def rounding(scale: np.ndarray, form: IntegerFormat) -> Rounding:
+    """Returns the function that rounds the rows of a matrix to their grids.
+
+    Args:
+        scale: Shape (inputs, outputs).
+        form: The codes, symmetric.
+
+    Raises:
+        ValueError: The format is not symmetric.
+    """
+    if not form.symmetric:
+        raise ValueError(f"Weights are rounded to symmetric codes. Received: {form}.")
+    scale = np.asarray(scale, "float32")
+    zero_point = np.zeros(scale.shape[1], "int32")
+
+    def nearest(row: int, values: np.ndarray) -> np.ndarray:
+        return Grid(form, _BY_OUTPUT, scale[row], zero_point).nearest(values)
+
+    return nearest
+
+
+def _given(mask: np.ndarray) -> Selection:
+    return lambda rows, scores: mask[rows]

@@ -1,0 +1,158 @@
+"""Options of quantization after training, shared by `pk.quantize`, the recipe step and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.reconstruction import DAMPING
+from prunekit.suggestions import did_you_mean
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
+
+METHODS = ("auto", "nearest", "gptq")
+RULES = ("minmax", "mse", "percentile:0.9999")
+
+
+class Options(TypedDict, total=False):
+    """Types of the keyword options of `pk.quantize`; see `QuantizationOptions`."""
+
+    weights: int
+    activations: int | None
+    method: str
+    weight_ranges: str | RangeRule | None
+    activation_ranges: str | RangeRule
+    correct_biases: bool | None
+    equalize: bool
+    damping: float
+    include: Sequence[str] | str
+    exclude: Sequence[str] | str
+
+
+@dataclass(frozen=True)
+class QuantizationOptions:
+    """What becomes integers, and how the integers are chosen.
+
+    Args:
+        weights: Bits of the weights, 2 to 8. Each output channel has a scale, and the zero point is 0.
+        activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in
+            floating point.
+        method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
+            after another, and those that are not rounded yet make up for the error; reads data. "auto": "gptq" for
+            fewer than 8 bits with data, else "nearest".
+        weight_ranges: How the range of each output channel is chosen: "minmax"; "mse", the smallest mean squared error;
+            "percentile:SHARE"; or a `RangeRule`. None = "minmax" for 8 bits, "mse" for fewer.
+        activation_ranges: Likewise for tensors between layers.
+        correct_biases: True: biases make up for the mean error of each layer's outputs, and the moving statistics of
+            batch normalizations follow their inputs; reads data. None = True where the method is "gptq".
+        equalize: True: before they are rounded, the weights that compute a channel and those that read it are given
+            the same range (cross-layer equalization), which leaves the model's outputs as they are.
+        damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
+        include: Names, globs or `re:` patterns of layers and weights to quantize; empty = all.
+        exclude: Patterns of layers that compute in floating point; overrides `include`.
+
+    Raises:
+        ValueError: An option has a value that is not listed here.
+        TypeError: An option is of another type.
+    """
+
+    weights: int = 8
+    activations: int | None = 8
+    method: str = "auto"
+    weight_ranges: str | RangeRule | None = None
+    activation_ranges: str | RangeRule = "mse"
+    correct_biases: bool | None = None
+    equalize: bool = False
+    damping: float = DAMPING
+    include: Sequence[str] | str = ()
+    exclude: Sequence[str] | str = ()
+
+    def __post_init__(self) -> None:
+        bits = whole("weights", self.weights)
+        if not 2 <= bits <= 8:
+            raise ValueError(f"`weights` is the number of bits of a weight, 2 to 8. Received: {self.weights!r}.")
+        if self.activations not in (None, 8, 16) or isinstance(self.activations, bool):
+            raise ValueError(
+                "`activations` is the number of bits of the tensors between layers, 8 or 16, or None to leave them in "
+                f"floating point. Received: {self.activations!r}."
+            )
+        if self.method not in METHODS:
+            raise ValueError(
+                f"`method` is one of {', '.join(METHODS)}. Received: {self.method!r}."
+                f"{did_you_mean(str(self.method), METHODS)}"
+            )
+        if self.correct_biases not in (None, True, False):
+            raise ValueError(f"`correct_biases` is True, False or None. Received: {self.correct_biases!r}.")
+        if self.equalize not in (True, False):
+            raise ValueError(f"`equalize` is True or False. Received: {self.equalize!r}.")
+        if isinstance(self.damping, bool) or not isinstance(self.damping, int | float) or not 0 <= self.damping < 100:
+            raise ValueError(f"`damping` is a fraction of the mean diagonal, at least 0. Received: {self.damping!r}.")
+        weight_ranges = self.weight_ranges or ("minmax" if bits == 8 else "mse")
+        object.__setattr__(self, "weight_ranges", as_range_rule(weight_ranges, "weight_ranges"))
+        object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
+
+    @property
+    def weight_format(self) -> IntegerFormat:
+        """The codes of weights."""
+        return IntegerFormat(self.weights)
+
+    @property
+    def activation_format(self) -> IntegerFormat | None:
+        """The codes of the tensors between layers; None if these stay in floating point."""
+        if self.activations is None:
+            return None
+        return IntegerFormat(self.activations, symmetric=self.activations == 16)
+
+    def with_data(self, data: Any) -> tuple[str, bool]:
+        """Returns (method, whether biases are corrected) for these calibration data.
+
+        Raises:
+            ValueError: There are no data, and an option needs some.
+        """
+        method = self.method
+        if method == "auto":
+            method = "gptq" if data is not None and self.weight_format.bits < 8 else "nearest"
+        corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
+        needed = [
+            text
+            for needs, text in (
+                (self.activations is not None, f"activations={self.activations}"),
+                (method == "gptq", f"method={method!r}"),
+                (corrects, "correct_biases=True"),
+            )
+            if needs
+        ]
+        if data is None and needed:
+            raise ValueError(
+                f"Quantization with {' and '.join(needed)} reads calibration data. Received: data=None. Pass some "
+                "hundred examples of the training data as `data`, or quantize the weights alone with activations=None."
+            )
+        return method, corrects
+
+
+def as_range_rule(given: str | RangeRule, option: str) -> RangeRule:
+    """Returns the rule of a shorthand: "minmax", "mse" or "percentile:SHARE"; other rules as they are.
+
+    Raises:
+        ValueError: The text is no shorthand.
+        TypeError: `given` is neither a text nor a rule.
+    """
+    if not isinstance(given, str):
+        if callable(given):
+            return given
+        raise TypeError(f"`{option}` is one of {', '.join(RULES)}, or a RangeRule. Received: {given!r}.")
+    kind, _, share = given.partition(":")
+    if given == "minmax":
+        return MinMax()
+    if given == "mse":
+        return MeanSquaredError()
+    if kind == "percentile":
+        try:
+            return Percentile(float(share)) if share else Percentile()
+        except ValueError as error:
+            raise ValueError(
+                f'`{option}`: write "percentile:0.9999", with the share of values inside. Received: {given!r}.'
+            ) from error
+    raise ValueError(f"`{option}` is one of {', '.join(RULES)}. Received: {given!r}.{did_you_mean(given, RULES)}")

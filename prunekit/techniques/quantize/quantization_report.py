@@ -1,0 +1,262 @@
+"""The report of a quantization: bits, granularity and range of each tensor, and what stays in floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.reports import LayerError, Skipped
+from prunekit.anatomy.sections import Column, Section
+from prunekit.techniques.quantize.calibration import Formats, grid_at
+from prunekit.techniques.quantize.grids import Granularity, Grid
+from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.units import Range, RoundedWeight
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One weight on a grid.
+
+    Attributes:
+        name: Its path in the model.
+        shape: Its shape.
+        bits: Bits of a code.
+        granularity: Which entries share a scale, in words.
+        scales: Number of scales.
+        zeros: Number of entries that are exactly zero.
+        error: With calibration data in use for the weights: squared change of the layer's outputs on them, relative to
+            the squared outputs, with the errors of the layers before it. Without: squared change of the weight,
+            relative to its squares.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bits: int
+    granularity: str
+    scales: int
+    zeros: int
+    error: float
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(np.prod(self.shape))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the codes, packed, and of the scales."""
+        return -(-self.size * self.bits // 8) + _FLOAT_BYTES * self.scales
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """Tensors between layers that are rounded on one grid.
+
+    Attributes:
+        name: Name of the layer or input that computes the first of them.
+        tensors: Number of tensors.
+        bits: Bits of a code.
+        low: Lowest value of the grid.
+        high: Highest value.
+        scale: Distance of neighbouring values.
+        zero_point: Code of the value 0.
+        chosen: "data", or "kernel" for a grid that the integer kernel prescribes.
+    """
+
+    name: str
+    tensors: int
+    bits: int
+    low: float
+    high: float
+    scale: float
+    zero_point: int
+    chosen: str
+
+
+@dataclass(frozen=True)
+class QuantizationReport(Displayed):
+    """What `pk.quantize` did.
+
+    Attributes:
+        model_name: Name of the model.
+        method: How the codes of weights were chosen: "nearest" or "gptq".
+        weights: The weights on grids.
+        ranges: The grids of tensors between layers; empty where these stay in floating point.
+        left_float: Layers and operations that compute in floating point, with reasons.
+        skipped: Weights that stay in floating point, with reasons.
+        parameters: Number of all weights of the model.
+        notes: Remarks.
+    """
+
+    model_name: str
+    method: str
+    weights: tuple[QuantizedWeight, ...]
+    ranges: tuple[TensorRange, ...]
+    left_float: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]
+    parameters: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes of all weights in float32, and with the quantized ones as integers."""
+        integers = sum(one.bytes for one in self.weights)
+        others = self.parameters - sum(one.size for one in self.weights)
+        return _FLOAT_BYTES * self.parameters, integers + _FLOAT_BYTES * others
+
+    def sections(self) -> list[Section]:
+        """Returns the report as sections: weights, ranges, what stays in floating point."""
+        found = [_weights_section(self)]
+        if self.ranges:
+            found.append(_ranges_section(self.ranges))
+        return [*found, _float_section(self)]
+
+    def verdict(self) -> str:
+        """Returns one sentence: weights, bits, bytes, and what stays in floating point."""
+        before, after = self.bytes
+        bits = " and ".join(map(str, sorted({one.bits for one in self.weights}))) or "no"
+        text = f"{len(self.weights)} weights on grids of {bits} bits ({self.method}): {before:,} -> {after:,} bytes"
+        if self.ranges:
+            text += f"; {len(self.ranges)} ranges of tensors"
+        left = len(self.left_float)
+        return f"{text}; {left} {'operation stays' if left == 1 else 'operations stay'} in floating point."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON values."""
+        return {
+            "model": self.model_name,
+            "method": self.method,
+            "parameters": self.parameters,
+            "bytes": list(self.bytes),
+            "weights": [{**asdict(one), "shape": list(one.shape), "bytes": one.bytes} for one in self.weights],
+            "ranges": [asdict(one) for one in self.ranges],
+            "left_float": [asdict(one) for one in self.left_float],
+            "skipped": [asdict(one) for one in self.skipped],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.model_name}: {self.verdict()}"]
+        lines += [f"  in floating point: {one.name}: {one.reason}" for one in (*self.left_float, *self.skipped)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def report_of(  # noqa: PLR0913
+    model: Any,
+    placement: Placement,
+    weights: Sequence[tuple[RoundedWeight, np.ndarray]],
+    formats: Formats,
+    ranges: Mapping[Range, Grid],
+    grids: Mapping[int, Grid],
+    errors: Mapping[str, LayerError],
+    skipped: Sequence[Skipped],
+    method: str,
+) -> QuantizationReport:
+    """Returns the report of a quantization.
+
+    Args:
+        model: The model.
+        placement: Where tensors are rounded.
+        weights: The quantized weights with their values.
+        formats: The codes.
+        ranges: The grid of each range.
+        grids: id of a variable -> its grid.
+        errors: Name of a weight -> its error.
+        skipped: Weights that are not quantized.
+        method: How the codes were chosen.
+    """
+    rows = [_weight(one, value, grids[id(one.variable)], errors[one.name].error) for one, value in weights]
+    form = formats.activations
+    found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
+    left = tuple(Skipped(one.name, one.reason) for one in placement.left_float)
+    return QuantizationReport(
+        model.name, method, tuple(rows), tuple(found), left, tuple(skipped), int(model.count_params())
+    )
+
+
+def _weight(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: float) -> QuantizedWeight:
+    zeros = int(value.size - np.count_nonzero(value))
+    words = granularity_words(grid.granularity)
+    return QuantizedWeight(weight.name, tuple(value.shape), grid.format.bits, words, int(grid.scale.size), zeros, error)
+
+
+def granularity_words(granularity: Granularity) -> str:
+    """Returns in words which entries share a scale."""
+    axes = granularity.axes
+    if granularity.group_size is not None:
+        return f"per {granularity.group_size} entries of axis {granularity.group_axis} and index of {_listed(axes)}"
+    return f"per index of {_listed(axes)}" if axes else "per tensor"
+
+
+def _listed(axes: Sequence[int]) -> str:
+    return f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
+
+
+def _range(place: Range, grid: Grid) -> TensorRange:
+    scale, zero = float(grid.scale), int(grid.zero_point)
+    low, high = (scale * (code - zero) for code in (grid.format.lowest, grid.format.highest))
+    chosen = "data" if place.signed is None else "kernel"
+    return TensorRange(place.name, max(len(place.tensors), 1), grid.format.bits, low, high, scale, zero, chosen)
+
+
+def _weights_section(report: QuantizationReport) -> Section:
+    columns = (
+        Column("Weight", "name"),
+        Column("Shape", "shape", keep=4),
+        Column("Bits", "count"),
+        Column("Scales", "label", keep=2),
+        Column("Zeros", "count", keep=3),
+        Column("Bytes", "bytes", keep=5),
+        Column("Error", "number"),
+    )
+    rows = tuple(
+        (one.name, one.shape, one.bits, one.granularity, one.zeros, one.bytes, one.error) for one in report.weights
+    )
+    return Section(
+        "Quantized weights",
+        columns,
+        rows,
+        explanation="Error: squared change of the layer's outputs on the calibration data relative to the squared "
+        "outputs, where the weights were chosen with data; else the squared change of the weight relative to its "
+        "squares.",
+        notes=() if rows else ("No weight is quantized.",),
+    )
+
+
+def _ranges_section(ranges: Sequence[TensorRange]) -> Section:
+    columns = (
+        Column("Computed by", "name"),
+        Column("Bits", "count", keep=5),
+        Column("from", "number", group="Range"),
+        Column("to", "number", group="Range"),
+        Column("Step", "number"),
+        Column("Zero point", "count", keep=3),
+        Column("Chosen by", "label", keep=4),
+        Column("Tensors", "count", keep=2),
+    )
+    rows = tuple(
+        (one.name, one.bits, one.low, one.high, one.scale, one.zero_point, one.chosen, one.tensors) for one in ranges
+    )
+    return Section(
+        "Ranges of tensors",
+        columns,
+        rows,
+        explanation="Tensors that share a range are rounded on one grid, as kernels that move or join values need it. "
+        "A range that a kernel prescribes does not depend on data.",
+    )
+
+
+def _float_section(report: QuantizationReport) -> Section:
+    rows = tuple((one.name, one.reason) for one in (*report.left_float, *report.skipped))
+    return Section(
+        "In floating point",
+        (Column("Layer or weight", "name"), Column("Reason", "text")),
+        rows,
+        notes=() if rows else ("All layers compute with integers, and all kernels are integers.",),
+    )

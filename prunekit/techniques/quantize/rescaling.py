@@ -1,0 +1,440 @@
+"""Multiplies the channels of a tensor between layers by positive factors, without a change of the model's outputs.
+
+The weights that compute a channel are multiplied by its factor, and the weights that read the channel are divided by
+it. Between the two may be ReLU, pooling and other layers that commute with positive factors of channels.
+
+Source: Nagel et al. 2019, arXiv:1906.04721, section 4.1 (scaling equivariance of piecewise linear activations).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.counting import einsum_labels
+from prunekit.anatomy.graph_calls import Call
+from prunekit.anatomy.layers import leaves_of
+from prunekit.anatomy.linear_kinds import (
+    DEPTHWISE,
+    SEPARABLE,
+    TRANSPOSED,
+    channel_axis,
+    is_linear,
+    is_linear_kind,
+    is_normalization,
+    unusual_state,
+)
+from prunekit.anatomy.model_graph import inputs_in, tensors_in
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.rules import activation_name
+from prunekit.techniques.quantize.units import Unit
+
+L = keras.layers
+# Activations with f(s x) = s f(x) for s > 0.
+_HOMOGENEOUS = ("linear", "relu", "leaky_relu", "prelu")
+_ELEMENTWISE = {L.Dropout, L.SpatialDropout1D, L.SpatialDropout2D, L.SpatialDropout3D, L.GaussianDropout, L.Identity}
+_WINDOWS = {
+    getattr(L, f"{name}{rank}D")
+    for name in ("MaxPooling", "AveragePooling", "ZeroPadding", "Cropping", "UpSampling")
+    for rank in (1, 2, 3)
+}
+_GLOBAL = {getattr(L, f"Global{name}Pooling{rank}D") for name in ("Average", "Max") for rank in (1, 2, 3)}
+
+# Returns the present values of a variable.
+Values = Callable[[Any], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelWeight:
+    """A weight whose entries belong to channels.
+
+    Attributes:
+        variable: The weight.
+        channels: Channel of each entry; broadcasts against the weight.
+    """
+
+    variable: Any
+    channels: np.ndarray
+
+    def spread(self, factors: np.ndarray) -> np.ndarray:
+        """Returns one number for each channel so that it broadcasts against the weight."""
+        return factors[self.channels]
+
+    def largest(self, values: np.ndarray, count: int) -> np.ndarray:
+        """Returns the largest magnitude in each channel, shape (count,); 0 for a channel without entries.
+
+        Args:
+            values: Array of the weight's shape.
+            count: Number of channels.
+        """
+        shape = (1,) * (values.ndim - self.channels.ndim) + self.channels.shape
+        alone = tuple(axis for axis, length in enumerate(shape) if length == 1)
+        found = np.abs(values).max(axis=alone, keepdims=True, initial=0.0)
+        result = np.zeros(count)
+        np.maximum.at(result, self.channels.ravel(), np.broadcast_to(found, shape).ravel())
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelScaling:
+    """A tensor whose channels can be multiplied by positive factors.
+
+    Attributes:
+        producer: The unit that computes the tensor: a linear layer or a normalization.
+        readers: The linear units that read the tensor, directly or through layers that commute with the factors.
+        channels: Number of channels.
+        written: The weights of the producer that are multiplied by the factors: kernel and bias, or gamma and beta of a
+            normalization.
+        kernels: The kernel of each reader, which is divided by the factors.
+    """
+
+    producer: Unit
+    readers: tuple[Unit, ...]
+    channels: int
+    written: tuple[ChannelWeight, ...]
+    kernels: tuple[ChannelWeight, ...]
+
+
+def wide_value(variable: Any) -> np.ndarray:
+    """Returns the present values of a variable, float64."""
+    return np.asarray(array_of(variable), "float64")
+
+
+def rescale(scaling: ChannelScaling, factors: np.ndarray) -> list[tuple[Any, np.ndarray]]:
+    """Returns the weights with which the producer's outputs are multiplied by factors, and the readers' are unchanged.
+
+    Zeros stay zeros. Batch statistics, slopes of PReLU and states of optimizers stay as they are.
+
+    Args:
+        scaling: The tensor.
+        factors: Finite factors above zero, shape (channels,).
+
+    Returns:
+        Pairs (variable, new values), in float32, or in float64 for variables in float64.
+
+    Raises:
+        ValueError: The factors are others.
+    """
+    return storable(rescaled(scaling, factors, wide_value))
+
+
+def rescaled(scaling: ChannelScaling, factors: np.ndarray, value: Values) -> list[tuple[Any, np.ndarray]]:
+    """Returns the pairs of `rescale` in float64.
+
+    Args:
+        scaling: The tensor.
+        factors: Finite factors above zero, shape (channels,).
+        value: Returns the values of a variable that are multiplied, for scalings that are applied one after the other.
+
+    Raises:
+        ValueError: The factors are others.
+    """
+    factors = np.asarray(factors, "float64")
+    if factors.shape != (scaling.channels,) or not (np.isfinite(factors) & (factors > 0)).all():
+        raise ValueError(
+            f"{scaling.producer.name} needs {scaling.channels} finite factors above zero. Received: factors of shape "
+            f"{factors.shape}, from {factors.min(initial=np.inf):g} to {factors.max(initial=-np.inf):g}."
+        )
+    written = [(one.variable, value(one.variable) * one.spread(factors)) for one in scaling.written]
+    return written + [(one.variable, value(one.variable) / one.spread(factors)) for one in scaling.kernels]
+
+
+def storable(pairs: Sequence[tuple[Any, np.ndarray]]) -> list[tuple[Any, np.ndarray]]:
+    """Returns pairs (variable, values) in float32, or in float64 for variables in float64."""
+    wide = "float64"
+    return [
+        (one, values.astype(wide if keras.backend.standardize_dtype(one.dtype) == wide else "float32"))
+        for one, values in pairs
+    ]
+
+
+def assign_all(pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
+    """Assigns new values to variables. If an exception interrupts this, all variables get their former values again."""
+    former = [(variable, np.array(array_of(variable))) for variable, _ in pairs]
+    with contextlib.ExitStack() as undo:
+        for variable, values in former:
+            undo.callback(variable.assign, values)
+        for variable, values in pairs:
+            variable.assign(values)
+        undo.pop_all()
+
+
+def rescalable(placement: Placement) -> list[ChannelScaling]:
+    """Returns the tensors of a model whose channels can be multiplied by positive factors, in order of execution.
+
+    Such a tensor is computed by a linear layer with a positively homogeneous activation, or by a normalization with a
+    factor for each channel; only linear layers read it. Excluded are outputs of the model, layers that are called
+    several times, weights that several layers hold or that have a constraint, and outputs with an activity regularizer.
+
+    Args:
+        placement: The model's calls in units.
+    """
+    return _Finder(placement).found()
+
+
+def output_kernel(call: Call) -> ChannelWeight | None:
+    """Returns the kernel of a linear layer by output channels, or None if the last output axis is not in the kernel."""
+    layer = call.operation
+    if isinstance(layer, L.EinsumDense):
+        _, labels, output = einsum_labels(layer)
+        return _along_label(layer, labels, output[-1])
+    if isinstance(layer, SEPARABLE):
+        return ChannelWeight(layer.pointwise_kernel, np.arange(layer.pointwise_kernel.shape[-1]))
+    if isinstance(layer, TRANSPOSED):
+        return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[-2])[:, None])
+    if isinstance(layer, DEPTHWISE):
+        inputs, multiplier = layer.kernel.shape[-2:]
+        return ChannelWeight(layer.kernel, np.arange(inputs * multiplier).reshape(inputs, multiplier))
+    return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[-1]))
+
+
+def _along_label(layer: Any, labels: str, label: str) -> ChannelWeight | None:
+    if label not in labels:
+        return None
+    axis = labels.index(label)
+    shape = [-1 if one == axis else 1 for one in range(len(labels))]
+    return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[axis]).reshape(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Where the channels of a producer are in a tensor.
+
+    Attributes:
+        axis: The axis of the channels.
+        channels: Channel of each index along this axis.
+    """
+
+    axis: int
+    channels: np.ndarray
+
+
+class _Finder:
+    """Finds the tensors of one placement; see `rescalable`."""
+
+    def __init__(self, placement: Placement):
+        self._placement = placement
+        graphs = placement.graphs
+        every = [graphs.main, *graphs.nested.values()]
+        # id of a layer -> number of its calls, with those by layers around it whose calls are unknown.
+        self._uses = Counter(id(call.operation) for graph in every for call in graph.calls)
+        opaque = {id(call.operation): call.operation for graph in every for call in graph.calls}
+        for operation in opaque.values():
+            if isinstance(operation, L.Layer) and id(operation) not in graphs.nested:
+                self._uses.update(map(id, operation._flatten_layers(include_self=False)))
+        self._holders = _holders(graphs.main.model)
+        # id of a tensor -> the units that read it; the tensors that stand for it in and around nested models.
+        self._readers: dict[int, list[Unit]] = {}
+        self._same: dict[int, list[Any]] = {}
+        # ids of tensors that are needed as they are.
+        self._needed = {id(tensor) for tensor in tensors_in(graphs.main.outputs)}
+        for units in placement.units.values():
+            for unit in units:
+                self._connect(unit)
+
+    def _connect(self, unit: Unit) -> None:
+        call, nested = unit.first, self._placement.graphs.nested.get(id(unit.first.operation))
+        if nested is None:
+            for key in dict.fromkeys(map(id, call.inputs)):
+                self._readers.setdefault(key, []).append(unit)
+            return
+        pairs = [
+            *zip(tensors_in(inputs_in(call.args, call.kwargs)), tensors_in(nested.inputs), strict=True),
+            *zip(tensors_in(nested.outputs), unit.outputs, strict=True),
+        ]
+        for before, after in pairs:
+            # A nested model may add or drop an axis of its inputs.
+            if self._uses[id(call.operation)] > 1 or len(before.shape) != len(after.shape):
+                self._needed.add(id(before))
+            else:
+                self._same.setdefault(id(before), []).append(after)
+
+    def found(self) -> list[ChannelScaling]:
+        """Returns the scalings."""
+        scalings = []
+        for units in self._placement.units.values():
+            for unit in units:
+                found = self._scaling(unit)
+                scalings += [] if found is None else [found]
+        return scalings
+
+    def _scaling(self, unit: Unit) -> ChannelScaling | None:
+        tensor = unit.outputs[0]
+        if len(unit.outputs) != 1 or id(unit.first.operation) in self._placement.graphs.nested:
+            return None
+        axis, written = _produced(unit, len(tensor.shape))
+        count = tensor.shape[axis]
+        if not written or count is None or not all(map(self._is_free, unit.calls)):
+            return None
+        readers = self._readers_of(tensor, _Layout(axis, np.arange(count)))
+        kernels = tuple(kernel for _, kernel in readers)
+        if not readers or not all(self._is_writable(one.variable) for one in (*written, *kernels)):
+            return None
+        return ChannelScaling(unit, tuple(reader for reader, _ in readers), count, tuple(written), kernels)
+
+    def _is_free(self, call: Call) -> bool:
+        """Returns True if no loss and no other call depends on the weights and outputs of a call's layer."""
+        layer = call.operation
+        has_weights = isinstance(layer, L.Layer) and bool(layer.weights)
+        shared = has_weights and self._uses[id(layer)] > 1
+        return not shared and getattr(layer, "activity_regularizer", None) is None and "call" not in vars(layer)
+
+    def _is_writable(self, variable: Any) -> bool:
+        return getattr(variable, "constraint", None) is None and self._holders[id(variable)] == 1
+
+    def _readers_of(self, tensor: Any, layout: _Layout) -> list[tuple[Unit, ChannelWeight]]:
+        """Returns the linear units that read a tensor, with their kernels; none if the tensor is needed otherwise."""
+        found, pending = [], [(tensor, layout)]
+        while pending:
+            tensor, layout = pending.pop(0)
+            if id(tensor) in self._needed:
+                return []
+            pending += [(same, layout) for same in self._same.get(id(tensor), [])]
+            for unit in self._readers.get(id(tensor), []):
+                kernel = _input_kernel(unit.first, layout)
+                if kernel is not None and self._uses[id(unit.first.operation)] == 1:
+                    found.append((unit, kernel))
+                    continue
+                moved = _passed(unit, layout)
+                if moved is None:
+                    return []
+                pending.append((unit.outputs[0], moved))
+        return found
+
+
+def _holders(model: Any) -> Counter[int]:
+    """Returns the number of layers that hold each variable, by id."""
+    layers = {id(layer): layer for layer in model._flatten_layers()}
+    held: Counter[int] = Counter()
+    for layer in layers.values():
+        held.update({id(found) for value in vars(layer).values() for found, _ in leaves_of(value, keras.Variable)})
+    return held
+
+
+# ---- the weights that compute channels -------------------------------------------------------------------------------
+
+
+def _produced(unit: Unit, rank: int) -> tuple[int, list[ChannelWeight]]:
+    """Returns the axis of the channels in a unit's outputs, and the weights that the outputs are proportional to.
+
+    There are no weights if the channels cannot be multiplied.
+    """
+    call, layer = unit.first, unit.first.operation
+    if not all(is_normalization(one.operation) or _is_homogeneous(one.operation) for one in unit.calls[1:]):
+        return 0, []
+    if not is_linear_kind(layer):
+        axis = _normalized_axis(layer, rank)
+        return (0, []) if axis is None else (axis, _normalization_weights(layer))
+    axis = rank - 1 if isinstance(layer, L.EinsumDense) else channel_axis(layer, rank)
+    kernel = output_kernel(call)
+    if kernel is None or unusual_state(layer) or not (is_linear(layer.activation) or _is_homogeneous(layer.activation)):
+        return axis, []
+    if unit.normalization is not None:
+        return axis, _normalization_weights(unit.normalization.operation)
+    if layer.bias is None:
+        return axis, [kernel]
+    # The bias of an EinsumDense has length 1 along the axes that it does not have.
+    channels = np.arange(call.output.shape[axis])
+    return axis, [kernel, ChannelWeight(layer.bias, channels)] if layer.bias.shape[-1] == len(channels) else []
+
+
+def _is_homogeneous(function: Any) -> bool:
+    """Returns True for an activation function, layer or operation of Keras with f(s x) = s f(x) for s > 0."""
+    if isinstance(function, keras.Operation) and type(function).__module__.partition(".")[0] != "keras":
+        return False
+    return activation_name(function) in _HOMOGENEOUS
+
+
+def _normalized_axis(layer: Any, rank: int) -> int | None:
+    """Returns the only axis with factors of a normalization; None for other layers."""
+    if is_normalization(layer):
+        return int(layer.axis % rank)
+    kinds = [kind for kind in (L.LayerNormalization, L.RMSNormalization) if type(layer).call is kind.call]
+    if not kinds:
+        return None
+    axes = [axis % rank for axis in layer.axis]
+    return axes[0] if axes == [rank - 1] else None
+
+
+def _normalization_weights(layer: Any) -> list[ChannelWeight]:
+    gamma = layer.scale if isinstance(layer, L.RMSNormalization) else layer.gamma
+    if gamma is None:
+        return []
+    beta = getattr(layer, "beta", None)
+    return [ChannelWeight(one, np.arange(gamma.shape[0])) for one in (gamma, beta) if one is not None]
+
+
+# ---- the weights that read channels, and the layers between ----------------------------------------------------------
+
+
+def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
+    """Returns the kernel of a linear layer by the channels that it reads; None if it cannot be divided by factors."""
+    layer = call.operation
+    if not is_linear_kind(layer) or unusual_state(layer) or "call" in vars(layer) or call.input is None:
+        return None
+    rank, channels = len(call.input.shape), layout.channels
+    if isinstance(layer, L.EinsumDense):
+        data, labels, _ = einsum_labels(layer)
+        found = _along_label(layer, labels, data[-1]) if layout.axis == rank - 1 else None
+        return None if found is None else ChannelWeight(found.variable, found.spread(channels))
+    if layout.axis != channel_axis(layer, rank):
+        return None
+    if isinstance(layer, SEPARABLE):
+        return ChannelWeight(layer.depthwise_kernel, channels[:, None])
+    if isinstance(layer, TRANSPOSED):
+        return ChannelWeight(layer.kernel, channels)
+    groups = getattr(layer, "groups", 1)
+    if isinstance(layer, DEPTHWISE) or groups == 1:
+        return ChannelWeight(layer.kernel, channels[:, None])
+    inputs, outputs = layer.kernel.shape[-2:]
+    group = np.repeat(np.arange(groups), outputs // groups)
+    return ChannelWeight(layer.kernel, channels.reshape(groups, inputs)[group].T)
+
+
+def _passed(unit: Unit, layout: _Layout) -> _Layout | None:
+    """Returns where the channels are after a layer that commutes with positive factors; None for other layers."""
+    call, layer = unit.first, unit.first.operation
+    if len(unit.calls) > 1 or call.input is None or call.output is None or "call" in vars(layer):
+        return None
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return None
+    rank = len(call.input.shape)
+    if _is_homogeneous(layer) or type(layer) in _ELEMENTWISE:
+        return layout
+    if type(layer) in _WINDOWS:
+        return layout if layout.axis == channel_axis(layer, rank) else None
+    if type(layer) in _GLOBAL:
+        axis = layout.axis if layer.keepdims else 1
+        return _Layout(axis, layout.channels) if layout.axis == channel_axis(layer, rank) else None
+    if type(layer) is L.Permute:
+        return _Layout(1 + tuple(layer.dims).index(layout.axis), layout.channels)
+    if type(layer) in (L.Flatten, L.Reshape):
+        return _reshaped(call, layout)
+    return None
+
+
+def _reshaped(call: Call, layout: _Layout) -> _Layout | None:
+    """Returns where the channels are after Flatten or Reshape; None unless one axis tells them."""
+    before, after = call.input.shape[1:], call.output.shape[1:]
+    if None in (*before, *after) or math.prod(before) == 0:
+        return None
+    channels = np.broadcast_to(
+        layout.channels.reshape([-1 if axis + 1 == layout.axis else 1 for axis in range(len(before))]), before
+    )
+    if getattr(call.operation, "data_format", "") == "channels_first":
+        # Flatten moves the channels to the end, whatever the first axis is.
+        channels = np.moveaxis(channels, 0, -1)
+    channels = channels.reshape(after)
+    for axis in reversed(range(len(after))):
+        rows = np.moveaxis(channels, axis, -1).reshape(-1, after[axis])
+        if (rows == rows[0]).all():
+            return _Layout(axis + 1, rows[0].copy())
+    return None

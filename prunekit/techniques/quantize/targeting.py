@@ -1,0 +1,64 @@
+"""Selects the weights and layers that are quantized by include and exclude patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunekit.anatomy.layers import weights_of
+from prunekit.anatomy.model_weights import places, weights_in
+from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, prefixes
+from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.targets import Target, find_targets
+from prunekit.techniques.quantize.units import WEIGHT_ROLES
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What is quantized, and what is not.
+
+    Attributes:
+        targets: id of a variable -> the weight to quantize.
+        kept_float: id of a layer or weight that computes in floating point -> the reason.
+        skipped: Weights that are not quantized, with reasons.
+    """
+
+    targets: dict[int, Target]
+    kept_float: dict[int, str]
+    skipped: tuple[Skipped, ...]
+
+
+def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = ()) -> Selection:
+    """Returns the weights and layers that are quantized.
+
+    A layer computes in floating point if a pattern in `exclude` matches it, or if one of its kernels is not quantized.
+
+    Args:
+        model: A built Keras 3 model.
+        include: Patterns of layers and weights; if given, only the kernels and tables of these layers are quantized.
+        exclude: Patterns of layers that compute in floating point; overrides `include`.
+
+    Raises:
+        TypeError: `model` is not a Keras 3 model.
+        ValueError: The model is not built, or a pattern matches nothing.
+    """
+    found, skipped = find_targets(model, include, exclude, also=("depthwise_kernel", "embedding"), verb="quantize")
+    targets = {id(target.variable): target for target in found if target.role in WEIGHT_ROLES}
+    reasons = {item.name: item.reason for item in skipped}
+    kept: dict[int, str] = {}
+    weights = weights_in(model)
+    for weight in weights:
+        if id(weight.variable) not in targets:
+            kept[id(weight.variable)] = reasons.get(weight.name, "")
+    patterns = [NamePattern(pattern, "exclude") for pattern in listed_patterns(exclude, "exclude")]
+    for place in places(model):
+        for pattern in patterns:
+            if pattern.kind([*prefixes(place.path), *place.names], ()):
+                kept[id(place.layer)] = f"excluded by {pattern.pattern!r}"
+        for variable, _, spec in weights_of(place.layer):
+            if spec.role in WEIGHT_ROLES and id(variable) in kept:
+                kept.setdefault(id(place.layer), kept[id(variable)])
+    # Integer files store biases with 32 bits, and normalizations are folded or compute in floating point.
+    usual = {weight.name for weight in weights if weight.spec.role in ("bias", "normalization")}
+    return Selection(targets, kept, tuple(item for item in skipped if item.name not in usual))

@@ -1,0 +1,193 @@
+"""Cross-layer equalization: equal ranges on both sides of each channel, less error per tensor, the same outputs."""
+
+import keras
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, inputs_of, randomize, stack
+from keras import layers as L
+from keras import ops
+from plain_quantization import plain_equalization
+
+from prunekit.techniques.quantize.equalization import channel_ranges, equalized
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.techniques.quantize.rescaling import assign_all, rescalable, rescale
+
+pytestmark = pytest.mark.every_backend
+
+
+def outputs_of(model, inputs) -> list[np.ndarray]:
+    """Returns the model's outputs in inference."""
+    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=False))]
+
+
+def unbalanced(model, spread=1000.0, seed=5):
+    """Returns the model with random weights, whose channels' ranges then differ by the spread."""
+    randomize(model)
+    rng = np.random.default_rng(seed)
+    for scaling in rescalable(place(model)):
+        factors = spread ** rng.permutation(np.linspace(-0.5, 0.5, scaling.channels))
+        assign_all(rescale(scaling, factors))
+    return model
+
+
+def dense_pair(**options):
+    """Returns a model of two Dense layers with a ReLU between."""
+    return stack((24,), L.Dense(32, activation="relu", name="first", **options), L.Dense(9, name="head", **options))
+
+
+def mobile():
+    """Returns depthwise and pointwise convolutions with batch normalization and ReLU."""
+    layers = [L.Conv2D(8, 3, name="stem"), L.BatchNormalization(name="stem_bn"), L.ReLU()]
+    for block, filters in enumerate((12, 10)):
+        layers += [L.DepthwiseConv2D(3, padding="same", name=f"depthwise{block}"), L.BatchNormalization(), L.ReLU()]
+        layers += [L.Conv2D(filters, 1, use_bias=False, name=f"point{block}"), L.BatchNormalization(), L.ReLU()]
+    return stack((10, 9, 3), *layers, L.GlobalAveragePooling2D(), L.Dense(5, name="head"))
+
+
+def error_with_one_scale(model, inputs) -> float:
+    """Returns the error of the outputs if each kernel is rounded to 8 bits with one scale, relative to the outputs."""
+    exact = outputs_of(model, inputs)[0]
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    for layer in copy.layers:
+        if hasattr(layer, "kernel"):
+            values = ops.convert_to_numpy(layer.kernel)
+            layer.kernel.assign(grid_of(values, IntegerFormat(8)).nearest(values))
+    return float(np.linalg.norm(outputs_of(copy, inputs)[0] - exact) / np.linalg.norm(exact))
+
+
+def test_channels_whose_ranges_differ_a_thousandfold_are_rounded_with_a_tenth_of_the_error():
+    model = unbalanced(dense_pair())
+    inputs = inputs_of(model, examples=64)
+    first, (before,) = error_with_one_scale(model, inputs), outputs_of(model, inputs)
+    assign_all(equalized(place(model)).values)
+    assert error_with_one_scale(model, inputs) < first / 10
+    assert np.allclose(outputs_of(model, inputs)[0], before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
+
+
+def test_one_sweep_over_two_layers_applies_the_formula():
+    model = unbalanced(dense_pair())
+    first, head = (ops.convert_to_numpy(model.get_layer(name).kernel) for name in ("first", "head"))
+    factors = plain_equalization(np.abs(first).max(axis=0), np.abs(head).max(axis=1))
+    found = {id(variable): values for variable, values in equalized(place(model), sweeps=1).values}
+    layer = model.get_layer("first")
+    assert np.allclose(found[id(layer.kernel)], first * factors, rtol=1e-6)
+    assert np.allclose(found[id(layer.bias)], ops.convert_to_numpy(layer.bias) * factors, rtol=1e-6)
+    assert np.allclose(found[id(model.get_layer("head").kernel)], head / np.array(factors)[:, None], rtol=1e-6)
+
+
+def test_ranges_are_those_of_kernels_with_folded_normalization():
+    model = unbalanced(mobile())
+    stem, norm = model.get_layer("stem"), model.get_layer("stem_bn")
+    kernel, gamma, variance = (
+        ops.convert_to_numpy(one).astype("float64") for one in (stem.kernel, norm.gamma, norm.moving_variance)
+    )
+    computed, read = channel_ranges(rescalable(place(model))[0])
+    assert np.allclose(computed, np.abs(kernel).max(axis=(0, 1, 2)) * np.abs(gamma) / np.sqrt(variance + norm.epsilon))
+    after, following = model.get_layer("depthwise0"), model.layers[5]
+    gamma, variance = (
+        ops.convert_to_numpy(one).astype("float64") for one in (following.gamma, following.moving_variance)
+    )
+    kernel = np.abs(ops.convert_to_numpy(after.kernel)).max(axis=(0, 1, 3))
+    assert np.allclose(read, kernel * np.abs(gamma) / np.sqrt(variance + following.epsilon))
+
+
+@pytest.mark.parametrize("make", [dense_pair, mobile, ARCHITECTURES["fashion_cnn"], ARCHITECTURES["inception"]])
+def test_ranges_on_both_sides_of_each_channel_become_equal(make):
+    model = unbalanced(make(), 100.0)
+    found = equalized(place(model))
+    assert found.converged
+    assign_all(found.values)
+    for scaling in rescalable(place(model)):
+        computed, read = channel_ranges(scaling)
+        assert np.allclose(computed, read, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    inputs = inputs_of(model)
+    before = outputs_of(model, inputs)
+    found = equalized(place(model))
+    assert found.converged
+    assert bool(found.values) == bool(found.pairs)
+    assign_all(found.values)
+    for one, other in zip(outputs_of(model, inputs), before, strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
+    again = equalized(place(model))
+    assert (again.values, again.layers) == ([], ())
+
+
+def test_several_readers_count_by_their_largest_range():
+    x = keras.Input((5,))
+    y = L.Dense(6, name="first")(x)
+    model = keras.Model(x, [L.Dense(3, name="one")(y), L.Dense(4, name="two")(y)])
+    randomize(model)
+    kernels = [np.abs(ops.convert_to_numpy(model.get_layer(name).kernel)).max(axis=1) for name in ("one", "two")]
+    (scaling,) = rescalable(place(model))
+    assert np.allclose(channel_ranges(scaling)[1], np.maximum(*kernels))
+    (row,) = equalized(place(model)).layers
+    assert (row.producer, sorted(row.readers), row.channels, row.changed) == ("first", ["one", "two"], 6, 6)
+
+
+def test_zeros_stay_zeros_and_channels_without_a_range_stay_as_they_are():
+    model = unbalanced(dense_pair())
+    first, head = model.get_layer("first"), model.get_layer("head")
+    mask = np.random.default_rng(1).random(first.kernel.shape) < 0.5
+    mask[:, 3] = False
+    first.kernel.assign(ops.convert_to_numpy(first.kernel) * mask)
+    rows = np.ones(head.kernel.shape)
+    rows[7] = 0.0
+    head.kernel.assign(ops.convert_to_numpy(head.kernel) * rows)
+    before = {id(one): np.array(ops.convert_to_numpy(one)) for one in model.weights}
+    found = equalized(place(model))
+    assert found.layers[0].changed == 30
+    for variable, values in found.values:
+        assert ((values == 0) == (before[id(variable)] == 0)).all()
+        assert np.isfinite(values).all()
+    kept = {id(variable): values for variable, values in found.values}
+    assert (kept[id(first.bias)][[3, 7]] == before[id(first.bias)][[3, 7]]).all()
+    assert (kept[id(first.kernel)][:, 7] == before[id(first.kernel)][:, 7]).all()
+    assert (kept[id(head.kernel)][3] == before[id(head.kernel)][3]).all()
+
+
+def test_a_channel_with_nearly_no_weights_gets_a_bounded_factor():
+    model = dense_pair()
+    randomize(model)
+    kernel = np.array(ops.convert_to_numpy(model.get_layer("first").kernel))
+    kernel[:, 0] *= 1e-20
+    model.get_layer("first").kernel.assign(kernel)
+    found = equalized(place(model))
+    assert found.layers[0].largest_factor == 2.0**10
+    assert found.converged
+
+
+def test_half_precision_does_not_overflow():
+    model = dense_pair(dtype="mixed_float16")
+    randomize(model)
+    first = model.get_layer("first")
+    kernel, bias = np.array(ops.convert_to_numpy(first.kernel)), np.array(ops.convert_to_numpy(first.bias))
+    kernel[:, :8] *= 1e-6
+    bias[:4] = 50_000.0
+    first.kernel.assign(kernel)
+    first.bias.assign(bias)
+    found = equalized(place(model))
+    new = dict((variable.path, values) for variable, values in found.values)["first/bias"]
+    assert found.layers[0].largest_factor <= 16.0
+    assert np.isfinite(new.astype("float16")).all()
+    assert new[:4].max() > 60_000
+    assert np.allclose(new[4:8], 16 * bias[4:8])
+
+
+def test_a_model_without_such_layers_stays_as_it_is():
+    model = stack((4,), L.Dense(3, activation="tanh"), L.LayerNormalization(), L.Dense(2))
+    found = equalized(place(model))
+    assert (found.values, found.layers, found.pairs, found.sweeps, found.converged) == ([], (), 0, 0, True)
+
+
+def test_the_last_permitted_sweep_is_reported():
+    found = equalized(place(unbalanced(mobile())), sweeps=1)
+    assert (found.sweeps, found.converged, found.pairs) == (1, False, 5)
