@@ -1,0 +1,174 @@
+"""Accuracy, bytes and LiteRT latency of networks that are quantized after training, beside the converter's files."""
+
+import argparse
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import prunekit as pk
+from prunekit.delivery.gzip_size import gzip_size
+from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert import input_specs, trace
+from studies import fashion, mnist
+from studies.results import Results
+
+NETWORKS = {
+    "mnist": "MNIST, convolutions",
+    "cnn": "Fashion-MNIST, convolutions",
+    "resnet8": "Fashion-MNIST, ResNet-8",
+    "mobilenet": "Fashion-MNIST, inverted residuals",
+}
+EXAMPLES, SECONDS, BATCH = 1024, 20.0, 500
+SPARSITY = 0.9
+INT8: dict[str, Any] = {"weights": 8}
+WAYS: dict[str, dict[str, Any] | None] = {
+    "float32": None,
+    "the converter's int8": None,
+    "8-bit weights and activations": INT8,
+    "8-bit weights": {"weights": 8, "activations": None},
+    "4-bit weights, 8-bit activations, nearest": {"weights": 4, "method": "nearest"},
+    "4-bit weights, 8-bit activations, GPTQ": {"weights": 4},
+    "4-bit weights, GPTQ": {"weights": 4, "activations": None},
+    "3-bit weights, 8-bit activations, GPTQ": {"weights": 3},
+    f"{SPARSITY:.0%} zeros, 8-bit weights and activations": INT8,
+}
+DENSE_WEIGHTS = Path(".study") / "dense"
+PAGE = Path("docs/measured/quantization.md")
+HEAD = f"""# Measured: quantization after training
+
+Accuracy of LiteRT files on the 10,000 test images, their bytes, and LiteRT's processor time (batch 1, one thread, x86)
+as a ratio to the float32 file, all files of a network in turns for {SECONDS:g} seconds, medians. The network for MNIST
+was trained elsewhere; those for Fashion-MNIST are trained for {fashion.EPOCHS} epochs (Adam, learning rate 0.001,
+batches of {fashion.BATCH}, seed 0). Ranges, GPTQ, and the converter's own quantization read {EXAMPLES:,} training
+images, drawn with seed 0; test images are used for these accuracies alone. One run each: the standard error of such an
+accuracy is 0.001 for MNIST and 0.003 for Fashion-MNIST. The call: `pk.quantize(model, images, weights=8)`;
+{SPARSITY:.0%} zeros: `pk.prune(model, {SPARSITY:g}, images, criterion="sparsegpt", allocation="lamp")` first.
+`scripts/study quantization` makes this page. How to quantize: [quantization](../quantizing.md).
+
+| network | file | accuracy | bytes | gzip | gzip of float32 / gzip | time |
+|---|---|---:|---:|---:|---:|---:|
+"""
+
+
+class Study:
+    """Measures the files of one network.
+
+    Args:
+        name: A key of `NETWORKS`.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        source = mnist if name == "mnist" else fashion
+        self.train, self.test = source.images("train"), source.images("t10k")
+        drawn = np.sort(np.random.default_rng(0).choice(len(self.train[1]), EXAMPLES, replace=False))
+        self.images = self.train[0][drawn]
+
+    def dense(self) -> Any:
+        """The trained network."""
+        keras.utils.clear_session()
+        gc.collect()
+        if self.name == "mnist":
+            return mnist.network()
+        keras.utils.set_random_seed(0)
+        model = fashion.network(keras, self.name, 0)
+        path = DENSE_WEIGHTS / f"{self.name}-0.weights.h5"
+        if path.exists():
+            model.load_weights(path)
+        else:
+            model.fit(fashion.batches(self.train, 0), epochs=fashion.EPOCHS, steps_per_epoch=fashion.STEPS, verbose=2)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            model.save_weights(path)
+        return model
+
+    def write(self, way: str, path: Path) -> None:
+        """Writes the file of one way."""
+        model = self.dense()
+        if way == "float32":
+            path.write_bytes(plain_file(model, self.images[:1]))
+        elif way == "the converter's int8":
+            path.write_bytes(self._converted(model))
+        else:
+            if "zeros" in way:
+                pk.prune(model, SPARSITY, self.images, criterion="sparsegpt", allocation="lamp")
+            pk.quantize(model, self.images, **(WAYS[way] or {})).export(path)
+
+    def _converted(self, model: Any) -> bytes:
+        import tensorflow as tf
+
+        specs = input_specs(model, self.images)
+        with tempfile.TemporaryDirectory() as folder:
+            traced = trace(model, self.images, specs, Path(folder))
+            converter = tf.lite.TFLiteConverter.from_saved_model(str(traced.saved))
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.representative_dataset = lambda: ({specs[0].name: one[None]} for one in self.images)
+            return bytes(converter.convert())
+
+    def accuracy(self, path: Path) -> float:
+        """Accuracy of a file on the test images."""
+        from ai_edge_litert.interpreter import Interpreter
+
+        interpreter = Interpreter(model_path=str(path))
+        (given,), (computed,) = interpreter.get_input_details(), interpreter.get_output_details()
+        inputs, labels = self.test
+        interpreter.resize_tensor_input(given["index"], [BATCH, *inputs.shape[1:]])
+        interpreter.allocate_tensors()
+        right = 0
+        for start in range(0, len(inputs), BATCH):
+            interpreter.set_tensor(given["index"], inputs[start : start + BATCH])
+            interpreter.invoke()
+            found = interpreter.get_tensor(computed["index"]).argmax(-1)
+            right += int((found == labels[start : start + BATCH]).sum())
+        return right / len(inputs)
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Returns accuracy, bytes, gzip bytes and the ratio of time of each file."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder) / f"{number}.tflite" for number in range(len(WAYS))]
+            for way, path in zip(WAYS, paths, strict=True):
+                self.write(way, path)
+            inputs = input_arrays(self.dense(), self.images[:1])
+            latencies = measured_latencies(paths, [inputs] * len(paths), SECONDS)
+            return {
+                way: {
+                    "accuracy": self.accuracy(path),
+                    "bytes": path.stat().st_size,
+                    "gzip": gzip_size([path.read_bytes()]),
+                    "ratio": latencies.share(number)[0] if number else 1.0,
+                }
+                for number, (way, path) in enumerate(zip(WAYS, paths, strict=True))
+            }
+
+
+def page(results: Results) -> str:
+    """Returns the page as Markdown."""
+    rows = []
+    for name, title in NETWORKS.items():
+        found = results.values.get(name)
+        for way in WAYS if found else ():
+            one, plain = found[way], found["float32"]
+            rows.append(
+                f"| {title} | {way} | {one['accuracy']:.4f} | {one['bytes']:,} | {one['gzip']:,} | "
+                f"{plain['gzip'] / one['gzip']:.1f} | {one['ratio']:.2f} |"
+            )
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Measures what is missing, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=list(NETWORKS), help="one network")
+    only = parser.parse_args().only
+    results = Results(PAGE.with_suffix(".json"))
+    for name in NETWORKS:
+        if only in (None, name):
+            results.get(name, Study(name).run)
+            PAGE.write_text(page(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
