@@ -84,7 +84,7 @@ ORDER = (
     (
         "recipe",
         "fields applications compile_fields data_source sources timing step_settings rounds_settings shrink_settings "
-        "step_kinds schema yaml_reader loader presence factories idx npy",
+        "quantize_settings step_kinds schema yaml_reader loader presence factories idx npy",
     ),
     (
         "recipe/datasets",
@@ -95,8 +95,8 @@ ORDER = (
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint export_samples stages workspace step_handler "
         "train_step planned_counts prune_step rounds_step "
-        "shrink_step layer_steps export_step expectations expect_step preparation plan starting_recipe execution "
-        "build_report runner grid sweep_process workers sweep sensitivity named_scan",
+        "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan starting_recipe "
+        "execution build_report runner grid sweep_process workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),
     ("commands", "output files start runs results scan models removals quantizing"),

@@ -155,10 +155,31 @@ class Quantized:
                 "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
                 "without calibration data. Pass some inputs as `samples`."
             )
-        with contextlib.ExitStack() as scratch:
-            export = _Export(self._found, given, scratch)
-            reference = self._float_outputs if samples is None else None
-            return export.written(target, reference)
+        reference = self._float_outputs if samples is None else None
+        return export_integers(self._found, given, target, reference)[0]
+
+
+def export_integers(
+    found: QuantizedModel,
+    samples: Any,
+    target: Path,
+    float_outputs: list[np.ndarray] | None,
+    labels: Any = None,
+) -> tuple[IntegerExport, list[np.ndarray]]:
+    """Writes an integer file; returns how it compares, and its outputs for the samples.
+
+    Args:
+        found: The quantized model.
+        samples: Examples in the model's input structure.
+        target: Name of the file.
+        float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
+        labels: Classes of the samples for the first output, for the accuracy.
+
+    Raises:
+        IntegerExportError: As for `Quantized.export`.
+    """
+    with contextlib.ExitStack() as scratch:
+        return _Export(found, samples, labels, scratch).written(target, float_outputs)
 
 
 class _Export:
@@ -167,21 +188,22 @@ class _Export:
     Args:
         found: The quantized model.
         samples: Examples in the model's input structure.
+        labels: Their classes, or None.
         scratch: Removes temporary files.
     """
 
-    def __init__(self, found: QuantizedModel, samples: Any, scratch: contextlib.ExitStack):
+    def __init__(self, found: QuantizedModel, samples: Any, labels: Any, scratch: contextlib.ExitStack):
         if keras.backend.backend() != "tensorflow":
             raise IntegerExportError(
                 "LiteRT files are made with Keras's TensorFlow backend. Received: the backend "
                 f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
                 "is set, and quantize and export it there."
             )
-        self._found, self._subject = found, Subject(found.model, samples, None, None, scratch)
+        self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
 
-    def written(self, target: Path, float_outputs: list[np.ndarray] | None) -> IntegerExport:
-        """Converts, compares and writes the file."""
+    def written(self, target: Path, float_outputs: list[np.ndarray] | None) -> tuple[IntegerExport, list[np.ndarray]]:
+        """Converts, compares and writes the file; returns also its outputs."""
         subject, found = self._subject, self._found
         try:
             made = integer_file(
@@ -201,13 +223,13 @@ class _Export:
         try:
             tensors = self._tensors(made, path)
             answers = self._answers(made, path)
-            simulation = compare([one[: len(answers[0])] for one in expected], answers, None)
+            simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels)
         except (ScriptFailed, Unfit) as error:
             raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
         _check(tensors, simulation, integers=found.formats.activations is not None)
         before = None
         if float_outputs is not None:
-            before = compare([one[: len(answers[0])] for one in float_outputs], answers, None)
+            before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
         float_bytes = self._float_bytes(len(made.content))
         notes = _notes(len(made.content), float_bytes, tensors)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +241,8 @@ class _Export:
             partial.unlink(missing_ok=True)
         compressed = gzip_size([made.content])
         sizes = (len(made.content), compressed, float_bytes)
-        return IntegerExport(str(target), *sizes, made.left_float, tuple(tensors), simulation, before, notes)
+        done = IntegerExport(str(target), *sizes, made.left_float, tuple(tensors), simulation, before, notes)
+        return done, answers
 
     def _tensors(self, made: IntegerFile, path: Path) -> list[TensorDifference]:
         """Returns the differences of the tensors for the first example."""
@@ -286,14 +309,14 @@ def _file_section(export: IntegerExport) -> Section:
         Column("Bytes", "bytes"),
         Column("gzip", "bytes", keep=5),
         Column("Float32 file", "bytes", keep=5),
-        Column("Largest", "number", group="Difference from the simulation", keep=4),
-        Column("Mean", "number", group="Difference from the simulation"),
-        Column("Mean", "number", group="Difference from the float model"),
+        Column("Largest", "number", group="From the simulation", keep=4),
+        Column("Mean", "number", group="From the simulation"),
+        Column("Mean", "number", group="From the float model"),
         Column("Same class", "fraction", keep=4),
     )
     before = export.float_model
     row = (
-        export.path,
+        Path(export.path).name,
         export.bytes,
         export.gzip_bytes,
         export.float_bytes,
@@ -359,7 +382,7 @@ def quantize(
     chosen = QuantizationOptions(**options)
     chosen.with_data(data)
     samples = None if data is None else _first_examples(CheckedData(model, data))
-    before = None if samples is None else _outputs(model, samples)
+    before = None if samples is None else outputs_of(model, samples)
     return Quantized(quantized(model, chosen, data, progress), samples, before)
 
 
@@ -373,6 +396,7 @@ def _first_examples(data: CheckedData) -> Any:
     return keras.tree.map_structure(lambda *parts: np.concatenate(parts)[:_EXAMPLES], *found)
 
 
-def _outputs(model: Any, samples: Any) -> list[np.ndarray]:
+def outputs_of(model: Any, samples: Any) -> list[np.ndarray]:
+    """Returns all outputs of a model for all samples, as float arrays."""
     with contextlib.ExitStack() as scratch:
         return Subject(model, samples, None, None, scratch).answers(model)

@@ -33,7 +33,7 @@ class ExportStep(StepHandler[PreparedStep]):
         """Writes the files into the exports of the run, and adds a row for each to the state."""
         settings, state = prepared.settings, workspace.state
         samples, labels = export_samples(workspace.model, workspace.run.data, workspace.run.recipe.seed)
-        measure = _measure(workspace)
+        measure = measure_of_files(workspace)
         rows = []
         for number, name in enumerate(settings.formats):
             workspace.report_progress(number / len(settings.formats), f"exporting {name}")
@@ -52,7 +52,7 @@ class ExportStep(StepHandler[PreparedStep]):
         return StepResult(text=refused or "all formats written and checked")
 
 
-def _measure(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
+def measure_of_files(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
     """Returns the function that measures a file's outputs on the test data; None without data."""
     run, model = workspace.run, workspace.model
     if run.data is None or run.compile is None:

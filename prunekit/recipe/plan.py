@@ -20,6 +20,7 @@ __all__ = ["Plan", "PlannedStep", "PlannedTarget", "plan", "show_plan"]
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # More mask updates than these are not listed one by one.
 LISTED_UPDATES = 40
@@ -119,11 +120,27 @@ def _data_lines(data: DataSummary) -> list[str]:
     return lines + [f"   {note.removeprefix('data: ')}" for note in data.notes]
 
 
-def show_plan(plan: Plan, console: "Console") -> None:
-    """Prints a plan: every step, its targets, and every mask update."""
+def _targets_table(targets: Sequence[PlannedTarget]) -> "Table":
     from rich import box
     from rich.markup import escape
     from rich.table import Table
+
+    limits = [_limits(target) for target in targets]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("target", "shape", "weights", "sparsity", "pruned", *(["limits"] if any(limits) else [])):
+        table.add_column(heading, justify="left" if heading in ("target", "shape", "limits") else "right")
+    for target, limit in zip(targets, limits, strict=True):
+        shape = " x ".join(str(length) for length in target.shape)
+        cells = (shape, count(target.size), sparsity(target.sparsity), count(target.pruned))
+        table.add_row(escape(clean(target.name)), *cells, *([limit] if any(limits) else []))
+    return table
+
+
+def show_plan(plan: Plan, console: "Console") -> None:
+    """Prints a plan: every step, its targets, and every mask update."""
+    from rich.markup import escape
+
+    from prunekit.delivery.terminal_report import print_section
 
     def line(text: object) -> str:
         return escape(clean(text))
@@ -135,18 +152,12 @@ def show_plan(plan: Plan, console: "Console") -> None:
     for i, step in enumerate(plan.steps, start=1):
         console.print(f"\n[bold]{i}. {line(step.kind)}[/] {line(step.text)}")
         if step.targets:
-            limits = [_limits(target) for target in step.targets]
-            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for heading in ("target", "shape", "weights", "sparsity", "pruned", *(["limits"] if any(limits) else [])):
-                table.add_column(heading, justify="left" if heading in ("target", "shape", "limits") else "right")
-            for target, limit in zip(step.targets, limits, strict=True):
-                shape = " x ".join(str(length) for length in target.shape)
-                cells = (shape, count(target.size), sparsity(target.sparsity), count(target.pruned))
-                table.add_row(line(target.name), *cells, *([limit] if any(limits) else []))
-            console.print(table)
+            console.print(_targets_table(step.targets))
         if step.pruning:
             console.print(f"   {_mask_updates(step.pruning)}")
         for skipped in by_reason(step.skipped):
             console.print(f"   left out: {line(skipped)}")
+        for section in step.sections:
+            print_section(section, console)
     for note in plan.notes:
         console.print(f"note: {line(note)}")

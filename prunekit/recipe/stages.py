@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 
 from prunekit.core import environment
-from prunekit.delivery.export import FORMATS, ExportRow
+from prunekit.delivery.export import ExportRow
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.latency import (
     ConversionError,
@@ -138,7 +138,7 @@ def _exported(run: RunInputs) -> set[int]:
 
 def _file_rows(exports: Sequence[ExportRow]) -> list[StageRow]:
     """Returns a row for each exported LiteRT file that runs."""
-    rows = [row for row in exports if row.status == "ok" and row.format != "keras" and row.format in FORMATS]
+    rows = [row for row in exports if row.status == "ok" and row.format.startswith("litert")]
     several = {row.format for row in rows if sum(row.format == other.format for other in rows) > 1}
     return [
         StageRow(

@@ -62,6 +62,7 @@ class PlannedStep:
         pruning: (optimizer update since the start of the step, requested sparsity) for every mask update.
         targets: Weights that the step prunes.
         skipped: Weights that the step does not prune, with reasons.
+        sections: Tables of what else the step will do.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class PlannedStep:
     pruning: tuple[tuple[int, float], ...] = ()
     targets: tuple[PlannedTarget, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    sections: tuple[Section, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prunekit.recipe.fields import Settings, refusal
+from prunekit.recipe.quantize_settings import INTEGER_FORMAT, Quantize
 from prunekit.recipe.rounds_settings import Rounds
 from prunekit.recipe.shrink_settings import RemoveBlocks, Shrink, Simplify
 from prunekit.recipe.step_settings import Expect, Export, Prune, Train, parse_pattern
@@ -41,6 +42,15 @@ def _accept(settings: Any, earlier: Sequence[EarlierStep]) -> None:
 
 def _nothing(settings: Any) -> tuple[str, ...]:
     return ()
+
+
+def _check_grids(settings: Any, earlier: Sequence[EarlierStep]) -> None:
+    """Refuses a step that changes weights which an earlier step put on integer grids."""
+    if any(isinstance(step.settings, Quantize) for step in earlier):
+        raise refusal(
+            "an earlier quantize step put the weights on integer grids and wrote their file, and this step changes "
+            "them. Write the quantize step after this one."
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ def _prune_text(prune: Prune) -> str:
     return ", ".join(parts)
 
 
-def _texts_of_patterns(step: Prune | Rounds | Shrink | RemoveBlocks) -> list[str]:
+def _texts_of_patterns(step: Prune | Rounds | Shrink | RemoveBlocks | Quantize) -> list[str]:
     patterns = {"include": step.include, "exclude": step.exclude}
     return [f"{name} {' '.join(given)}" for name, given in patterns.items() if given]
 
@@ -124,6 +134,7 @@ def _texts_of_weights(step: Prune | Rounds) -> list[str]:
 
 
 def _check_prune(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
+    _check_grids(prune, earlier)
     _check_widths(prune, earlier)
     for step in reversed(earlier):
         before = step.settings
@@ -182,6 +193,7 @@ def _rounds_text(rounds: Rounds) -> str:
 
 
 def _check_rounds(rounds: Rounds, earlier: Sequence[EarlierStep]) -> None:
+    _check_grids(rounds, earlier)
     if any(isinstance(step.settings, Prune | Rounds) for step in earlier):
         raise refusal("rounds start from a model that no step has pruned. Remove the pruning steps before this one.")
 
@@ -224,6 +236,20 @@ def _blocks_text(blocks: RemoveBlocks) -> str:
 
 def _simplify_text(simplify: Simplify) -> str:
     return "what inference does not need"
+
+
+# ---- quantize --------------------------------------------------------------------------------------------------------
+
+
+def _quantize_text(quantize: Quantize) -> str:
+    activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
+    parts = [f"{quantize.weights}-bit weights, {activations} activations", f"method {quantize.method}"]
+    parts += ["equalized"] if quantize.equalize else []
+    return ", ".join([*parts, *_texts_of_patterns(quantize), f"as {quantize.file!r}"])
+
+
+def _quantize_formats(quantize: Quantize) -> tuple[str, ...]:
+    return (INTEGER_FORMAT,)
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -289,7 +315,7 @@ _TRAIN_STEP = "prunekit.recipe.train_step:TrainStep"
 STEP_KINDS: Registry[StepKind] = Registry(
     "step kind",
     [
-        StepKind("train", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
+        StepKind("train", _TRAIN_STEP, Train, _train_text, check=_check_grids, trains=_yes, changes_weights=_yes),
         StepKind(
             "prune",
             "prunekit.recipe.prune_step:PruneStep",
@@ -300,7 +326,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             reads_data=_prune_reads_data,
             changes_weights=_yes,
         ),
-        StepKind("finetune", _TRAIN_STEP, Train, _train_text, trains=_yes, changes_weights=_yes),
+        StepKind("finetune", _TRAIN_STEP, Train, _train_text, check=_check_grids, trains=_yes, changes_weights=_yes),
         StepKind(
             "export",
             "prunekit.recipe.export_step:ExportStep",
@@ -332,6 +358,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             "prunekit.recipe.shrink_step:ShrinkStep",
             Shrink,
             _shrink_text,
+            check=_check_grids,
             trains=_shrink_trains,
             reads_data=_shrink_reads_data,
             changes_weights=_yes,
@@ -342,6 +369,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             "prunekit.recipe.layer_steps:RemoveBlocksStep",
             RemoveBlocks,
             _blocks_text,
+            check=_check_grids,
             reads_data=_yes,
             changes_weights=_yes,
             returns_new_model=True,
@@ -351,8 +379,19 @@ STEP_KINDS: Registry[StepKind] = Registry(
             "prunekit.recipe.layer_steps:SimplifyStep",
             Simplify,
             _simplify_text,
+            check=_check_grids,
             changes_weights=_yes,
             returns_new_model=True,
+        ),
+        StepKind(
+            "quantize",
+            "prunekit.recipe.quantize_step:QuantizeStep",
+            Quantize,
+            _quantize_text,
+            check=_check_grids,
+            reads_data=_yes,
+            changes_weights=_yes,
+            formats=_quantize_formats,
         ),
     ],
 )

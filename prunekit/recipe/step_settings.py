@@ -33,6 +33,8 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, Parsed
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
 ]
+# Export steps write all but the last one, which is the format of a quantize step's file.
+FileFormat: TypeAlias = Literal[ExportFormat, "litert-integer"]
 
 
 class GrowingPenalty(Settings):
@@ -379,7 +381,7 @@ class Expect(Settings):
     accuracy: Minimum | None = None
     accuracy_drop: Maximum | None = None
     sparsity: Range | None = None
-    bytes: dict[ExportFormat, ByteBound] | None = None
+    bytes: dict[FileFormat, ByteBound] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

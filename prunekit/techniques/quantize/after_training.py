@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.reports import LayerError
+from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.anatomy.targets import Target
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.layer_products import product_of
@@ -19,9 +19,14 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated
 from prunekit.techniques.quantize.equalization import Equalization, equalized
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
-from prunekit.techniques.quantize.options import QuantizationOptions, as_range_rule
+from prunekit.techniques.quantize.options import QuantizationOptions, as_range_rule, rule_name
 from prunekit.techniques.quantize.placement import Placement, place
-from prunekit.techniques.quantize.quantization_report import QuantizationReport, report_of
+from prunekit.techniques.quantize.quantization_report import (
+    PlannedQuantization,
+    QuantizationReport,
+    granularity_words,
+    report_of,
+)
 from prunekit.techniques.quantize.ranges import grid_of
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.targeting import Selection, selected
@@ -108,6 +113,35 @@ def quantized(
     changed = [] if equalization is None else equalization.values
     with _assigned(changed):
         return _rounded(model, options, data, progress, method, corrects, selection, placement, equalization)
+
+
+def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQuantization:
+    """Returns what `quantized` would do, without data and without changing the model.
+
+    Args:
+        model: A built model.
+        options: What becomes integers, and how.
+
+    Raises:
+        TypeError, ValueError: As for `quantized`, except for what is wrong with data.
+    """
+    selection = selected(model, options.include, options.exclude)
+    placement = place(model, selection.kept_float)
+    form = options.activation_format
+    weights = tuple(
+        (one.name, tuple(one.variable.shape), options.weight_format.bits, granularity_words(one.granularity))
+        for one in unique_weights(placement)
+    )
+    rule = rule_name(options.activation_ranges)
+    ranges = (
+        ()
+        if form is None
+        else tuple((one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges)
+    )
+    left = (*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped)
+    return PlannedQuantization(
+        weights, ranges, left, None if form is None else form.bits, rule_name(options.weight_ranges)
+    )
 
 
 def _rounded(  # noqa: PLR0913

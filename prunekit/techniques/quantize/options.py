@@ -156,3 +156,10 @@ def as_range_rule(given: str | RangeRule, option: str) -> RangeRule:
                 f'`{option}`: write "percentile:0.9999", with the share of values inside. Received: {given!r}.'
             ) from error
     raise ValueError(f"`{option}` is one of {', '.join(RULES)}. Received: {given!r}.{did_you_mean(given, RULES)}")
+
+
+def rule_name(rule: Any) -> str:
+    """Returns the shorthand of a rule of ranges; the name of its type for a rule of your own."""
+    if isinstance(rule, Percentile):
+        return f"percentile:{rule.share:g}"
+    return {MinMax: "minmax", MeanSquaredError: "mse"}.get(type(rule), type(rule).__name__)

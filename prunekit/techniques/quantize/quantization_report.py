@@ -147,6 +147,50 @@ class QuantizationReport(Displayed):
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
+@dataclass(frozen=True)
+class PlannedQuantization:
+    """What a quantization would do to a model.
+
+    Attributes:
+        weights: Name, shape, bits and granularity of each weight that is quantized.
+        ranges: Name of each range of tensors, and how it is chosen.
+        left_float: Layers, operations and weights that stay in floating point, with reasons.
+        bits: Bits of the tensors; None if they stay in floating point.
+        weight_rule: How the ranges of weights are chosen.
+    """
+
+    weights: tuple[tuple[str, tuple[int, ...], int, str], ...]
+    ranges: tuple[tuple[str, str], ...]
+    left_float: tuple[Skipped, ...]
+    bits: int | None
+    weight_rule: str
+
+    def sections(self) -> tuple[Section, ...]:
+        """Returns tables: weights, tensors, what stays in floating point."""
+        weights = Section(
+            "Weights to quantize",
+            (
+                Column("Weight", "name"),
+                Column("Shape", "shape", keep=4),
+                Column("Bits", "count"),
+                Column("Scales", "label", keep=5),
+                Column("Range", "label", keep=5),
+            ),
+            tuple((*row, self.weight_rule) for row in self.weights),
+        )
+        tensors = Section(
+            "Tensors to round",
+            (Column("Computed by", "name"), Column("Bits", "count"), Column("Scales", "label"), Column("Range")),
+            tuple((name, self.bits, "per tensor", rule) for name, rule in self.ranges),
+        )
+        left = Section(
+            "In floating point",
+            (Column("Layer or weight", "name"), Column("Reason", "text")),
+            tuple((one.name, one.reason) for one in self.left_float),
+        )
+        return tuple(one for one in (weights, tensors, left) if one.rows)
+
+
 def report_of(  # noqa: PLR0913
     model: Any,
     placement: Placement,

@@ -1,0 +1,136 @@
+"""The handler of the step kind quantize."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.delivery.quantizing import IntegerExportError, export_integers, outputs_of
+from prunekit.delivery.rows import ExportRow
+from prunekit.recipe.export_samples import export_samples
+from prunekit.recipe.export_step import measure_of_files
+from prunekit.recipe.prune_step import calibration_data
+from prunekit.recipe.quantize_settings import INTEGER_FORMAT, Quantize
+from prunekit.recipe.run_inputs import RunInputs
+from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.recipe.workspace import Workspace
+from prunekit.techniques.quantize.after_training import planned_quantization, quantized
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.quantization_report import PlannedQuantization
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedQuantize(PreparedStep):
+    """A quantize step, with what it quantizes.
+
+    Attributes:
+        options: Options of the quantization.
+        plan: Bits, granularity and range rule of each weight and tensor, and what stays in floating point.
+    """
+
+    options: QuantizationOptions
+    plan: PlannedQuantization
+
+
+class QuantizeStep(StepHandler[PreparedQuantize]):
+    """Puts the weights on integer grids, and writes the integer file."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedQuantize:
+        """Returns the step with what it would quantize in the model as it is now.
+
+        Raises:
+            ValueError: A pattern matches nothing, the model's calls cannot be followed, or there are no data.
+            RecipeError: Keras runs on a backend without LiteRT files.
+        """
+        require_backend(("tensorflow",), "the step quantize, which writes a LiteRT file,")
+        options = _options(settings)
+        options.with_data(run.data)
+        export_samples(run.model, run.data, run.recipe.seed)
+        return PreparedQuantize(settings, options=options, plan=planned_quantization(run.model, options))
+
+    def planned(self, prepared: PreparedQuantize, step: PlannedStep) -> PlannedStep:
+        """Returns the entry of the plan, with tables of the weights and of the tensors between layers."""
+        return dataclasses.replace(step, sections=prepared.plan.sections())
+
+    def run(self, prepared: PreparedQuantize, workspace: Workspace) -> StepResult:
+        """Quantizes the model, measures the simulation, and writes and measures the file."""
+        workspace.remember_before()
+        settings, run, state = prepared.settings, workspace.run, workspace.state
+        data = calibration_data(run, settings.calibration)
+        samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
+        floats, before = outputs_of(workspace.model, samples), dict(state.metrics)
+
+        def progress(done: int, total: int, name: str) -> None:
+            workspace.report_progress(0.5 * done / total, f"{name}, {done} of {total}")
+
+        with run.replicas.scope(), workspace.noting():
+            found = quantized(workspace.model, prepared.options, data, progress)
+        workspace.report_progress(0.5, "measuring the simulation")
+        with found.simulating():
+            simulated = workspace.evaluate()
+        workspace.report_progress(0.7, "writing the integer file")
+        row, sections, text = _exported(settings, found, samples, floats, workspace, labels)
+        state.exports.append(row)
+        for note in found.report.notes:
+            workspace.note(f"quantize: {note}")
+        return StepResult(
+            sections=[*_metrics_sections(before, simulated, row), *found.report.sections(), *sections], text=text
+        )
+
+
+def _options(settings: Quantize) -> QuantizationOptions:
+    shared = ("weights", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize")
+    return QuantizationOptions(
+        activations=None if settings.activations == "float" else settings.activations,
+        include=settings.include,
+        exclude=settings.exclude,
+        **{name: getattr(settings, name) for name in shared},
+    )
+
+
+def _exported(
+    settings: Quantize, found: Any, samples: Any, floats: Any, workspace: Workspace, labels: Any
+) -> tuple[ExportRow, list[Section], str]:
+    target = workspace.exports / settings.file
+    try:
+        made, answers = export_integers(found, samples, target, floats, labels)
+    except IntegerExportError as error:
+        row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
+        return row, [], f"the file failed: {error}"
+    measure = measure_of_files(workspace)
+    metrics = None if measure is None else measure(answers)
+    compared = made.float_model or made.simulation
+    row = ExportRow(
+        INTEGER_FORMAT,
+        target.name,
+        made.bytes,
+        made.gzip_bytes,
+        "ok",
+        "; ".join(made.notes),
+        compared.max_error,
+        compared.agreement,
+        compared.accuracy,
+        metrics,
+    )
+    return row, made.sections(), f"{found.report.verdict()} {target.name}: {made.bytes:,} bytes"
+
+
+def _metrics_sections(before: dict[str, float], simulated: dict[str, float], row: ExportRow) -> list[Section]:
+    """Returns the table of the metrics of the float model, of the simulation and of the file."""
+    if not before:
+        return []
+    in_file = row.metrics or {}
+    rows: tuple[tuple[Value, ...], ...] = tuple(
+        (name, value, simulated.get(name), in_file.get(name)) for name, value in before.items()
+    )
+    columns = (
+        Column("Metric", "label"),
+        Column("Before", "number"),
+        Column("Simulated", "number"),
+        Column("File", "number"),
+    )
+    explanation = (
+        "Before: the model in floating point, on all test examples. Simulated: the model computes as the integer file. "
+        "File: the file itself, on the test examples on which exported files are compared."
+    )
+    return [Section("Metrics of the integer model", columns, rows, explanation=explanation)]
