@@ -72,7 +72,12 @@ def runner(monkeypatch, tmp_path):
         vars(target).update(minimum=None, maximum=None, override=None)
         skipped = types.SimpleNamespace(name="fc/bias", reason="a bias")
         step = types.SimpleNamespace(
-            kind="prune", text="12 epochs", targets=(target,), skipped=(skipped,), pruning=((0, 0.0), (10, 0.9))
+            kind="prune",
+            text="12 epochs",
+            targets=(target,),
+            skipped=(skipped,),
+            pruning=((0, 0.0), (10, 0.9)),
+            sections=(),
         )
         made = types.SimpleNamespace(
             name=recipe.name,

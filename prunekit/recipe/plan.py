@@ -140,8 +140,6 @@ def show_plan(plan: Plan, console: "Console") -> None:
     """Prints a plan: every step, its targets, and every mask update."""
     from rich.markup import escape
 
-    from prunekit.delivery.terminal_report import print_section
-
     def line(text: object) -> str:
         return escape(clean(text))
 
@@ -157,7 +155,10 @@ def show_plan(plan: Plan, console: "Console") -> None:
             console.print(f"   {_mask_updates(step.pruning)}")
         for skipped in by_reason(step.skipped):
             console.print(f"   left out: {line(skipped)}")
-        for section in step.sections:
-            print_section(section, console)
+        if step.sections:
+            from prunekit.delivery.terminal_report import print_section
+
+            for section in step.sections:
+                print_section(section, console)
     for note in plan.notes:
         console.print(f"note: {line(note)}")

@@ -1,0 +1,156 @@
+"""The recipe step `quantize`: plan, what a run writes and measures, zeros, refusals, interruptions."""
+
+import keras
+import numpy as np
+import pytest
+from tiny_recipes import Stop, prune, recipe, told
+
+from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.models import model_digest
+from prunekit.recipe.runner import compress, plan, verify
+from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.ranges import grid_holding
+
+TRAIN = {"train": {"epochs": 1}}
+
+
+def quantize(**settings):
+    return {"quantize": {"calibration": 64, **settings}}
+
+
+def network():
+    keras.utils.set_random_seed(20)
+    layers = [
+        keras.layers.Dense(32, name="hidden"),
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.ReLU(name="relu"),
+        keras.layers.Dense(32, activation="relu", name="second"),
+        keras.layers.Dense(4, name="logits"),
+    ]
+    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+
+
+def sections_of(result, step):
+    return {one["title"]: one for one in result.report.to_dict()["steps"][step]["sections"]}
+
+
+def kernels(model):
+    return {name: np.array(model.get_layer(name).kernel) for name in ("hidden", "second", "logits")}
+
+
+def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
+    result = compress(recipe(TRAIN, quantize()), network(), pairs, tmp_path / "run")
+    assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()
+    (row,) = result.report.to_dict()["exports"]
+    assert row["format"] == "litert-integer" and row["status"] == "ok" and row["file"] == "model-int8.tflite"
+    found = sections_of(result, 1)
+    assert [one["name"] for one in found["Metrics of the integer model"]["columns"]] == [
+        "Metric",
+        "Before",
+        "Simulated",
+        "File",
+    ]
+    before, simulated, in_file = next(
+        values for name, *values in found["Metrics of the integer model"]["rows"] if name == "accuracy"
+    )
+    assert abs(simulated - before) < 0.1 and abs(in_file - simulated) < 0.1
+    assert len(found["Quantized weights"]["rows"]) == 3
+
+
+def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):
+    model = compress(recipe(prune(exclude=["logits"]), quantize(weights=4)), network(), pairs).model
+    for name, kernel in kernels(model).items():
+        grid = grid_holding(kernel, IntegerFormat(4), Granularity((1,)))
+        assert (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all(), name
+    assert (kernels(model)["hidden"] == 0.0).mean() >= 0.75
+
+
+def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
+    found = plan(recipe(TRAIN, quantize(weights=4, exclude=["logits"])), network(), pairs).steps[1]
+    assert "4-bit weights, 8-bit activations" in found.text and "model-int4.tflite" in found.text
+    weights, tensors, left = found.sections
+    assert [row[0] for row in weights.rows] == ["hidden/kernel", "second/kernel"]
+    assert weights.rows[0][2:] == (4, "per index of axis 1", "mse")
+    assert [row[0] for row in tensors.rows] == ["features", "relu", "second"]
+    assert ("logits", "excluded by 'logits'") in left.rows
+
+
+def test_a_plan_prints_its_tables(pairs, capsys):
+    from rich.console import Console
+
+    from prunekit.recipe.plan import show_plan
+
+    show_plan(plan(recipe(quantize()), network(), pairs), Console(width=160))
+    text = capsys.readouterr().out
+    assert "Weights to quantize" in text and "Tensors to round" in text and "hidden/kernel" in text
+
+
+def test_bytes_of_the_integer_file_can_be_expected(pairs):
+    bound = {"expect": {"bytes": {"litert-integer": {"max": 100_000}}}}
+    steps = [step["kind"] for step in compress(recipe(quantize(), bound), network(), pairs).report.steps]
+    assert steps == ["quantize", "expect"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([quantize(weights=9)], "weights"),
+        ([quantize(activations=16)], "expected 8 bits, or float"),
+        ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
+        ([quantize(bits=4)], "unknown key 'bits'"),
+        ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
+        ([quantize(), TRAIN], "Write the quantize step after this one"),
+        ([quantize(), prune()], "Write the quantize step after this one"),
+        ([quantize(), quantize(name="again")], "Write the quantize step after this one"),
+        ([{"export": {"formats": ["litert-integer"]}}], "litert-integer"),
+        ([{"expect": {"bytes": {"litert-integer": {"max": 1}}}}], "is not exported before this step"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_refused_before_any_step(pairs, steps, message):
+    with pytest.raises(RecipeError, match=message):
+        compress(recipe(*steps), network(), pairs)
+
+
+def test_quantize_needs_data():
+    with pytest.raises(RecipeError, match="data"):
+        compress(load_recipe({"version": 1, "steps": [quantize()]}), network())
+
+
+@pytest.mark.every_backend
+def test_other_backends_are_refused_before_any_step(pairs):
+    if keras.backend.backend() == "tensorflow":
+        assert plan(recipe(quantize()), network(), pairs).steps[0].kind == "quantize"
+        return
+    with pytest.raises(RecipeError, match="needs the TensorFlow backend"):
+        compress(recipe(quantize()), network(), pairs)
+
+
+def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
+    from prunekit.delivery.quantizing import IntegerExportError
+    from prunekit.recipe import quantize_step
+
+    def failing(*arguments):
+        raise IntegerExportError("The model cannot be converted: no.")
+
+    monkeypatch.setattr(quantize_step, "export_integers", failing)
+    (row,) = compress(recipe(quantize()), network(), pairs).report.to_dict()["exports"]
+    assert row["status"] == "failed" and "no." in row["note"] and row["file"] is None
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
+    steps = recipe(TRAIN, quantize(weights=4), {"export": {"formats": ["keras"]}})
+    whole = compress(steps, network(), pairs, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(2))
+    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(whole.model)
+    assert told(resumed.report)["steps"] == told(whole.report)["steps"]
+    files = [(tmp_path / name / "exports" / "model-int4.tflite").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.thorough
+def test_a_run_is_repeated_by_verify(pairs, tmp_path):
+    compress(recipe(TRAIN, quantize(weights=4)), network(), pairs, tmp_path / "run")
+    assert verify(tmp_path / "run", model=network(), data=pairs).identical
