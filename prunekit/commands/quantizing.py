@@ -48,6 +48,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 @click.option(
     "--ranges", default="mse", help="Ranges of the tensors: mse, minmax or percentile:0.9999.  [default: mse]"
 )
+@click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are int8, not float32.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
 @json_option
@@ -60,6 +61,7 @@ def quantize(  # noqa: PLR0913
     bits: int,
     activations: str,
     ranges: str,
+    integer_io: bool,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -89,7 +91,7 @@ def quantize(  # noqa: PLR0913
             **options,
         )
     try:
-        exported = done.export(output)
+        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else ())
     except IntegerExportError as error:
         raise click.ClickException(str(error)) from error
     if keras is not None:

@@ -63,12 +63,27 @@ def tensor_differences(
     return following.differences
 
 
+def file_inputs(made: IntegerFile, specs: Sequence[InputSpec], arrays: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Returns the inputs of a file by name: codes for its int8 inputs.
+
+    Args:
+        made: The file.
+        specs: The model's inputs.
+        arrays: Their values, in the same order.
+    """
+    found = {}
+    for spec, one in zip(specs, arrays, strict=True):
+        values, grid = np.asarray(one).astype(spec.dtype), made.grids.get(spec.name)
+        found[spec.name] = values if grid is None else grid.codes(values.astype("float32")).astype("int8")
+    return found
+
+
 def _tensors(made: IntegerFile, path: Path, specs: Sequence[InputSpec], sample: Any) -> Mapping[int | None, np.ndarray]:
-    flat = [np.asarray(one).astype(spec.dtype) for one, spec in zip(keras.tree.flatten(sample), specs, strict=True)]
+    flat = file_inputs(made, specs, keras.tree.flatten(sample))
     indices = sorted({index for _, index in made.roundings if index is not None})
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "inputs.npz", Path(folder) / "tensors.npz"
-        np.savez(source, allow_pickle=False, **{spec.name: one for spec, one in zip(specs, flat, strict=True)})
+        np.savez(source, allow_pickle=False, **flat)
         run_script(tensor_probe.__file__, [str(path), str(source), str(target), *map(str, indices)])
         with np.load(target) as stored:
             return {int(name): stored[name] for name in stored.files}

@@ -27,6 +27,7 @@ def integer_file(
     structure: Any,
     specs: Sequence[InputSpec],
     folder: Path,
+    integer_io: Sequence[str] = (),
 ) -> IntegerFile:
     """Returns the file of a model in which its weights, and the tensors that a placement names, are integers.
 
@@ -37,6 +38,7 @@ def integer_file(
         structure: Any structure nested like the model's inputs.
         specs: The inputs, from `input_specs`.
         folder: Existing folder for temporary files of the model's size.
+        integer_io: What of "inputs" and "outputs" is int8 instead of float32.
 
     Raises:
         ConversionError: The model cannot be traced or converted.
@@ -53,7 +55,7 @@ def integer_file(
     if formats.activations is None:
         made = with_integer_weights(content, formats.weights)
     else:
-        made = with_integers(content, marking.marks, formats.weights)
+        made = with_integers(content, marking.marks, formats.weights, integer_io=integer_io)
     return replace(made, outputs=traced.outputs, batch=traced.batch)
 
 

@@ -8,38 +8,22 @@ a scale for each output of a Dense layer, with 4 bits, or with weights alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from prunekit.delivery.integer_weights import store_weights
+from prunekit.delivery.litert_folding import LINEAR, NO_ACTIVATION, Linear, fold_biases, use_depthwise_convolutions
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import grid_holding
 from prunekit.techniques.quantize.rules import fixed_grid
 
-
-@dataclass(frozen=True)
-class _Linear:
-    """An operation with weights: the axis of the outputs in them, and the places of its inputs."""
-
-    axis: int
-    values: int = 0
-    weights: int = 1
-    bias: int = 2
-
-
-_LINEAR = {
-    "CONV_2D": _Linear(0),
-    "DEPTHWISE_CONV_2D": _Linear(3),
-    "FULLY_CONNECTED": _Linear(0),
-    "TRANSPOSE_CONV": _Linear(0, values=2, bias=3),
-}
 # Operations whose integer kernels round their results on a grid of their own.
 _COMPUTES = {
-    *_LINEAR,
+    *LINEAR,
     *(
         "ADD SUB MUL MEAN SUM BATCH_MATMUL RELU RELU6 LEAKY_RELU PRELU ELU GELU HARD_SWISH LOGISTIC TANH SOFTMAX "
         "AVERAGE_POOL_2D"
@@ -51,11 +35,8 @@ _MOVES = set(
     "PACK UNPACK GATHER TILE RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM REDUCE_MAX REDUCE_MIN REVERSE_V2 BROADCAST_TO "
     "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2".split()
 )
-# Moves that leave the axis of the channels the last one, or divide it into several.
-_RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
 # Operations whose results lie on a prescribed grid, with whether that has a sign.
 _PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
-_NO_ACTIVATION = 0
 # The first versions with int8; 1 where there is none. From op_version.cc of LiteRT.
 _VERSIONS = {
     "CONV_2D": 3,
@@ -93,6 +74,7 @@ class IntegerFile:
         left_float: Operations that compute in floating point, as "KIND name".
         outputs: Names of its outputs, in the order of the model's flattened output structure.
         batch: The fixed batch size; None permits any.
+        grids: Name of an int8 input or output in the signature -> its grid.
     """
 
     content: bytes
@@ -100,28 +82,39 @@ class IntegerFile:
     left_float: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     batch: int | None = None
+    grids: Mapping[str, Grid] = field(default_factory=dict)
 
 
-def with_integers(content: bytes, marks: Mapping[str, Grid], weights: IntegerFormat) -> IntegerFile:
+def with_integers(
+    content: bytes, marks: Mapping[str, Grid], weights: IntegerFormat, *, integer_io: Sequence[str] = ()
+) -> IntegerFile:
     """Returns a file that computes with integers.
 
     Args:
         content: A file of the converter.
         marks: Name of a fake-quantization operation -> its grid, in order of execution. No name begins with another.
         weights: Codes of weights.
+        integer_io: What of "inputs" and "outputs" is int8 instead of float32.
 
     Raises:
-        ValueError: A tensor that is rounded has the name of no mark.
+        ValueError: A tensor that is rounded has the name of no mark; an input or output that is to be int8 is read or
+            computed in floating point.
     """
     graph = LiteRTGraph(content)
-    _fold_biases(graph)
-    _use_depthwise_convolutions(graph)
+    fold_biases(graph)
+    use_depthwise_convolutions(graph)
     rewriter = _Rewriter(graph, marks, weights)
     rewriter.run()
+    grids: dict[str, Grid] = {}
+    if "inputs" in integer_io:
+        grids |= rewriter.take_integers()
+    if "outputs" in integer_io:
+        grids |= rewriter.give_integers()
     store_weights(graph, weights)
     made, places = graph.content()
     found = {name: places[index] for name, index in rewriter.found.items()}
-    return IntegerFile(made, tuple((grid, found.get(name)) for name, grid in marks.items()), tuple(rewriter.left_float))
+    roundings = tuple((grid, found.get(name)) for name, grid in marks.items())
+    return IntegerFile(made, roundings, tuple(rewriter.left_float), grids=grids)
 
 
 def with_integer_weights(content: bytes, weights: IntegerFormat) -> IntegerFile:
@@ -135,93 +128,6 @@ def with_integer_weights(content: bytes, weights: IntegerFormat) -> IntegerFile:
     store_weights(graph, weights)
     made, _ = graph.content()
     return IntegerFile(made, (), ())
-
-
-# ---- sums with constants ---------------------------------------------------------------------------------------------
-
-
-def _fold_biases(graph: LiteRTGraph) -> None:
-    """Puts the sum of a linear operation's outputs and a constant for each channel into its bias.
-
-    Between the two are reshapes, of convolutions with one spatial axis and of products with several output axes, which
-    the converter does not look behind.
-    """
-    made = {int(index): one for one in graph.operators for index in one.outputs}
-    readers = graph.readers()
-    for operator in [one for one in graph.operators if graph.kind(one) == "ADD"]:
-        tensor, constant = _with_constant(graph, operator)
-        linear = made.get(tensor)
-        while linear is not None and graph.kind(linear) in _RESHAPES and len(readers[int(linear.outputs[0])]) == 1:
-            linear = made.get(int(linear.inputs[0]))
-        if constant is None or linear is None or len(readers[int(linear.outputs[0])]) != 1:
-            continue
-        places, channels = _LINEAR.get(graph.kind(linear)), graph.shape(int(linear.outputs[0]))[-1]
-        if places is None or constant.size != channels or len(readers[tensor]) != 1:
-            continue
-        if linear.builtinOptions.fusedActivationFunction == _NO_ACTIVATION:
-            _add_to_bias(graph, linear, places, constant.reshape(-1))
-            linear.builtinOptions.fusedActivationFunction = operator.builtinOptions.fusedActivationFunction
-            graph.operators.remove(operator)
-            graph.replace(int(operator.outputs[0]), tensor)
-            readers = graph.readers()
-
-
-def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray | None]:
-    """Returns the computed operand of an operation, and the other if it is a constant along the last axes."""
-    first, second = (int(index) for index in operator.inputs)
-    if graph.values(first) is not None:
-        first, second = second, first
-    values = graph.values(second)
-    if values is None:
-        return first, None
-    shape = values.shape[next((axis for axis, length in enumerate(values.shape) if length != 1), values.ndim) :]
-    fits = bool(shape) and graph.shape(first)[-len(shape) :] == shape
-    return first, values.reshape(shape) if fits else None
-
-
-def _add_to_bias(graph: LiteRTGraph, linear: Any, places: _Linear, constant: np.ndarray) -> None:
-    inputs = [int(index) for index in linear.inputs]
-    inputs += [-1] * (places.bias + 1 - len(inputs))
-    former = graph.values(inputs[places.bias])
-    name = f"{graph.name(int(linear.outputs[0]))}_bias"
-    inputs[places.bias] = graph.new_constant(name, constant if former is None else constant + former)
-    linear.inputs = np.array(inputs, "int32")
-
-
-def _use_depthwise_convolutions(graph: LiteRTGraph) -> None:
-    """Replaces a product and a sum with constants for each channel, as of a batch normalization that is not folded.
-
-    A depthwise convolution with kernels of one entry computes both and rounds once, with a scale for each channel.
-    """
-    readers = graph.readers()
-    for product in [one for one in graph.operators if graph.kind(one) == "MUL"]:
-        tensor, factor = _with_constant(graph, product)
-        following = readers[int(product.outputs[0])]
-        if factor is None or len(following) != 1 or following[0] is graph or graph.kind(following[0]) != "ADD":
-            continue
-        total = following[0]
-        other, shift = _with_constant(graph, total)
-        channels = graph.shape(tensor)[-1:]
-        plain = product.builtinOptions.fusedActivationFunction == _NO_ACTIVATION
-        if len(graph.shape(tensor)) != 4 or shift is None or not plain or not factor.shape == channels == shift.shape:
-            continue
-        name = graph.name(int(product.outputs[0]))
-        options = graph.new_options(
-            "DepthwiseConv2DOptions",
-            padding=1,
-            strideW=1,
-            strideH=1,
-            depthMultiplier=1,
-            dilationWFactor=1,
-            dilationHFactor=1,
-            fusedActivationFunction=total.builtinOptions.fusedActivationFunction,
-        )
-        weights = graph.new_constant(f"{name}_factor", factor.reshape(1, 1, 1, -1))
-        inputs = [tensor, weights, graph.new_constant(f"{name}_shift", shift)]
-        place = graph.operators.index(total)
-        graph.operators[place] = graph.new_operator("DEPTHWISE_CONV_2D", inputs, [int(total.outputs[0])], options)
-        graph.operators.remove(product)
-        readers = graph.readers()
 
 
 # ---- integers --------------------------------------------------------------------------------------------------------
@@ -255,6 +161,47 @@ class _Rewriter:
         self._graph.map_outputs({index: self._as_floats(index) for index in self._graph.outputs})
         self._graph.operators = self._operators
 
+    def take_integers(self) -> dict[str, Grid]:
+        """Makes the floating-point inputs integers; returns their grids by name.
+
+        Raises:
+            ValueError: An operation reads an input in floating point.
+        """
+        graph, found, places = self._graph, {}, {}
+        names, readers = graph.signature_names(), graph.readers()
+        for index in [one for one in graph.inputs if graph.is_float(one)]:
+            kinds = ["" if one is graph else graph.kind(one) for one in readers.get(index, ())]
+            if kinds != ["QUANTIZE"]:
+                raise ValueError(f"int8 inputs are read by integer kernels alone. {_io_hint(names[index], 'read')}")
+            (operator,) = readers[index]
+            places[index] = int(operator.outputs[0])
+            found[names[index]] = self._grids[places[index]]
+            graph.operators.remove(operator)
+        graph.map_inputs(places)
+        return found
+
+    def give_integers(self) -> dict[str, Grid]:
+        """Makes the floating-point outputs integers; returns their grids by name.
+
+        Raises:
+            ValueError: An output is computed in floating point.
+        """
+        graph, found, places = self._graph, {}, {}
+        names = graph.signature_names()
+        made = {int(index): one for one in graph.operators for index in one.outputs}
+        for index in dict.fromkeys(one for one in graph.outputs if graph.is_float(one)):
+            operator = made.get(index)
+            if operator is None or graph.kind(operator) != "DEQUANTIZE":
+                raise ValueError(
+                    f"int8 outputs are computed by integer kernels alone. {_io_hint(names[index], 'computed')}"
+                )
+            places[index] = int(operator.inputs[0])
+            found[names[index]] = self._grids[places[index]]
+        graph.map_outputs(places)
+        read = graph.readers()
+        graph.operators = [one for one in graph.operators if any(int(index) in read for index in one.outputs)]
+        return found
+
     def _rewrite(self, operator: Any) -> None:
         kind = self._graph.kind(operator)
         if kind == "DEQUANTIZE":
@@ -280,7 +227,7 @@ class _Rewriter:
             return _FOUR_BITS[kind]
         if kind == "FULLY_CONNECTED" and operator.builtinOptions.keepNumDims:
             return 5
-        if kind == "TRANSPOSE_CONV" and operator.builtinOptions.fusedActivationFunction != _NO_ACTIVATION:
+        if kind == "TRANSPOSE_CONV" and operator.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
             return 4
         return max(version, _WIDE_VERSIONS.get(kind, 1)) if rank > 4 else version
 
@@ -316,7 +263,7 @@ class _Rewriter:
         grid = self._grid_behind(output) if self._graph.is_float(output) else None
         if grid is None or not computed or any(index not in self._integers for index in computed):
             return False
-        places = _LINEAR.get(kind)
+        places = LINEAR.get(kind)
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:
             return False
         if places is None:
@@ -355,7 +302,7 @@ class _Rewriter:
                 inputs[place] = self._new_integers(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
-    def _round_weights(self, operator: Any, places: _Linear) -> None:
+    def _round_weights(self, operator: Any, places: Linear) -> None:
         inputs = [int(index) for index in operator.inputs]
         weight = np.asarray(self._graph.values(inputs[places.weights]))
         grid = grid_holding(weight, self._weights, Granularity((places.axis,)))
@@ -428,6 +375,10 @@ class _Rewriter:
             self._floats[held] = self._graph.new_tensor(name, shape, "float32", like=held)
             self._operators.append(self._graph.new_operator("DEQUANTIZE", [held], [self._floats[held]]))
         return self._floats[held]
+
+
+def _io_hint(name: str, verb: str) -> str:
+    return f"Received: {name!r}, which is {verb} in floating point. Leave it float32."
 
 
 def _same(one: Grid, other: Grid) -> bool:

@@ -116,6 +116,21 @@ class LiteRTGraph:
         """Replaces outputs of the graph by other tensors."""
         self._set_outputs([other.get(index, index) for index in self.outputs])
 
+    def map_inputs(self, other: Mapping[int, int]) -> None:
+        """Replaces inputs of the graph by other tensors."""
+        for signature in self._model.signatureDefs or ():
+            for entry in signature.inputs:
+                entry.tensorIndex = other.get(entry.tensorIndex, entry.tensorIndex)
+        self.inputs = [other.get(index, index) for index in self.inputs]
+
+    def signature_names(self) -> dict[int, str]:
+        """Returns {index of an input or output: its name in the signature}."""
+        found = {}
+        for signature in self._model.signatureDefs or ():
+            for entry in (*signature.inputs, *signature.outputs):
+                found[int(entry.tensorIndex)] = str(entry.name.decode())
+        return found
+
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def tensor(self, index: int) -> Any:

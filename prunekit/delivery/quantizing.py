@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,7 +19,7 @@ from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.gzip_size import gzip_size
-from prunekit.delivery.integer_comparison import TensorDifference, tensor_differences
+from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.integer_export import integer_file
 from prunekit.delivery.integer_file import IntegerFile
 from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
@@ -130,6 +130,7 @@ class Quantized:
         path: str | os.PathLike[str],
         *,
         samples: Any = None,
+        integer_io: Sequence[str] | str = (),
     ) -> IntegerExport:
         """Writes the model as a LiteRT file with the grids of this quantization, and returns how the file compares.
 
@@ -139,9 +140,12 @@ class Quantized:
             path: Name of the file, which ends with ".tflite". An existing file is replaced.
             samples: Examples in the model's input structure that the file is compared on; None = some of the
                 calibration data.
+            integer_io: "inputs", "outputs" or both: these are int8 in the file, with scale and zero point of their
+                grids, instead of float32, as microcontrollers want them.
 
         Raises:
-            ValueError: The name has another ending; there are no samples; the weights were changed since.
+            ValueError: The name has another ending; there are no samples; the weights were changed since; an input or
+                output that is to be int8 is read or computed in floating point.
             IntegerExportError: The model cannot be converted on this backend, or the file computes something else. No
                 file is written then.
         """
@@ -156,15 +160,29 @@ class Quantized:
                 "without calibration data. Pass some inputs as `samples`."
             )
         reference = self._float_outputs if samples is None else None
-        return export_integers(self._found, given, target, reference)[0]
+        kinds = _integer_io(integer_io, self._found)
+        return export_integers(self._found, given, target, reference, integer_io=kinds)[0]
 
 
-def export_integers(
+def _integer_io(given: Sequence[str] | str, found: QuantizedModel) -> tuple[str, ...]:
+    kinds = (given,) if isinstance(given, str) else tuple(given)
+    if set(kinds) - {"inputs", "outputs"}:
+        raise ValueError(f'`integer_io` lists "inputs", "outputs" or both. Received: {given!r}.')
+    if kinds and found.formats.activations is None:
+        raise ValueError(
+            f"A file with activations in floating point has float32 inputs and outputs. Received: integer_io={given!r}."
+        )
+    return kinds
+
+
+def export_integers(  # noqa: PLR0913
     found: QuantizedModel,
     samples: Any,
     target: Path,
     float_outputs: list[np.ndarray] | None,
     labels: Any = None,
+    *,
+    integer_io: Sequence[str] = (),
 ) -> tuple[IntegerExport, list[np.ndarray]]:
     """Writes an integer file; returns how it compares, and its outputs for the samples.
 
@@ -174,12 +192,13 @@ def export_integers(
         target: Name of the file.
         float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
         labels: Classes of the samples for the first output, for the accuracy.
+        integer_io: What of "inputs" and "outputs" is int8 instead of float32.
 
     Raises:
         IntegerExportError: As for `Quantized.export`.
     """
     with contextlib.ExitStack() as scratch:
-        return _Export(found, samples, labels, scratch).written(target, float_outputs)
+        return _Export(found, samples, labels, scratch).written(target, float_outputs, integer_io)
 
 
 class _Export:
@@ -202,7 +221,9 @@ class _Export:
         self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
 
-    def written(self, target: Path, float_outputs: list[np.ndarray] | None) -> tuple[IntegerExport, list[np.ndarray]]:
+    def written(
+        self, target: Path, float_outputs: list[np.ndarray] | None, integer_io: Sequence[str]
+    ) -> tuple[IntegerExport, list[np.ndarray]]:
         """Converts, compares and writes the file; returns also its outputs."""
         subject, found = self._subject, self._found
         try:
@@ -213,6 +234,7 @@ class _Export:
                 structure=subject.structure,
                 specs=subject.fixed,
                 folder=self._folder,
+                integer_io=integer_io,
             )
         except ConversionError as error:
             raise IntegerExportError(f"The model cannot be converted: {error}.") from error
@@ -256,9 +278,12 @@ class _Export:
         """Returns the outputs of the file, as LiteRT runs it by default."""
         subject, batch = self._subject, made.batch or _EXAMPLES
         whole = subject.count // made.batch * made.batch if made.batch else subject.count
-        given = {spec.name: value for spec, value in zip(subject.specs, subject.inputs, strict=True)}
-        found = run_apart(path, given, {batch: whole})
-        return [np.asarray(found[f"{batch}/{name}"], "float32") for name in made.outputs]
+        found = run_apart(path, file_inputs(made, subject.specs, subject.inputs), {batch: whole})
+        outputs = {name: found[f"{batch}/{name}"] for name in made.outputs}
+        return [
+            np.asarray(made.grids[name].values(value) if name in made.grids else value, "float32")
+            for name, value in outputs.items()
+        ]
 
     def _float_bytes(self, size: int) -> int:
         """Returns the size of the float32 file; converts the model only where the integer file may have grown."""
