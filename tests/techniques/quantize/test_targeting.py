@@ -1,0 +1,181 @@
+"""Include and exclude: what is quantized, what computes in floating point, and what the report says of it."""
+
+import keras
+import numpy as np
+import pytest
+from architectures import inputs_of, randomize, stack
+from keras import layers as L
+from keras import ops
+
+from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.targeting import selected
+
+pytestmark = pytest.mark.every_backend
+
+
+def network():
+    """Returns convolutions with batch normalization and activations as layers, and a Dense layer."""
+    model = stack(
+        (8, 7, 3),
+        L.Conv2D(6, 3, name="conv"),
+        L.BatchNormalization(name="norm"),
+        L.ReLU(name="relu"),
+        L.SeparableConv2D(5, 3, name="separable"),
+        L.ReLU(name="second_relu"),
+        L.GlobalAveragePooling2D(name="pool"),
+        L.Dense(4, name="head"),
+    )
+    randomize(model)
+    return model
+
+
+def units_with(placement, name):
+    """Returns the units that call a layer of this name."""
+    found = [unit for units in placement.units.values() for unit in units]
+    return [unit for unit in found if name in [one.operation.name for one in unit.calls]]
+
+
+def placed(**patterns):
+    """Returns (placement, selection) of the network."""
+    model = network()
+    selection = selected(model, **patterns)
+    return place(model, selection.kept_float), selection
+
+
+def report_of(model, **options):
+    """Returns the report of a quantization of a model with data."""
+    return quantized(model, QuantizationOptions(**options), inputs_of(model, examples=8)).report
+
+
+def reasons_of(report):
+    """Returns {name: reason} of what computes in floating point."""
+    return {one.name: one.reason for one in report.left_float}
+
+
+def names_in(report):
+    """Returns the names of the quantized weights."""
+    return [one.name for one in report.weights]
+
+
+def test_without_patterns_all_kernels_are_quantized_and_nothing_is_skipped():
+    report = report_of(network())
+    assert names_in(report) == ["conv/kernel", "separable/depthwise_kernel", "separable/pointwise_kernel", "head/kernel"]
+    assert (report.left_float, report.skipped) == ((), ())
+
+
+def test_an_excluded_layer_is_left_in_floating_point_with_the_pattern_as_the_reason():
+    model = network()
+    before = ops.convert_to_numpy(model.get_layer("head").kernel).copy()
+    report = report_of(model, exclude="he*", weights=4)
+    assert reasons_of(report) == {"head": "excluded by 'he*'"}
+    assert [(one.name, one.reason) for one in report.skipped] == [("head/kernel", "excluded by 'he*'")]
+    assert np.array_equal(ops.convert_to_numpy(model.get_layer("head").kernel), before)
+
+
+def test_an_excluded_layer_computes_the_same_in_the_simulation_as_in_the_model():
+    x = keras.Input((6,), name="x")
+    model = keras.Model(x, L.Dense(5, name="only")(L.Dense(4, name="first")(x)))
+    randomize(model)
+    data = inputs_of(model, examples=8)
+    found = quantized(model, QuantizationOptions(exclude="only"), data)
+    first = keras.Model(x, model.get_layer("first").output)
+    with found.simulating():
+        simulated = ops.convert_to_numpy(model(data))
+    # The head reads what the file's integers of the first layer stand for, and rounds nothing itself.
+    (grid,) = [grid for place, grid in found.ranges.items() if place.name == "first"]
+    with quantized(first, QuantizationOptions(activation_ranges="minmax"), data).simulating():
+        rounded = ops.convert_to_numpy(first(data))
+    kernel, bias = map(ops.convert_to_numpy, model.get_layer("only").weights)
+    assert np.abs(simulated - (rounded @ kernel + bias)).max() <= np.abs(kernel).sum(axis=0).max() * grid.scale
+    assert [place.name for place in found.ranges] == ["x", "first"]
+
+
+def test_a_batch_normalization_is_folded_and_an_activation_fused_unless_excluded():
+    placement, _ = placed()
+    (unit,) = units_with(placement, "conv")
+    assert [call.operation.name for call in unit.calls] == ["conv", "norm", "relu"]
+
+
+def test_an_excluded_batch_normalization_is_not_folded():
+    placement, _ = placed(exclude="norm")
+    (unit,) = units_with(placement, "conv")
+    assert [call.operation.name for call in unit.calls] == ["conv"] and unit.normalization is None
+    (alone,) = units_with(placement, "norm")
+    assert alone is not unit
+    assert ("norm", "excluded by 'norm'") in [(one.name, one.reason) for one in placement.left_float]
+
+
+def test_an_excluded_activation_is_not_fused():
+    placement, _ = placed(exclude="relu")
+    (unit,) = units_with(placement, "conv")
+    assert "relu" not in [call.operation.name for call in unit.calls]
+    assert [(one.name, one.reason) for one in placement.left_float] == [("relu", "excluded by 'relu'")]
+
+
+def test_a_separable_convolution_with_one_kernel_excluded_computes_in_floating_point_whole():
+    model = network()
+    kernels = [ops.convert_to_numpy(one).copy() for one in model.get_layer("separable").weights[:2]]
+    report = report_of(model, exclude="separable/depthwise_kernel", weights=4)
+    assert reasons_of(report) == {"separable": "excluded by 'separable/depthwise_kernel'"}
+    found = [ops.convert_to_numpy(one) for one in model.get_layer("separable").weights[:2]]
+    assert np.array_equal(found[0], kernels[0])
+    # Kernels of a layer in floating point keep their values unless they are reported as being on a grid.
+    assert np.array_equal(found[1], kernels[1]) is ("separable/pointwise_kernel" not in names_in(report))
+    assert "separable/depthwise_kernel" not in names_in(report)
+
+
+def test_include_quantizes_the_matching_layers_alone():
+    report = report_of(network(), include=["conv", "head"])
+    assert names_in(report) == ["conv/kernel", "head/kernel"]
+    assert reasons_of(report) == {"separable": "not matched by include"}
+    assert {one.name: one.reason for one in report.skipped} == {
+        "separable/depthwise_kernel": "not matched by include",
+        "separable/pointwise_kernel": "not matched by include",
+    }
+
+
+def test_exclude_overrides_include():
+    report = report_of(network(), include="*", exclude=["re:conv|separable", "pool"])
+    assert names_in(report) == ["head/kernel"]
+    assert reasons_of(report) == {
+        "conv": "excluded by 're:conv|separable'",
+        "separable": "excluded by 're:conv|separable'",
+        "pool": "excluded by 'pool'",
+    }
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_typo_in_a_pattern_is_refused_with_a_hint(option):
+    with pytest.raises(ValueError, match=rf"The pattern 'haed' in `{option}` matches no layer.*Did you mean 'head'"):
+        selected(network(), **{option: "haed"})
+
+
+def test_an_include_that_takes_nothing_says_what_quantizing_is_refused():
+    with pytest.raises(ValueError, match="matches nothing that is quantized.*To quantize a weight that is out"):
+        selected(network(), include="norm")
+
+
+def test_a_model_whose_weights_are_all_excluded_is_refused_with_the_word_quantize():
+    with pytest.raises(ValueError, match="has no weights to quantize. Received: .*excluded by"):
+        selected(network(), exclude="*")
+
+
+def test_a_refusal_leaves_the_weights_as_they_were():
+    model = network()
+    before = [ops.convert_to_numpy(one).copy() for one in model.variables]
+    with pytest.raises(ValueError, match="Did you mean 'conv'"):
+        quantized(model, QuantizationOptions(exclude="cnov"), inputs_of(model))
+    assert all(np.array_equal(ops.convert_to_numpy(a), b) for a, b in zip(model.variables, before, strict=True))
+
+
+def test_a_table_shared_with_the_head_is_on_one_grid_and_excluded_for_both():
+    tokens = keras.Input((6,), dtype="int32", name="tokens")
+    table = L.ReversibleEmbedding(20, 8, name="table")
+    model = keras.Model(tokens, table(L.Dense(8, name="dense")(table(tokens)), reverse=True))
+    randomize(model)
+    assert names_in(report_of(model)) == ["table/embeddings", "dense/kernel"]
+    report = report_of(model, exclude="table")
+    assert names_in(report) == ["dense/kernel"]
+    assert reasons_of(report)["table"] == "excluded by 'table'"
