@@ -8,7 +8,6 @@ from architectures import ARCHITECTURES, inputs_of, randomize
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.litert import input_specs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -39,8 +38,7 @@ def test_a_file_with_int8_inputs_and_outputs_computes_what_the_other_does(quanti
     quantized.export(tmp_path / "int8.tflite", integer_io=("inputs", "outputs"))
     *_, floats = details(tmp_path / "float.tflite")
     *_, integers = details(tmp_path / "int8.tflite")
-    names = [one.name for one in input_specs(quantized.model, quantized._samples)]
-    x = {name: np.asarray(one[:4]) for name, one in zip(names, quantized._samples, strict=True)}
+    x = {name: one[:4] for name, one in inputs_of(quantized.model, examples=16).items()}
 
     def codes(name, values):
         scale, zero = integers.get_input_details()[name]["quantization"]
