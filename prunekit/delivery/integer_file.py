@@ -26,9 +26,11 @@ _COMPUTES = {
     *LINEAR,
     *(
         "ADD SUB MUL MEAN SUM BATCH_MATMUL RELU RELU6 LEAKY_RELU PRELU ELU GELU HARD_SWISH LOGISTIC TANH SOFTMAX "
-        "AVERAGE_POOL_2D"
+        "AVERAGE_POOL_2D RESIZE_BILINEAR"
     ).split(),
 }
+# Those whose results lie on the grid of their input.
+_ON_INPUT_GRID = ("AVERAGE_POOL_2D", "RESIZE_BILINEAR")
 # Operations whose results are entries of their inputs, on the same grid.
 _MOVES = set(
     "RESHAPE TRANSPOSE SQUEEZE EXPAND_DIMS PAD MIRROR_PAD MAX_POOL_2D CONCATENATION SLICE STRIDED_SLICE SPLIT SPLIT_V "
@@ -43,7 +45,7 @@ _VERSIONS = {
     "DEPTHWISE_CONV_2D": 3,
     "FULLY_CONNECTED": 4,
     "TRANSPOSE_CONV": 3,
-    **dict.fromkeys(("TILE", "REVERSE_V2", "BROADCAST_TO"), 3),
+    **dict.fromkeys(("TILE", "REVERSE_V2", "BROADCAST_TO", "RESIZE_BILINEAR"), 3),
     **dict.fromkeys(("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SELECT_V2", "PRELU", "ELU", "HARD_SWISH", "LEAKY_RELU"), 1),
 }
 _VERSION = 2
@@ -274,7 +276,7 @@ class _Rewriter:
         # Where the grid behind is another one, the values are rounded again there.
         if kind in _PRESCRIBED:
             grid = fixed_grid(_PRESCRIBED[kind], grid.format)
-        elif kind == "AVERAGE_POOL_2D":
+        elif kind in _ON_INPUT_GRID:
             grid = self._grids[int(operator.inputs[0])]
         self._set_grid(output, grid)
         return True

@@ -140,7 +140,8 @@ def activation_rule(function: Any) -> Rule:
     found = _ACTIVATIONS.get(activation_name(function))
     if found is not None:
         return found
-    shown = getattr(function, "__name__", type(function).__name__)
+    inner = function.activation if isinstance(function, keras.layers.Activation) else function
+    shown = getattr(inner, "__name__", type(inner).__name__)
     return Rule("float", reason=f"the activation {shown} has no integer kernel")
 
 
