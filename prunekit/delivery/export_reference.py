@@ -16,6 +16,10 @@ from prunekit.delivery.isolated_run import Comparison, Unfit, compare
 from prunekit.delivery.litert import ConversionError, InputSpec, Traced, input_specs, trace_and_convert
 
 
+# Examples that a model computes at once: outside of a compiled function it keeps the outputs of all its layers.
+_BATCH = 16
+
+
 @dataclass(frozen=True)
 class Format:
     """Export format with its largest permitted errors against the Keras model.
@@ -92,7 +96,7 @@ class Subject:
 
     def answers(self, model: keras.Model) -> list[np.ndarray]:
         """Returns all outputs of a Keras model for all samples, as float arrays."""
-        batch = self.specs[0].shape[0] or 256
+        batch = self.specs[0].shape[0] or _BATCH
         parts: list[list[np.ndarray]] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.example_inputs import fixed_batch
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized
@@ -21,6 +23,9 @@ from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.units import Range, RoundedWeight
+
+# Numbers of all rounded tensors of a model that are in memory at once, 1 GB.
+_VALUES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,13 @@ def calibrated(
     chosen = [place for place in placement.ranges if place.signed is None]
     histograms = [Histogram() for _ in chosen]
     run = ModelFunction(model, lambda inputs: _values(model, placement, chosen, inputs))
+    examples = None if fixed_batch(model) else _examples_at_once(chosen)
     for batch in batches:
-        for place, histogram, tensors in zip(
-            chosen, histograms, run(keras.tree.map_structure(ops.convert_to_tensor, batch)), strict=True
-        ):
-            for tensor in tensors:
-                _count(histogram, tensor, place)
+        for part in _parts(batch, examples):
+            values = run(keras.tree.map_structure(ops.convert_to_tensor, part))
+            for place, histogram, tensors in zip(chosen, histograms, values, strict=True):
+                for tensor in tensors:
+                    _count(histogram, tensor, place)
     if not any(histogram.count for histogram in histograms) and histograms:
         raise ValueError("Calibration needs at least one batch of inputs. Received: none.")
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
@@ -62,6 +68,21 @@ def calibrated(
         (low,), (high,) = rule(histogram.sample(), form)
         grids[place] = grid_between(low, high, form)
     return grids
+
+
+def _examples_at_once(chosen: Sequence[Range]) -> int:
+    """Returns how many examples are run at once, so that all tensors of the ranges fit in `_VALUES` numbers."""
+    shapes = [tuple(one.shape)[1:] for place in chosen for one in place.tensors]
+    return max(_VALUES // max(sum(math.prod(length or 1 for length in shape) for shape in shapes), 1), 1)
+
+
+def _parts(batch: Any, most: int | None) -> Iterator[Any]:
+    """Yields a batch in halves of halves of at most so many examples: few sizes, since each is traced anew."""
+    count = size = len(keras.tree.flatten(batch)[0])
+    while most is not None and size > most:
+        size = -(-size // 2)
+    for start in range(0, count, max(size, 1)):
+        yield keras.tree.map_structure(lambda one, at=start: one[at : at + size], batch)
 
 
 def _values(model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any) -> list[list[Any]]:

@@ -8,6 +8,7 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_parameters
 
+from prunekit.techniques.quantize import calibration
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated, scale_of
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.placement import place
@@ -194,3 +195,17 @@ def test_scales_of_tensors_are_those_of_arrays(shape, axes):
     found = ops.convert_to_numpy(scale_of(ops.convert_to_tensor(values), IntegerFormat(4), Granularity(axes)))
     assert np.allclose(found, grid.scale, rtol=2.0**-22, atol=0.0)
     assert found.shape == (grid.scale.shape if axes else (1,) * len(shape))
+
+
+def test_a_batch_in_parts_gives_the_same_grids(monkeypatch):
+    x = keras.Input((6,), name="x")
+    model = keras.Model(x, L.Dense(3)(L.Dense(5, activation="relu")(x)))
+    placement, data = place(model), np.random.default_rng(0).normal(size=(13, 6)).astype("float32")
+    form = IntegerFormat(8, symmetric=False)
+    whole = calibrated(model, placement, [data], form, MinMax())
+    # 14 numbers for each example.
+    monkeypatch.setattr(calibration, "_VALUES", 3 * 14)
+    parts = calibrated(model, placement, [data], form, MinMax())
+    for place_, grid in whole.items():
+        np.testing.assert_allclose(parts[place_].scale, grid.scale, rtol=1e-5)
+        assert parts[place_].zero_point == grid.zero_point

@@ -89,3 +89,18 @@ def test_an_empty_histogram_has_the_range_of_zero():
     for rule in (MinMax(), Percentile(0.9), MeanSquaredError()):
         low, high = rule(histogram.sample(), IntegerFormat(8, False))
         assert (low.tolist(), high.tolist()) == ([0.0], [0.0])
+
+
+def test_of_a_large_array_a_sample_is_counted_with_exact_extremes():
+    rng = np.random.default_rng(0)
+    # One channel in 64 is ten times as large: a sample that leaves channels out would miss it.
+    values = (rng.normal(size=(40_000, 64)) * np.where(np.arange(64) == 63, 10.0, 1.0)).astype("float32")
+    values[12_345, 7] = 99.0
+    histogram = Histogram()
+    histogram.observe(values)
+    sample = histogram.sample()
+    assert (histogram.low, histogram.high) == (values.min(), 99.0)
+    assert abs(sample.counts.sum() / values.size - 1) < 1e-3
+    large = np.abs(values) > 5.0
+    found = sample.counts[0][np.abs(sample.values[0]) > 5.0].sum()
+    assert abs(found / large.sum() - 1) < 0.02
