@@ -29,6 +29,8 @@ PARTLY = (
     "fashion_cnn_channels_free layer_norm_mlp rms_norm group_norm transformer_encoder rms_decoder two_towers tied "
     "lstm_stack gru_stack simple_rnn bidirectional conv_lstm time_distributed permute"
 ).split()
+# Roundings that the converter merges with others of the same tensor and grid.
+MERGED = {"transformer_encoder": 4, "rms_decoder": 6, "two_towers": 2, "tied": 1}
 
 
 def made(model, inputs, folder, weights=8):
@@ -60,7 +62,8 @@ def test_no_tensor_is_more_than_one_step_from_the_simulation(name, tmp_path):
     file, placement, formats, grids = made(model, inputs, tmp_path)
     assert bool(file.left_float) is (name in PARTLY)
     found = differences(file, placement, formats, grids, first_of(inputs))
-    assert [one for one in found if one.largest > 1] == []
+    assert [one for one in found if (one.largest or 0) > 1] == []
+    assert sum(one.largest is None for one in found) == MERGED.get(name, 0)
     assert np.mean([one.share for one in found]) < 0.12
 
 

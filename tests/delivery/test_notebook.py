@@ -11,7 +11,10 @@ import run_reports
 
 import prunekit as pk
 from prunekit.anatomy.sections import Column, Section
+from prunekit.delivery.integer_comparison import TensorDifference
+from prunekit.delivery.isolated_run import Comparison
 from prunekit.delivery.notebook import html_of
+from prunekit.delivery.quantizing import IntegerExport
 from prunekit.delivery.report_sections import sections_of
 from prunekit.delivery.sweeps import SweepReport, swept_point
 from prunekit.loops.weight_changes import ChangeReport, WeightChange
@@ -33,6 +36,9 @@ def results(model, tmp_path_factory):
     batch = np.random.default_rng(2).normal(size=(6, 8)).astype("float32")
     run = run_reports.make()
     point = swept_point("a", {"final": 0.5}, run, "smallest")
+    quantized = pk.quantize(keras.models.clone_model(model), batch, weights=4, exclude="logits")
+    tensors = (TensorDifference("hidden", 1, 0.25), TensorDifference("logits", None, 0.0))
+    near, far = Comparison(0.01, 0.002, None, None), Comparison(0.1, 0.05, 0.75, None)
     return {
         "report": pk.inspect(model),
         "cost": pk.cost(model),
@@ -44,11 +50,27 @@ def results(model, tmp_path_factory):
         "rounds": pk.RoundsReport((Round(0, 0.0, 0, None), Round(1, 0.5, 24, 0.75)), pk.inspect(model)),
         "groups": pk.channel_groups(model),
         "shrink": pk.shrink(model, channels=0.5)[1],
+        "quantized": quantized.report,
+        "integers": IntegerExport("net.tflite", 900, 700, 1200, ("TANH x/tanh",), tensors, near, far, ("A remark.",)),
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }
 
 
-KINDS = ("report", "cost", "signals", "changes", "diagnosis", "run", "sweep", "rounds", "groups", "shrink", "section")
+KINDS = (
+    "report",
+    "cost",
+    "signals",
+    "changes",
+    "diagnosis",
+    "run",
+    "sweep",
+    "rounds",
+    "groups",
+    "shrink",
+    "section",
+    "quantized",
+    "integers",
+)
 
 
 class Checker(html.parser.HTMLParser):
@@ -98,6 +120,18 @@ def test_a_removal_of_channels_shows_what_is_left_and_the_picture(results):
     text = results["shrink"]._repr_html_()
     assert "39 of 75 parameters" in text and "3 of 6 channels are left." in text
     assert "6 → 3" in text and "<svg" in text
+
+
+def test_a_quantization_shows_weights_ranges_and_what_stays_in_floating_point(results):
+    text = results["quantized"]._repr_html_()
+    assert all(f">{title}</h2>" in text for title in ("Quantized weights", "Ranges of tensors", "In floating point"))
+    assert results["quantized"].verdict().partition(":")[0] in text and "excluded by" in text
+
+
+def test_an_integer_file_shows_its_tensors_and_remarks(results):
+    text = results["integers"]._repr_html_()
+    assert all(f">{title}</h2>" in text for title in ("Integer file", "Tensors of the file and of the simulation"))
+    assert "In floating point: TANH x/tanh." in text and "A remark." in text
 
 
 def test_the_style_reaches_nothing_outside_the_element(results):

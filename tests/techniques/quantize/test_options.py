@@ -23,7 +23,10 @@ REFUSALS = {
     "bias text": (dict(correct_biases="yes"), "`correct_biases` is True, False or None. Received: 'yes'"),
     "equalize text": (dict(equalize="yes"), "`equalize` is True or False. Received: 'yes'"),
     "no equalize": (dict(equalize=None), "`equalize` is True or False. Received: None"),
-    "negative damping": (dict(damping=-0.1), "`damping` is a fraction of the mean diagonal, at least 0. Received: -0.1"),
+    "negative damping": (
+        dict(damping=-0.1),
+        "`damping` is a fraction .*, at least 0. Received: -0.1",
+    ),
     "NaN damping": (dict(damping=float("nan")), "`damping` is a fraction .* Received: nan"),
     "infinite damping": (dict(damping=float("inf")), "`damping` is a fraction .* Received: inf"),
     "truth value as damping": (dict(damping=True), "`damping` is a fraction .* Received: True"),

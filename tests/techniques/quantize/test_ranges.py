@@ -8,7 +8,15 @@ from hypothesis.extra import numpy as arrays
 from plain_quantization import plain_error, plain_percentile, plain_slices
 
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, Sample, grid_of, sample_of
+from prunekit.techniques.quantize.ranges import (
+    MeanSquaredError,
+    MinMax,
+    Percentile,
+    Sample,
+    grid_holding,
+    grid_of,
+    sample_of,
+)
 
 RULES = [MinMax(), Percentile(0.99), Percentile(1.0), MeanSquaredError()]
 SYMMETRIC, ASYMMETRIC = IntegerFormat(4), IntegerFormat(4, symmetric=False)
@@ -157,3 +165,107 @@ def test_weights_of_other_dtypes_have_grids(dtype):
     values = np.array([[0.5, -1.0], [0.25, 0.0]]).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     grid = grid_of(values, IntegerFormat(8), Granularity((1,)))
     assert grid.scale.tolist() == [[np.float32(0.5 / 127), np.float32(1.0 / 127)]]
+
+
+def on_a_grid(shape, axes, bits, seed, largest=None, sparse=0.0):
+    """Returns (codes, values): random codes, and their products with a random scale for each index of the axes.
+
+    Args:
+        shape: Shape of the codes.
+        axes: Axes whose indices have scales of their own.
+        bits: Bits of a code.
+        seed: Seed.
+        largest: Largest code that occurs; None = the largest of the format.
+        sparse: Share of the codes that are zero.
+    """
+    rng = np.random.default_rng(seed)
+    largest = IntegerFormat(bits).highest if largest is None else largest
+    codes = rng.integers(-largest, largest + 1, shape) * (rng.random(shape) >= sparse)
+    scale = np.exp(rng.normal(scale=3.0, size=Granularity(axes).parameter_shape(shape))).astype("float32")
+    return codes, (codes.astype("float32") * scale).astype("float32")
+
+
+def assert_held(values, bits, axes):
+    """Asserts that the grid found holds all values: codes within the format reproduce them."""
+    form = IntegerFormat(bits)
+    grid = grid_holding(values, form, Granularity(axes))
+    codes = grid.codes(values)
+    assert np.abs(codes).max(initial=0) <= form.highest and (grid.zero_point == 0).all()
+    # In single precision, and relative to each value: zeros are exact.
+    assert np.allclose(grid.values(codes), values, rtol=1e-6, atol=0.0)
+    return grid, codes
+
+
+@pytest.mark.short(cases=12)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("axes", [(), (0,), (1,), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_grid_is_found_on_which_products_of_codes_and_scales_lie(bits, axes, seed):
+    rng = np.random.default_rng(seed + 100)
+    _, values = on_a_grid((3, 4, 5, 6), axes, bits, seed)
+    assert_held(values, bits, axes)
+    # As by a batch normalization that is folded.
+    factor = rng.uniform(0.01, 30.0, Granularity(axes).parameter_shape(values.shape)).astype("float32")
+    assert_held(values * factor * rng.choice([-1.0, 1.0], factor.shape).astype("float32"), bits, axes)
+
+
+@pytest.mark.parametrize("bits, largest", [(3, 2), (4, 5), (8, 126), (8, 90), (8, 64), (8, 3)])
+def test_codes_that_do_not_use_the_largest_one_have_a_grid(bits, largest):
+    codes, values = on_a_grid((9, 40), (0,), bits, 0, largest)
+    extremes = grid_of(values, IntegerFormat(bits), Granularity((0,)))
+    assert not np.allclose(extremes.nearest(values), values, rtol=1e-6, atol=0.0)
+    grid, found = assert_held(values, bits, (0,))
+    assert ((found == 0) == (codes == 0)).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_rows_of_zeros_and_rows_of_one_value_have_a_grid(bits):
+    codes, values = on_a_grid((6, 30), (0,), bits, 1, sparse=0.8)
+    codes[2], values[2] = 0, 0.0
+    values[4], values[5] = 0.3, 0.0
+    values[5, 7] = -1e-20
+    grid, found = assert_held(values, bits, (0,))
+    assert grid.scale[2, 0] == 1.0 and not found[2].any()
+    assert len(set(found[4])) == 1 and np.isfinite(grid.scale).all() and (grid.scale > 0.0).all()
+
+
+def test_a_row_on_no_grid_has_the_grid_of_its_extremes_and_the_others_theirs():
+    form, granularity = IntegerFormat(4), Granularity((0,))
+    codes, values = on_a_grid((5, 60), (0,), 4, 2, largest=5)
+    values[3] = np.random.default_rng(0).normal(size=60)
+    grid = grid_holding(values, form, granularity)
+    assert grid.scale[3] == grid_of(values, form, granularity).scale[3]
+    held = [0, 1, 2, 4]
+    assert np.allclose(grid.nearest(values)[held], values[held], rtol=1e-6, atol=0.0)
+    assert not np.allclose(grid.nearest(values)[3], values[3], rtol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_values_of_more_bits_lie_on_no_grid_of_fewer(bits):
+    form = IntegerFormat(bits)
+    _, values = on_a_grid((4, 400), (0,), 8, 3)
+    found, expected = (grid(values, form, Granularity((0,))) for grid in (grid_holding, grid_of))
+    assert np.array_equal(found.scale, expected.scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), ()], ids=str)
+def test_arrays_without_values_and_single_values_have_a_grid(shape):
+    values = np.full(shape, 0.7, "float32")
+    assert np.allclose(grid_holding(values, IntegerFormat(4)).nearest(values), values)
+
+
+def test_values_that_are_not_finite_have_no_grid():
+    with pytest.raises(ValueError, match="Quantization needs finite values. Received: 1 of 4 values"):
+        grid_holding(np.array([1.0, np.nan, 2.0, 0.0]), IntegerFormat(8))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    codes=arrays.arrays("int32", (3, 12), elements=st.integers(-7, 7)),
+    scale=st.floats(2.0**-20, 2.0**20, width=32),
+    factor=st.floats(2.0**-10, 2.0**10, width=32),
+)
+def test_any_codes_are_reproduced_also_after_a_factor(codes, scale, factor):
+    values = codes.astype("float32") * np.float32(scale)
+    assert_held(values, 4, (0,))
+    assert_held(values * np.float32(factor), 4, (0,))

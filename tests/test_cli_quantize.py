@@ -1,0 +1,163 @@
+"""The command `quantize`: integer files, JSON, the Keras model, and refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_lines import assert_mistake
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A folder with a small model and its data."""
+    import keras
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("models")
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(48, activation="relu", name="hidden"), keras.layers.Dense(4, name="out")]
+    model = keras.Sequential([keras.Input((24,)), *layers], name="net")
+    model.compile("adam", "mse")
+    model.save(folder / "net.keras")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 24)).astype("float32"), rng.normal(size=(80, 4)).astype("float32")
+    np.savez(folder / "d.npz", x_train=x, y_train=y)
+    np.savez(folder / "other.npz", x_train=x[:, :5], y_train=y)
+    x[3, 2] = np.nan
+    np.savez(folder / "nan.npz", x_train=x, y_train=y)
+    return folder
+
+
+@pytest.fixture
+def quantize(run, stored):
+    """Runs `quantize` on the model: (exit code, standard output, standard error)."""
+
+    def run_on_model(*arguments, data="d.npz", output="new.tflite"):
+        return run("quantize", stored / "net.keras", "--data", stored / data, "-o", output, *arguments)
+
+    return run_on_model
+
+
+def test_a_model_is_written_as_an_integer_file(quantize, stored):
+    before = (stored / "net.keras").read_bytes()
+    code, out, err = quantize("--bits", "8", output="new/net.tflite")
+    assert (code, err) == (0, "")
+    titles = ("Quantized weights", "Ranges of tensors", "Integer file")
+    assert all(title in out for title in titles) and "hidden/kernel" in out
+    report, file = out.splitlines()[-2:]
+    assert report.startswith("2 weights on grids of 8 bits (nearest): ")
+    size = Path("new/net.tflite").stat().st_size
+    assert file.startswith(f"new/net.tflite: {size:,} bytes (0.")
+    assert file.endswith("; 0 operations compute in floating point.")
+    assert Path("new/net.tflite").read_bytes()[4:8] == b"TFL3"
+    assert [path.name for path in Path("new").iterdir()] == ["net.tflite"]
+    assert (stored / "net.keras").read_bytes() == before
+
+
+def test_json_has_the_report_and_the_file(quantize):
+    code, out, err = quantize("--bits", "4", "--examples", "60", "--json")
+    found = json.loads(out)
+    assert (code, err, found["path"]) == (0, "", "new.tflite")
+    assert found["report"]["method"] == "gptq" and [one["bits"] for one in found["report"]["weights"]] == [4, 4]
+    assert found["file"]["bytes"] == Path("new.tflite").stat().st_size
+    assert found["file"]["largest_difference"] <= 1 and found["file"]["left_float"] == []
+
+
+def test_the_keras_model_is_written_with_its_weights_on_grids(quantize):
+    import keras
+    import numpy as np
+
+    code, _, _ = quantize("--bits", "3", "--keras", "models/new.keras", "--activations", "float")
+    model = keras.models.load_model("models/new.keras")
+    assert code == 0 and model.name == "net"
+    for layer in model.layers:
+        for column in np.array(layer.kernel).T:
+            assert len(np.unique(column)) <= 7
+    assert [path.name for path in Path("models").iterdir()] == ["new.keras"]
+
+
+def test_options_are_those_of_python(quantize):
+    options = ("--method", "nearest", "--ranges", "minmax", "--exclude", "out", "--bits", "4")
+    code, out, _ = quantize(*options, "--json")
+    report = json.loads(out)["report"]
+    assert code == 0 and report["method"] == "nearest"
+    assert [one["name"] for one in report["weights"]] == ["hidden/kernel"]
+    assert [(one["name"], one["reason"]) for one in report["left_float"]] == [("out", "excluded by 'out'")]
+
+
+def test_integer_inputs_and_outputs_are_written_where_asked(quantize):
+    from ai_edge_litert.interpreter import Interpreter
+
+    code, _, _ = quantize("--integer-io")
+    interpreter = Interpreter(model_path="new.tflite")
+    found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+    assert code == 0 and [one["dtype"].__name__ for one in found] == ["int8", "int8"]
+
+
+def test_force_replaces_an_existing_file(quantize):
+    Path("new.tflite").write_bytes(b"former")
+    Path("new.keras").write_bytes(b"former")
+    assert_mistake(quantize(), "new.tflite exists already. Pass --force to replace it.")
+    assert_mistake(quantize("--keras", "new.keras", output="a.tflite"), "new.keras exists already. Pass --force")
+    assert (Path("new.tflite").read_bytes(), Path("new.keras").read_bytes()) == (b"former", b"former")
+    assert quantize("--force", "--keras", "new.keras")[0] == 0
+    assert Path("new.tflite").read_bytes()[4:8] == b"TFL3" and Path("new.keras").read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "message"),
+    [
+        ({"output": "new.keras"}, [], "-o takes the name of a .tflite file. Received: 'new.keras'."),
+        ({"output": "new"}, [], "-o takes the name of a .tflite file. Received: 'new'."),
+        ({"data": "gone.npz"}, [], "gone.npz"),
+        ({"data": "d.csv"}, [], "--data takes an .npz file or a folder of tf.data.Dataset.save."),
+        ({"data": "other.npz"}, [], "24"),
+        ({"data": "nan.npz"}, [], "NaN"),
+        ({}, ["--bits", "9"], "9 is not in the range 2<=x<=8"),
+        ({}, ["--bits", "1"], "1 is not in the range 2<=x<=8"),
+        ({}, ["--activations", "4"], "'4' is not one of '8'"),
+        ({}, ["--method", "awq"], "'awq' is not one of 'auto', 'nearest', 'gptq'"),
+        ({}, ["--ranges", "mes"], "`activation_ranges` is one of minmax, mse, percentile:0.9999. Received: 'mes'."),
+        ({}, ["--ranges", "percentile:2"], 'write "percentile:0.9999"'),
+        ({}, ["--exclude", "hiden"], "Did you mean 'hidden'"),
+        ({}, ["--exclude", "*"], "has no weights to quantize"),
+        ({}, ["--keras", "new.h5"], "takes the name of a .keras file. Received: 'new.h5'."),
+        ({}, ["--examples", "0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(quantize, options, words, message):
+    assert_mistake(quantize(*words, **options), message)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["net.keras", "-o", "new.tflite"], "Missing option '--data'"),
+        (["net.keras", "--data", "d.npz"], "Missing option '-o'"),
+        (["--data", "d.npz", "-o", "new.tflite"], "Missing argument 'MODEL'"),
+        (["gone.keras", "--data", "d.npz", "-o", "new.tflite"], "gone.keras: no such file."),
+        (["bad.keras", "--data", "d.npz", "-o", "new.tflite"], "bad.keras"),
+        (["folder.keras", "--data", "d.npz", "-o", "new.tflite"], "MODEL takes the name of a .keras file."),
+        (["net.keras", "--data", "d.npz", "-o", "file/new.tflite"], "file/new.tflite cannot be written: "),
+        (["net.keras", "--data", "d.npz", "-o", "new.tflite", "--wieghts", "4"], "No such option '--wieghts'"),
+    ],
+    ids=["no data", "no output", "no model", "unknown file", "bad file", "folder", "no folder", "unknown option"],
+)
+def test_files_that_cannot_be_are_refused(run, stored, arguments, message):
+    for name in ("net.keras", "d.npz"):
+        Path(name).write_bytes((stored / name).read_bytes())
+    Path("bad.keras").write_bytes(b"no model")
+    Path("folder.keras").mkdir()
+    Path("file").write_text("")
+    assert_mistake(run("quantize", *arguments), message)
+    assert not Path("new.tflite").exists()
+
+
+def test_a_file_that_fails_its_comparison_is_an_error_and_is_not_written(quantize, monkeypatch):
+    from prunekit.delivery import quantizing
+    from prunekit.delivery.integer_comparison import TensorDifference
+
+    monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
+    assert_mistake(quantize("--keras", "new.keras"), "error: Each tensor of an integer file is at most one step")
+    assert list(Path().iterdir()) == []
