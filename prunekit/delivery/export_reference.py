@@ -15,7 +15,6 @@ import numpy as np
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
 from prunekit.delivery.litert import ConversionError, InputSpec, Traced, input_specs, trace_and_convert
 
-
 # Examples that a model computes at once: outside of a compiled function it keeps the outputs of all its layers.
 _BATCH = 16
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
+TRAINED = Path(".study") / "dense"
 BATCH, EPOCHS = 128, 6
 # The last images of an epoch that fill no batch are left out: they are others in each epoch.
 STEPS = 60_000 // BATCH
@@ -132,6 +133,26 @@ def network(keras: Any, name: str, seed: int) -> Any:
         limit = (6 / (field * (shape[-2] + shape[-1]))) ** 0.5
         layer.kernel.assign(np.random.default_rng((seed, index)).uniform(-limit, limit, shape).astype("float32"))
     compile_network(keras, model)
+    return model
+
+
+def trained(keras: Any, name: str, train: tuple[Any, Any]) -> Any:
+    """Returns the network of seed 0 after all epochs; its weights are kept in .study, and trained once.
+
+    Args:
+        keras: The module keras.
+        name: A key of `NETWORKS`.
+        train: The training images and labels.
+    """
+    keras.utils.set_random_seed(0)
+    model = network(keras, name, 0)
+    path = TRAINED / f"{name}-0.weights.h5"
+    if path.exists():
+        model.load_weights(path)
+    else:
+        model.fit(batches(train, 0), epochs=EPOCHS, steps_per_epoch=STEPS, verbose=2)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save_weights(path)
     return model
 
 

@@ -36,7 +36,6 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "3-bit weights, 8-bit activations, GPTQ": {"weights": 3},
     f"{SPARSITY:.0%} zeros, 8-bit weights and activations": INT8,
 }
-DENSE_WEIGHTS = Path(".study") / "dense"
 PAGE = Path("docs/measured/quantization.md")
 HEAD = f"""# Measured: quantization after training
 
@@ -74,16 +73,7 @@ class Study:
         gc.collect()
         if self.name == "mnist":
             return mnist.network()
-        keras.utils.set_random_seed(0)
-        model = fashion.network(keras, self.name, 0)
-        path = DENSE_WEIGHTS / f"{self.name}-0.weights.h5"
-        if path.exists():
-            model.load_weights(path)
-        else:
-            model.fit(fashion.batches(self.train, 0), epochs=fashion.EPOCHS, steps_per_epoch=fashion.STEPS, verbose=2)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            model.save_weights(path)
-        return model
+        return fashion.trained(keras, self.name, self.train)
 
     def write(self, way: str, path: Path) -> None:
         """Writes the file of one way."""

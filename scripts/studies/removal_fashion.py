@@ -23,7 +23,6 @@ WAYS = ("none", "channels", "channels, trained", "a block and channels, trained"
 MASKED = 0.5
 SECONDS = 20.0
 IMAGES_OF_BLOCKS = 256
-DENSE_WEIGHTS = Path(".study") / "dense"
 PAGE = Path("docs/measured/removal-fashion.md")
 HEAD = f"""# Measured: half of the arithmetic
 
@@ -66,16 +65,7 @@ class Study:
         """The trained dense network."""
         keras.utils.clear_session()
         gc.collect()
-        keras.utils.set_random_seed(0)
-        model = fashion.network(keras, self.name, 0)
-        path = DENSE_WEIGHTS / f"{self.name}-0.weights.h5"
-        if path.exists():
-            model.load_weights(path)
-        else:
-            model.fit(fashion.batches(self.train, 0), epochs=fashion.EPOCHS, steps_per_epoch=fashion.STEPS, verbose=2)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            model.save_weights(path)
-        return model
+        return fashion.trained(keras, self.name, self.train)
 
     def tuned(self, model: Any, callbacks: Any = ()) -> Any:
         """The model after the epochs of training with a falling learning rate."""
