@@ -80,7 +80,7 @@ def showing_progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 
 
-def check_files(model: str, output: str, force: bool, suffix: str = ".keras") -> None:
+def check_files(model: str, output: str, force: bool, suffix: str = ".keras", option: str = "-o") -> None:
     """Checks the names of a model to read and of a file to write.
 
     Args:
@@ -88,17 +88,18 @@ def check_files(model: str, output: str, force: bool, suffix: str = ".keras") ->
         output: The file to write.
         force: True if the file to write may exist.
         suffix: Ending of the file to write.
+        option: The option that names it.
 
     Raises:
         UsageError: The model does not exist; the file to write has another ending, exists, or cannot be written.
     """
-    for option, path, ending in (("MODEL", model, ".keras"), ("-o", output, suffix)):
+    for name, path, ending in (("MODEL", model, ".keras"), (option, output, suffix)):
         if Path(path).is_dir():
-            raise click.UsageError(f"{option} takes the name of a {ending} file. Received: the folder {path!r}.")
+            raise click.UsageError(f"{name} takes the name of a {ending} file. Received: the folder {path!r}.")
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
     if not output.endswith(suffix):
-        raise click.UsageError(f"-o takes the name of a {suffix} file. Received: {output!r}.")
+        raise click.UsageError(f"{option} takes the name of a {suffix} file. Received: {output!r}.")
     if Path(output).exists() and not force:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
     folder = next(parent for parent in Path(output).absolute().parents if parent.exists())

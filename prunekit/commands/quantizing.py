@@ -21,7 +21,7 @@ from prunekit.commands.output import print_json, print_sections
 from prunekit.options import json_option
 from prunekit.terminal import load_keras_quietly
 
-_ACTIVATIONS = {"8": 8, "16": 16, "float": None}
+_ACTIVATIONS = {"8": 8, "float": None}
 
 
 @click.command()
@@ -73,7 +73,9 @@ def quantize(  # noqa: PLR0913
     model before it is kept."""
     check_files(model, output, force, ".tflite")
     if keras is not None:
-        check_files(model, keras, force)
+        check_files(model, keras, force, option="--keras")
+        if Path(keras).resolve() == Path(model).resolve():
+            raise click.UsageError(f"--keras names a new file; MODEL is not changed. Received: {keras!r} for both.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
     from prunekit.delivery.quantizing import IntegerExportError

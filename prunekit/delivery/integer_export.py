@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from prunekit.delivery.integer_file import IntegerFile, with_integer_weights, with_integers
+from prunekit.delivery.integer_file import READING, IntegerFile, with_integer_weights, with_integers
 from prunekit.delivery.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
@@ -75,7 +75,14 @@ class _Marking(Unchanged):
         self.marks: dict[str, Grid] = {}
 
     def tensor(self, value: Any, place: Range) -> Any:
-        """Writes an operation."""
+        """Writes an operation behind one that computes with integers."""
+        return self._marked(value, place, "rounding")
+
+    def argument(self, value: Any, place: Range) -> Any:
+        """Writes an operation before one that reads integers."""
+        return self._marked(value, place, READING)
+
+    def _marked(self, value: Any, place: Range, kind: str) -> Any:
         import tensorflow as tf
 
         if self._formats.activations is None:
@@ -86,7 +93,7 @@ class _Marking(Unchanged):
         self._number = self._number + 1 if self._traced is value.graph else 0
         self._traced = value.graph
         # With a letter behind the number, so that no name begins with another one.
-        name = f"rounding_{self._number}_of_prunekit"
+        name = f"{kind}_{self._number}_of_prunekit"
         self.marks[name] = grid
         low, high = (float(grid.scale * (code - grid.zero_point)) for code in (grid.format.lowest, grid.format.highest))
         return tf.quantization.fake_quant_with_min_max_args(value, low, high, num_bits=grid.format.bits, name=name)

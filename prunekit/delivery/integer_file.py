@@ -62,6 +62,9 @@ _WIDE_VERSIONS = {
 }
 # The versions whose kernels read weights of 4 bits, two in each byte; from op_version.cc too.
 _FOUR_BITS = {"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10}
+# Beginning of the names of marks that round what an integer kernel reads. The operation before one computes in floating
+# point, or was rounded already.
+READING = "reading"
 _CONSTANTS = IntegerFormat(8, symmetric=False)
 
 
@@ -287,7 +290,8 @@ class _Rewriter:
             (reader,) = self._readers[index]
             kind = "" if reader is self._graph else self._graph.kind(reader)
             if kind == "QUANTIZE":
-                return self._mark(int(reader.outputs[0]))[1]
+                name, grid = self._mark(int(reader.outputs[0]))
+                return None if name.startswith(READING) else grid
             if kind not in _MOVES or len(reader.outputs) != 1:
                 return None
             index = int(reader.outputs[0])

@@ -51,7 +51,7 @@ class IntegerExport(Displayed):
         path: The file.
         bytes: Its size.
         gzip_bytes: Its size after `gzip -9`.
-        float_bytes: Size of the model's float32 file.
+        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
         left_float: Operations of the file that compute in floating point, as "KIND name".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
         simulation: Differences of its outputs from those of the simulation.
@@ -79,7 +79,8 @@ class IntegerExport(Displayed):
         """Returns one sentence: size, differences, and operations in floating point."""
         text = f"{self.path}: {self.bytes:,} bytes ({self.bytes / self.float_bytes:.3f} of the float32 file)"
         if self.tensors:
-            text += f", {len(self.tensors)} tensors at most {self.largest_difference} step from the simulation"
+            steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
+            text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
         left = len(self.left_float)
         return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
 
@@ -152,6 +153,12 @@ class Quantized:
         target = Path(path)
         if target.suffix != ".tflite":
             raise ValueError(f'An integer file is a LiteRT file, "NAME.tflite". Received: {str(path)!r}.')
+        bits = self._found.formats.activations
+        if bits is not None and bits.bits != 8:
+            raise ValueError(
+                "Integer files have activations of 8 bits or in floating point. Received: a quantization with "
+                f"activations={bits.bits}, which can be simulated alone. Quantize with activations=8 or None."
+            )
         self._found.check_unchanged()
         given = self._samples if samples is None else samples
         if given is None:
@@ -322,9 +329,9 @@ def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tupl
             f"The file is not smaller than the float32 file ({size:,} and {float_bytes:,} bytes): scales and names of "
             "the tensors need more than the integers save."
         )
-    merged = [one.name for one in tensors if one.largest is None]
+    merged = dict.fromkeys(one.name for one in tensors if one.largest is None)
     if merged:
-        notes.append(f"Tensors that the converter merged with others are not compared: {', '.join(merged)}.")
+        notes.append(f"Tensors that the converter merged with others or moved are not compared: {', '.join(merged)}.")
     return tuple(notes)
 
 

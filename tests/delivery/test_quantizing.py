@@ -390,3 +390,50 @@ def test_quantizing_returns_the_same_model_that_keras_loads_alone(small, tmp_pat
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_array_equal(loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, tmp_path):
+    dense = [L.Dense(32, activation="relu", name=name) for name in "ab"]
+    model = stack((16,), *dense, L.Dense(3, name="c"))
+    randomize(model)
+    done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", weights=bits)
+    found = done.export(tmp_path / "m.tflite")
+    assert [one.name for one in done.report.left_float] == ["b"]
+    assert [one.partition(" ")[0] for one in found.left_float] == ["FULLY_CONNECTED"]
+
+
+def test_a_tensor_that_is_zero_on_the_data_keeps_the_bias_of_the_layer_behind(tmp_path):
+    model = stack((6,), L.Dense(5, activation="relu"), L.Dense(3))
+    randomize(model)
+    done = pk.quantize(model, np.zeros((8, 6), "float32"), weights=4)
+    assert done.export(tmp_path / "m.tflite").largest_difference <= 1
+
+
+def test_tensors_that_the_converter_shuffles_are_noted(tmp_path):
+    model, inputs = made("shuffle", examples=8)
+    found = pk.quantize(model, inputs).export(tmp_path / "m.tflite")
+    assert found.largest_difference <= 1
+    assert any("second_relu" in note for note in found.notes)
+
+
+def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
+    model = stack((16,), L.Dense(8, dtype="float16", activation="relu"), L.Dense(3, dtype="float16"))
+    randomize(model)
+    done = pk.quantize(model, inputs_of(model, examples=16))
+    done._found.check_unchanged()
+
+
+def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
+    from prunekit.techniques.quantize import after_training
+
+    model = stack((6,), L.Dense(4, name="a"))
+    before = np.array(model.get_layer("a").kernel)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(after_training, "report_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pk.quantize(model, np.ones((8, 6), "float32"), weights=4)
+    np.testing.assert_array_equal(np.array(model.get_layer("a").kernel), before)

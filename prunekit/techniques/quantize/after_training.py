@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -33,8 +34,9 @@ from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
-# Largest distance of a weight from its grid, in steps: rounding in float32, and a half-precision variable.
+# Largest distance of a weight from its grid, in steps, and for variables in half precision also relative to the weight.
 _ON_GRID = 1e-3
+_PRECISION = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +77,9 @@ class QuantizedModel:
             if grid is None:
                 continue
             values = array_of(ops.convert_to_tensor(weight.variable)).astype("float32")
-            steps = np.abs(grid.nearest(values) - values) / grid.granularity.spread(grid.scale, values.shape)
-            if steps.max(initial=0.0) > _ON_GRID:
+            scale = grid.granularity.spread(grid.scale, values.shape)
+            precision = _PRECISION.get(keras.backend.standardize_dtype(weight.variable.dtype), 0.0)
+            if (np.abs(grid.nearest(values) - values) > _ON_GRID * scale + precision * np.abs(values)).any():
                 moved.append(weight.name)
         if moved:
             raise ValueError(
@@ -168,10 +171,12 @@ def _rounded(  # noqa: PLR0913
         if formats.activations is not None:
             rule = as_range_rule(options.activation_ranges, "activation_ranges")
             ranges = calibrated(model, placement, _inputs(checked), formats.activations, rule)
-    values = [(weight, array_of(ops.convert_to_tensor(weight.variable))) for weight in weights]
-    report = report_of(model, placement, values, formats, ranges, work.grids, work.errors, selection.skipped, method)
-    if equalization is not None:
-        report = replace(report, notes=(_equalization_note(equalization),))
+        values = [(weight, array_of(ops.convert_to_tensor(weight.variable))) for weight in weights]
+        report = report_of(
+            model, placement, values, formats, ranges, work.grids, work.errors, selection.skipped, method
+        )
+        if equalization is not None:
+            report = replace(report, notes=(_equalization_note(equalization),))
     return QuantizedModel(model, placement, formats, ranges, work.grids, report)
 
 

@@ -66,7 +66,9 @@ def calibrated(
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
     for place, histogram in zip(chosen, histograms, strict=True):
         (low,), (high,) = rule(histogram.sample(), form)
-        grids[place] = grid_between(low, high, form)
+        # A tensor that is zero on these data may be another number on others, and the bias that is added to its product
+        # with weights is stored in steps of its grid.
+        grids[place] = grid_between(low, high, form) if low or high else grid_between(-1.0, 1.0, form)
     return grids
 
 
@@ -138,6 +140,10 @@ class GridRounding:
             return value
         grid = grid_at(place, self._grids, self._formats.activations)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
+
+    def argument(self, value: Any, place: Range) -> Any:
+        """See `Rounding`."""
+        return self.tensor(value, place)
 
     def constant(self, value: Any) -> Any:
         """See `Rounding`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypedDict
 
 from prunekit.sparsity.arguments import whole
@@ -73,7 +74,8 @@ class QuantizationOptions:
         bits = whole("weights", self.weights)
         if not 2 <= bits <= 8:
             raise ValueError(f"`weights` is the number of bits of a weight, 2 to 8. Received: {self.weights!r}.")
-        if self.activations not in (None, 8, 16) or isinstance(self.activations, bool):
+        known = isinstance(self.activations, int) and not isinstance(self.activations, bool)
+        if self.activations is not None and not (known and self.activations in (8, 16)):
             raise ValueError(
                 "`activations` is the number of bits of the tensors between layers, 8 or 16, or None to leave them in "
                 f"floating point. Received: {self.activations!r}."
@@ -83,13 +85,14 @@ class QuantizationOptions:
                 f"`method` is one of {', '.join(METHODS)}. Received: {self.method!r}."
                 f"{did_you_mean(str(self.method), METHODS)}"
             )
-        if self.correct_biases not in (None, True, False):
+        if not (self.correct_biases is None or isinstance(self.correct_biases, bool)):
             raise ValueError(f"`correct_biases` is True, False or None. Received: {self.correct_biases!r}.")
-        if self.equalize not in (True, False):
+        if not isinstance(self.equalize, bool):
             raise ValueError(f"`equalize` is True or False. Received: {self.equalize!r}.")
-        if isinstance(self.damping, bool) or not isinstance(self.damping, int | float) or not 0 <= self.damping < 100:
-            raise ValueError(f"`damping` is a fraction of the mean diagonal, at least 0. Received: {self.damping!r}.")
-        weight_ranges = self.weight_ranges or ("minmax" if bits == 8 else "mse")
+        if isinstance(self.damping, bool) or not isinstance(self.damping, Real) or not 0 <= self.damping < 100:
+            raise ValueError(f"`damping` is a fraction of the mean diagonal, in [0, 100). Received: {self.damping!r}.")
+        default = "minmax" if bits == 8 else "mse"
+        weight_ranges = default if self.weight_ranges is None else self.weight_ranges
         object.__setattr__(self, "weight_ranges", as_range_rule(weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
 

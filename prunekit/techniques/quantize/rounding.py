@@ -18,7 +18,10 @@ class Rounding(Protocol):
     """Rounds the tensors and weights that a placement names, or observes them, or writes them to a graph."""
 
     def tensor(self, value: Any, place: Range) -> Any:
-        """Returns a tensor on the grid of a range, in its dtype."""
+        """Returns a tensor, which a unit computed, on the grid of a range, in its dtype."""
+
+    def argument(self, value: Any, place: Range) -> Any:
+        """Returns a tensor, which a unit reads on another grid than it was computed on, on the grid of a range."""
 
     def constant(self, value: Any) -> Any:
         """Returns a tensor that is a constant of the graph on its grid."""
@@ -33,6 +36,10 @@ class Unchanged:
     def tensor(self, value: Any, place: Range) -> Any:
         """Returns the tensor."""
         return value
+
+    def argument(self, value: Any, place: Range) -> Any:
+        """Returns the tensor."""
+        return self.tensor(value, place)
 
     def constant(self, value: Any) -> Any:
         """Returns the constant."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -100,13 +100,13 @@ class _GraphCall:
         return {id(symbol): self._written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
 
     def _written(self, symbol: Any, value: Any) -> Any:
-        return _rounded(self._rounding, value, self._placement.written.get(id(symbol)))
+        return _rounded(self._rounding.tensor, value, self._placement.written.get(id(symbol)))
 
 
-def _rounded(rounding: Rounding, value: Any, place: Range | None) -> Any:
+def _rounded(rounded: Callable[[Any, Range], Any], value: Any, place: Range | None) -> Any:
     if place is None or value is None:
         return value
-    result = rounding.tensor(value, place)
+    result = rounded(value, place)
     mask = get_keras_mask(value)
     if mask is not None:
         set_keras_mask(result, mask)
@@ -163,7 +163,7 @@ class _UnitRun:
         def filled(leaf: Any) -> Any:
             if isinstance(leaf, keras.KerasTensor):
                 place = self._placement.read.get((id(self._unit), id(leaf)))
-                return _rounded(self._rounding, self._values[id(leaf)], place)
+                return _rounded(self._rounding.argument, self._values[id(leaf)], place)
             return self._rounding.constant(leaf) if rounds_constants and is_constant(leaf) else leaf
 
         args, kwargs = keras.tree.map_structure(filled, (call.args, call.kwargs))

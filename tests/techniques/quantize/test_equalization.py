@@ -14,8 +14,6 @@ from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import grid_of
 from prunekit.techniques.quantize.rescaling import assign_all, rescalable, rescale
 
-pytestmark = pytest.mark.every_backend
-
 
 def outputs_of(model, inputs) -> list[np.ndarray]:
     """Returns the model's outputs in inference."""

@@ -25,7 +25,7 @@ REFUSALS = {
     "no equalize": (dict(equalize=None), "`equalize` is True or False. Received: None"),
     "negative damping": (
         dict(damping=-0.1),
-        "`damping` is a fraction .*, at least 0. Received: -0.1",
+        "`damping` is a fraction .*, in \\[0, 100\\). Received: -0.1",
     ),
     "NaN damping": (dict(damping=float("nan")), "`damping` is a fraction .* Received: nan"),
     "infinite damping": (dict(damping=float("inf")), "`damping` is a fraction .* Received: inf"),

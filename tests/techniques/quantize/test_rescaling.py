@@ -272,6 +272,11 @@ def read_by_one_that_is_called_twice(x):
     return shared(shared(first))
 
 
+def read_by_a_model_that_is_called_twice(x):
+    tower = stack((7,), L.Dense(3, activation="tanh", name="inside"))
+    return [tower(L.Dense(7, name="first")(x)), tower(x)]
+
+
 def same_kernel(x):
     first, second = L.Dense(7, name="first"), L.Dense(7, name="second")
     y = first(x)
@@ -335,6 +340,8 @@ REFUSED = {
     "softmax": lambda: dense_pair(L.Softmax()),
     **{name: lambda name=name: dense_pair(activation=name) for name in ("sigmoid", "silu", "gelu", "elu", "tanh")},
     "layer of the user": lambda: dense_pair(Shifted("relu")),
+    "layer of the user as activation": lambda: dense_pair(activation=Shifted("relu")),
+    "input of a model that is called twice": lambda: functional(read_by_a_model_that_is_called_twice),
     "activity regularizer": lambda: dense_pair(activity_regularizer="l2"),
     "activity regularizer between": lambda: dense_pair(L.ReLU(activity_regularizer="l2")),
     "regularizing layer": lambda: dense_pair(L.ActivityRegularization(l2=0.1)),

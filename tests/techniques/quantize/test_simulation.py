@@ -39,6 +39,9 @@ class Passing:
         # A new tensor, as from rounding.
         return ops.multiply(value, ops.cast(1, value.dtype))
 
+    def argument(self, value, place):
+        return self.tensor(value, place)
+
     def constant(self, value):
         self.seen.setdefault("constant", []).append(value)
         return value
