@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from prunekit.delivery.integer_weights import store_weights
-from prunekit.delivery.litert_folding import LINEAR, NO_ACTIVATION, Linear, fold_biases, use_depthwise_convolutions
+from prunekit.delivery.litert_folding import (
+    LINEAR,
+    NO_ACTIVATION,
+    RELU,
+    RELU6,
+    Linear,
+    fold_biases,
+    use_depthwise_convolutions,
+)
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import grid_holding
@@ -281,6 +289,10 @@ class _Rewriter:
             grid = fixed_grid(_PRESCRIBED[kind], grid.format)
         elif kind in _ON_INPUT_GRID:
             grid = self._grids[int(operator.inputs[0])]
+        options = operator.builtinOptions
+        if getattr(options, "fusedActivationFunction", NO_ACTIVATION) == RELU6 and _highest(grid) <= 6.0:
+            # The grid ends there. The code of 6 would overflow in grids with very small steps, which kernels refuse.
+            options.fusedActivationFunction = RELU
         self._set_grid(output, grid)
         return True
 
@@ -381,6 +393,11 @@ class _Rewriter:
             self._floats[held] = self._graph.new_tensor(name, shape, "float32", like=held)
             self._operators.append(self._graph.new_operator("DEQUANTIZE", [held], [self._floats[held]]))
         return self._floats[held]
+
+
+def _highest(grid: Grid) -> float:
+    """Returns the highest value of a grid for a whole tensor."""
+    return float(grid.scale) * (grid.format.highest - int(grid.zero_point))
 
 
 def _io_hint(name: str, verb: str) -> str:

@@ -28,7 +28,8 @@ LINEAR = {
 }
 # Moves that leave the axis of the channels the last one, or divide it into several.
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
-NO_ACTIVATION = 0
+# Activations that kernels apply to their results.
+NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
 
 
 def fold_biases(graph: LiteRTGraph) -> None:

@@ -437,3 +437,14 @@ def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         pk.quantize(model, np.ones((8, 6), "float32"), weights=4)
     np.testing.assert_array_equal(np.array(model.get_layer("a").kernel), before)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 10.0])
+def test_a_relu6_behind_results_of_any_size_is_exact(size, tmp_path):
+    model = stack((8, 8, 3), L.Conv2D(4, 3, name="conv"), L.ReLU(6.0), L.GlobalAveragePooling2D())
+    randomize(model)
+    conv = model.get_layer("conv")
+    for variable in (conv.kernel, conv.bias):
+        variable.assign(np.array(variable) * size)
+    found = pk.quantize(model, inputs_of(model, examples=16)).export(tmp_path / "m.tflite")
+    assert found.largest_difference <= 1 and not found.left_float

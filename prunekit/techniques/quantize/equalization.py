@@ -8,7 +8,7 @@ Source: Nagel et al. 2019, arXiv:1906.04721, section 4.1, eq. 11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from prunekit.techniques.quantize.units import Unit
 
 _SWEEPS = 100
 # Factors nearer to 1 than this are not applied, so that a second equalization changes nothing.
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-3
 # Largest factor of a channel, and largest number, in float32 and in float16. A channel with nearly no weights would get
 # a factor that makes its bias the largest of the layer.
 _LIMITS = {"float32": (2.0**10, float(np.finfo("float32").max)), "float16": (2.0**4, float(np.finfo("float16").max))}
@@ -93,22 +93,35 @@ def equalized(placement: Placement, *, sweeps: int = _SWEEPS) -> Equalization:
     """
     sweeps = whole("sweeps", sweeps, 1)
     scalings = [one for one in rescalable(placement) if is_linear_kind(one.producer.first.operation)]
-    weights = _Weights()
+    magnitudes = _Magnitudes(scalings)
     total = [np.ones(scaling.channels) for scaling in scalings]
     changed, done = bool(scalings), 0
     while changed and done < sweeps:
         changed, done = False, done + 1
         for index, scaling in enumerate(scalings):
-            factors = _factors(scaling, weights, total[index])
+            factors = _factors(scaling, magnitudes, total[index])
             if (factors != 1.0).any():
                 changed = True
                 total[index] = total[index] * factors
-                weights.set(rescaled(scaling, factors, weights.value))
+                magnitudes.set(rescaled(scaling, factors, magnitudes.value))
     names = placement.graphs.names
     rows = [_row(scaling, factors, names) for scaling, factors in zip(scalings, total, strict=True)]
     return Equalization(
-        storable(weights.changed()), tuple(row for row in rows if row.changed), len(scalings), done, not changed
+        storable(_values(scalings, total)), tuple(row for row in rows if row.changed), len(scalings), done, not changed
     )
+
+
+def _values(scalings: Sequence[ChannelScaling], total: Sequence[np.ndarray]) -> list[tuple[Any, np.ndarray]]:
+    """Returns the weights that factors other than 1 change, with their new values in float64."""
+    found: dict[int, tuple[Any, np.ndarray]] = {}
+
+    def value(variable: Any) -> np.ndarray:
+        return found[id(variable)][1] if id(variable) in found else wide_value(variable)
+
+    for scaling, factors in zip(scalings, total, strict=True):
+        if (factors != 1.0).any():
+            found |= {id(pair[0]): pair for pair in rescaled(scaling, factors, value)}
+    return list(found.values())
 
 
 def _row(scaling: ChannelScaling, factors: np.ndarray, names: Mapping[int, str]) -> EqualizedLayers:
@@ -120,28 +133,32 @@ def _row(scaling: ChannelScaling, factors: np.ndarray, names: Mapping[int, str])
     return EqualizedLayers(producer, tuple(readers), scaling.channels, changed, largest)
 
 
-class _Weights:
-    """Values of weights while the factors are calculated, float64."""
+class _Magnitudes:
+    """Magnitudes of weights while the factors are calculated: of entries that have the same factors, the largest."""
 
-    def __init__(self) -> None:
-        self._read: dict[int, np.ndarray] = {}
-        self._changed: dict[int, tuple[Any, np.ndarray]] = {}
+    def __init__(self, scalings: Sequence[ChannelScaling]):
+        self._values: dict[int, np.ndarray] = {}
+        self._axes: dict[int, set[int]] = {}
+        for scaling in scalings:
+            outputs = [output_kernel(unit.first) for unit in (scaling.producer, *scaling.readers)]
+            for weight in (*scaling.written, *scaling.kernels, *outputs):
+                if weight is not None:
+                    rank, shape = len(weight.variable.shape), weight.channels.shape
+                    axes = {rank - len(shape) + axis for axis, length in enumerate(shape) if length > 1}
+                    self._axes.setdefault(id(weight.variable), set()).update(axes)
 
     def value(self, variable: Any) -> np.ndarray:
-        """Returns the present values of a weight."""
-        if id(variable) in self._changed:
-            return self._changed[id(variable)][1]
-        if id(variable) not in self._read:
-            self._read[id(variable)] = wide_value(variable)
-        return self._read[id(variable)]
+        """Returns the magnitudes of a weight, float64; length 1 along axes whose entries have the same factors."""
+        if id(variable) not in self._values:
+            values = np.abs(wide_value(variable))
+            axes = self._axes.get(id(variable), range(values.ndim))
+            alike = tuple(axis for axis in range(values.ndim) if axis not in axes)
+            self._values[id(variable)] = values.max(axis=alike, keepdims=True, initial=0.0)
+        return self._values[id(variable)]
 
-    def set(self, pairs: list[tuple[Any, np.ndarray]]) -> None:
-        """Replaces values."""
-        self._changed |= {id(variable): (variable, values) for variable, values in pairs}
-
-    def changed(self) -> list[tuple[Any, np.ndarray]]:
-        """Returns the weights that were replaced, with their values."""
-        return list(self._changed.values())
+    def set(self, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
+        """Replaces magnitudes."""
+        self._values |= {id(variable): values for variable, values in pairs}
 
 
 def channel_ranges(scaling: ChannelScaling, value: Values = wide_value) -> tuple[np.ndarray, np.ndarray]:
@@ -171,22 +188,22 @@ def _folded(unit: Unit, weight: ChannelWeight, value: Values) -> np.ndarray:
     return values * kernel.spread(scale)
 
 
-def _factors(scaling: ChannelScaling, weights: _Weights, total: np.ndarray) -> np.ndarray:
+def _factors(scaling: ChannelScaling, magnitudes: _Magnitudes, total: np.ndarray) -> np.ndarray:
     """Returns the next factors of a layer's output channels; 1 for channels that are left as they are.
 
     Args:
         scaling: The channels.
-        weights: Present values.
+        magnitudes: Present magnitudes of the weights.
         total: Product of the factors so far.
     """
-    computed, read = channel_ranges(scaling, weights.value)
+    computed, read = channel_ranges(scaling, magnitudes.value)
     used = (computed > 0) & (read > 0)
     factors = np.ones(scaling.channels)
     factors[used] = np.sqrt(read[used] / computed[used])
     limit, largest = _LIMITS["float16" if _is_half(scaling) else "float32"]
     # The weights themselves must not overflow either, among them biases.
     peaks = [
-        np.max([one.largest(weights.value(one.variable), scaling.channels) for one in side], axis=0)
+        np.max([one.largest(magnitudes.value(one.variable), scaling.channels) for one in side], axis=0)
         for side in (scaling.written, scaling.kernels)
     ]
     with np.errstate(divide="ignore"):

@@ -100,7 +100,7 @@ def test_ranges_on_both_sides_of_each_channel_become_equal(make):
     assign_all(found.values)
     for scaling in rescalable(place(model)):
         computed, read = channel_ranges(scaling)
-        assert np.allclose(computed, read, rtol=1e-3)
+        assert np.allclose(computed, read, rtol=3e-3)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

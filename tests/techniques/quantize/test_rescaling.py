@@ -352,6 +352,9 @@ REFUSED = {
     "normalization without a factor": lambda: dense_pair(L.BatchNormalization(scale=False), L.ReLU()),
     "normalization of features": lambda: stack((7,), L.LayerNormalization(scale=False), L.Dense(3)),
     "normalization of two axes": lambda: stack((5, 7), L.LayerNormalization(axis=(1, 2)), L.Dense(3)),
+    "normalization of two axes that are exchanged": lambda: stack(
+        (5, 7), L.LayerNormalization(axis=(1, 2)), L.Permute((2, 1)), L.Dense(3)
+    ),
     "normalization after the activation": lambda: stack(
         (7,), L.Dense(6, activation="relu"), L.BatchNormalization(scale=False), L.Dense(3)
     ),
