@@ -98,9 +98,10 @@ def test_factors_are_bounded():
     assert (found <= 2.0**10).all()
 
 
-def test_without_activations_nothing_is_multiplied():
-    rows = np.zeros((4, 8))
-    assert (awq_factors([reading_of(rows, weights(8, 4))], np.zeros(8), IntegerFormat(4)) == 1.0).all()
+@pytest.mark.parametrize("mean_abs", [np.zeros(8), np.arange(1.0, 9.0)])
+def test_without_an_error_nothing_is_multiplied(mean_abs):
+    reading = reading_of(np.zeros((4, 8)), weights(8, 4))
+    assert (awq_factors([reading], mean_abs, IntegerFormat(4)) == 1.0).all()
 
 
 def test_other_grids_take_part_in_the_search():

@@ -92,6 +92,20 @@ def test_ranges_are_those_of_kernels_with_folded_normalization():
     assert np.allclose(read, kernel * np.abs(gamma) / np.sqrt(variance + following.epsilon))
 
 
+def test_normalization_after_a_separable_convolution_belongs_to_its_second_kernel():
+    model = stack(
+        (8, 7, 3), L.Conv2D(4, 3), L.SeparableConv2D(4, 3, name="separable"), L.BatchNormalization(), L.Conv2D(2, 1)
+    )
+    randomize(model)
+    layer, norm = model.layers[2], model.layers[3]
+    first, second = rescalable(place(model))
+    read = np.abs(ops.convert_to_numpy(layer.depthwise_kernel)).max(axis=(0, 1, 3))
+    assert np.allclose(channel_ranges(first)[1], read)
+    scale = ops.convert_to_numpy(norm.gamma) / np.sqrt(ops.convert_to_numpy(norm.moving_variance) + norm.epsilon)
+    computed = np.abs(ops.convert_to_numpy(layer.pointwise_kernel)).max(axis=(0, 1, 2)) * scale
+    assert np.allclose(channel_ranges(second)[0], computed)
+
+
 @pytest.mark.parametrize("make", [dense_pair, mobile, ARCHITECTURES["fashion_cnn"], ARCHITECTURES["inception"]])
 def test_ranges_on_both_sides_of_each_channel_become_equal(make):
     model = unbalanced(make(), 100.0)
@@ -124,6 +138,9 @@ def test_several_readers_count_by_their_largest_range():
     y = L.Dense(6, name="first")(x)
     model = keras.Model(x, [L.Dense(3, name="one")(y), L.Dense(4, name="two")(y)])
     randomize(model)
+    for name, rows in (("one", [9, 1, 9, 1, 9, 1]), ("two", [1, 9, 1, 9, 1, 9])):
+        kernel = model.get_layer(name).kernel
+        kernel.assign(ops.convert_to_numpy(kernel) * np.array(rows)[:, None])
     kernels = [np.abs(ops.convert_to_numpy(model.get_layer(name).kernel)).max(axis=1) for name in ("one", "two")]
     (scaling,) = rescalable(place(model))
     assert np.allclose(channel_ranges(scaling)[1], np.maximum(*kernels))

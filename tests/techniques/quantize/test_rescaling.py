@@ -366,6 +366,9 @@ REFUSED = {
     ),
     "channels divided between two axes": lambda: stack((8,), L.Dense(6), L.Reshape((3, 2)), L.Dense(4)),
     "channels on an axis that is not read": lambda: stack((5, 7), L.Dense(6), L.Permute((2, 1)), L.Dense(4)),
+    "channels on an axis that an equation does not sum": lambda: stack(
+        (5, 7), L.Dense(6), L.Permute((2, 1)), L.EinsumDense("btd,de->bte", (None, 4))
+    ),
     "axis of unknown length": lambda: stack((None, 4), L.Conv1D(6, 3), L.Reshape((-1, 3)), L.Dense(4)),
     "offset without the channels": lambda: stack(
         (5, 7), L.EinsumDense("btd,de->bte", (5, 6), bias_axes="t"), L.Dense(4)
