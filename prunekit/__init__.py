@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from prunekit.anatomy.weight_spec import WeightSpec
     from prunekit.core import distribution
     from prunekit.delivery.export import export
-    from prunekit.delivery.quantizing import IntegerExport, IntegerExportError, Quantized, quantize
+    from prunekit.delivery.integer_report import IntegerExport
+    from prunekit.delivery.quantizing import IntegerExportError, Quantized, quantize
     from prunekit.delivery.sensitivity import SensitivityReport
     from prunekit.delivery.shrinking import shrink
     from prunekit.delivery.signal_plot import signal_picture
@@ -167,7 +168,8 @@ _MODULES = {
     "prunekit.anatomy.weight_spec": ("WeightSpec",),
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
-    "prunekit.delivery.quantizing": ("IntegerExport", "IntegerExportError", "Quantized", "quantize"),
+    "prunekit.delivery.integer_report": ("IntegerExport",),
+    "prunekit.delivery.quantizing": ("IntegerExportError", "Quantized", "quantize"),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
     "prunekit.delivery.shrinking": ("shrink",),
     "prunekit.delivery.signal_plot": ("signal_picture",),

@@ -1,4 +1,4 @@
-"""Other values for variables while a layer is called, on every backend and inside traced and stateless steps."""
+"""Other values for variables: while a layer is called, in traced and stateless steps too, and until a block fails."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
+
+from prunekit.sparsity.array_ops import array_of
 
 
 def full_value(variable: Any) -> Any:
@@ -40,6 +43,24 @@ def with_values(pairs: Sequence[tuple[Any, Any]], layer: Any) -> Iterator[None]:
             layer.add_loss(loss)
         elif outer.collect_losses:
             outer.add_loss(loss)
+
+
+@contextlib.contextmanager
+def assigned(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Assigns values to variables; if an exception leaves the block, the variables get their former values again.
+
+    Args:
+        pairs: Variables with their new values, each variable once.
+    """
+    former = [(variable, np.array(array_of(variable))) for variable, _ in pairs]
+    try:
+        for variable, value in pairs:
+            variable.assign(value)
+        yield
+    except BaseException:
+        for variable, value in former:
+            variable.assign(value)
+        raise
 
 
 class _Scope(keras.StatelessScope):

@@ -14,6 +14,7 @@ from prunekit.delivery import markup
 from prunekit.delivery.comparison import RunComparison
 from prunekit.delivery.formatting import count, sparsity
 from prunekit.delivery.html_report import cards, section_html, style
+from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.markup import Markup
 from prunekit.delivery.model_sections import (
     gradient_verdicts,
@@ -24,7 +25,6 @@ from prunekit.delivery.model_sections import (
     weight_changes,
 )
 from prunekit.delivery.plots import to_svg
-from prunekit.delivery.quantizing import IntegerExport
 from prunekit.delivery.report_sections import sections_of, summary
 from prunekit.delivery.run_report import RunReport
 from prunekit.delivery.sensitivity import SensitivityReport

@@ -6,22 +6,21 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
 import numpy as np
 
-from prunekit.anatomy.display import Displayed
-from prunekit.anatomy.sections import Column, Section
-from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.calibration import CheckedData, batches_of, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.integer_export import integer_file
 from prunekit.delivery.integer_file import IntegerFile
+from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
 from prunekit.delivery.litert import ConversionError
 from prunekit.suggestions import check_names
@@ -43,60 +42,6 @@ _FLOAT_BYTES = 4
 
 class IntegerExportError(RuntimeError):
     """The model cannot be written as an integer file, or the file does not compute what the simulation does."""
-
-
-@dataclass(frozen=True)
-class IntegerExport(Displayed):
-    """A written integer file, and how it compares.
-
-    Attributes:
-        path: The file.
-        bytes: Its size.
-        gzip_bytes: Its size after `gzip -9`.
-        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
-        left_float: Operations of the file that compute in floating point, as "KIND name".
-        tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
-        simulation: Differences of its outputs from those of the simulation.
-        float_model: Differences of its outputs from those of the model before its quantization; None where these are
-            not known, because there were no calibration data.
-        notes: Remarks.
-    """
-
-    path: str
-    bytes: int
-    gzip_bytes: int
-    float_bytes: int
-    left_float: tuple[str, ...]
-    tensors: tuple[TensorDifference, ...]
-    simulation: Comparison
-    float_model: Comparison | None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def largest_difference(self) -> int:
-        """Largest difference of a tensor from the simulation, in steps of its grid."""
-        return max((one.largest or 0 for one in self.tensors), default=0)
-
-    def verdict(self) -> str:
-        """Returns one sentence: size, differences, and operations in floating point."""
-        text = f"{self.path}: {self.bytes:,} bytes ({self.bytes / self.float_bytes:.3f} of the float32 file)"
-        if self.tensors:
-            steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
-            text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
-        left = len(self.left_float)
-        return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
-
-    def sections(self) -> list[Section]:
-        """Returns the export as sections: the file, and its tensors."""
-        return [_file_section(self), *([_tensors_section(self.tensors)] if self.tensors else [])]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {**asdict(self), "left_float": list(self.left_float), "largest_difference": self.largest_difference}
-
-    def __str__(self) -> str:
-        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
 class Quantized:
@@ -162,12 +107,15 @@ class Quantized:
                 f"activations={bits.bits}, which can be simulated alone. Quantize with activations=8 or None."
             )
         self._found.check_unchanged()
+        if samples is not None:
+            check_inputs(self.model, samples)
         given = self._samples if samples is None else samples
         if given is None:
             raise ValueError(
                 "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
                 "without calibration data. Pass some inputs as `samples`."
             )
+        target.parent.mkdir(parents=True, exist_ok=True)
         reference = self._float_outputs if samples is None else None
         kinds = _integer_io(integer_io, self._found)
         return export_integers(self._found, given, target, reference, integer_io=kinds)[0]
@@ -226,6 +174,12 @@ class _Export:
                 "LiteRT files are made with Keras's TensorFlow backend. Received: the backend "
                 f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
                 "is set, and quantize and export it there."
+            )
+        others = [one for one in found.model._flatten_layers() if one.compute_dtype not in (None, "float32")]
+        if others:
+            raise IntegerExportError(
+                f"Integer files are made of models that compute in float32. Received: the layer {others[0].name!r} in "
+                f"{others[0].compute_dtype}. Build the model with the policy float32 and the same weights."
             )
         self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
@@ -354,55 +308,6 @@ def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tupl
     return tuple(notes)
 
 
-def _file_section(export: IntegerExport) -> Section:
-    columns = (
-        Column("File", "name"),
-        Column("Bytes", "bytes"),
-        Column("gzip", "bytes", keep=5),
-        Column("Float32 file", "bytes", keep=5),
-        Column("Largest", "number", group="From the simulation", keep=4),
-        Column("Mean", "number", group="From the simulation"),
-        Column("Mean", "number", group="From the float model"),
-        Column("Same class", "fraction", keep=4),
-    )
-    before = export.float_model
-    row = (
-        Path(export.path).name,
-        export.bytes,
-        export.gzip_bytes,
-        export.float_bytes,
-        export.simulation.max_error,
-        export.simulation.mean_error,
-        None if before is None else before.mean_error,
-        None if before is None else before.agreement,
-    )
-    return Section(
-        "Integer file",
-        columns,
-        (row,),
-        explanation="Differences of the outputs, as fractions of their range: the largest one, and the root of the "
-        "mean square. Same class: share of the examples with the most likely class of the float model.",
-        notes=(*(f"In floating point: {one}." for one in export.left_float), *export.notes),
-    )
-
-
-def _tensors_section(tensors: tuple[TensorDifference, ...]) -> Section:
-    columns = (
-        Column("Tensor of", "name"),
-        Column("Largest difference", "count"),
-        Column("Codes that differ", "fraction"),
-    )
-    rows = tuple((one.name, one.largest, one.share) for one in tensors)
-    return Section(
-        "Tensors of the file and of the simulation",
-        columns,
-        rows,
-        explanation="In steps of the tensor's grid, for one example. The simulation continues after each tensor with "
-        "the values of the file.",
-        shown="page",
-    )
-
-
 def quantize(
     model: Any, data: Any = None, *, progress: Progress | None = None, **options: Unpack[Options]
 ) -> Quantized:
@@ -417,7 +322,7 @@ def quantize(
             examples of the training data. Needed unless activations=None and the method is "nearest".
         progress: Told of each weight that is rounded on data: (done, total, name).
         **options: `weights` (bits, 8), `activations` (8, 16 or None), `method` ("auto", "nearest", "gptq"),
-            `weight_ranges`, `activation_ranges`, `correct_biases`, `damping`, `include`, `exclude`: see
+            `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`, `damping`, `include`, `exclude`: see
             `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:

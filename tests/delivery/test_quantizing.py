@@ -422,6 +422,11 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
     randomize(model)
     done = pk.quantize(model, inputs_of(model, examples=16))
     done._found.check_unchanged()
+    for weight in done._found.placement.weights():
+        grid, values = done._found.weights[id(weight.variable)], np.array(weight.variable, "float32")
+        assert np.allclose(grid.nearest(values), values, rtol=2**-11, atol=1e-3 * float(grid.scale.min()))
+    with pytest.raises(IntegerExportError, match="compute in float32. Received: the layer .* in float16"):
+        done.export(tmp_path / "m.tflite")
 
 
 def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
@@ -459,3 +464,22 @@ def test_outputs_of_few_steps_may_be_a_step_apart(seed, tmp_path):
     kernel.assign(np.array(kernel) * 0.03)
     inputs = np.random.default_rng(seed).normal(size=(64, 32)).astype("float32")
     assert pk.quantize(model, inputs, weights=4).export(tmp_path / "m.tflite").largest_difference <= 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"), [(np.full((4, 16), np.nan), "NaN or infin"), (np.ones((4, 15)), r"shape.*\(4, 15\)")]
+)
+def test_samples_that_do_not_fit_are_refused(samples, message, tmp_path):
+    model = stack((16,), L.Dense(8))
+    done = pk.quantize(model, inputs_of(model, examples=8))
+    with pytest.raises(ValueError, match=message):
+        done.export(tmp_path / "m.tflite", samples=samples.astype("float32"))
+
+
+def test_the_report_and_the_file_agree_on_a_normalization_of_vectors(tmp_path):
+    model = stack((8,), L.Dense(16, activation="relu"), L.BatchNormalization(name="norm"), L.Dense(3))
+    randomize(model)
+    done = pk.quantize(model, inputs_of(model, examples=16))
+    found = done.export(tmp_path / "m.tflite")
+    assert [one.name for one in done.report.left_float] == ["norm"]
+    assert [one.partition(" ")[0] for one in found.left_float] == ["MUL", "ADD"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -12,27 +12,27 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.reports import LayerError, Skipped
-from prunekit.anatomy.targets import Target
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.layer_products import product_of
 from prunekit.core.layerwise import LayerwiseRepair, Progress
+from prunekit.core.variable_values import assigned
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated
 from prunekit.techniques.quantize.equalization import Equalization, equalized
-from prunekit.techniques.quantize.grids import Grid, IntegerFormat
-from prunekit.techniques.quantize.options import QuantizationOptions, as_range_rule, rule_name
+from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import (
     PlannedQuantization,
     QuantizationReport,
     granularity_words,
     report_of,
+    weight_row,
 )
-from prunekit.techniques.quantize.ranges import grid_of
 from prunekit.techniques.quantize.simulation import simulating
-from prunekit.techniques.quantize.targeting import Selection, selected
+from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
-from prunekit.techniques.quantize.weight_rounding import WeightRounder
+from prunekit.techniques.quantize.weight_rounding import WeightRounder, grid_of_weight
 
 # Largest distance of a weight from its grid, in steps, and for variables in half precision also relative to the weight.
 _ON_GRID = 1e-3
@@ -109,13 +109,7 @@ def quantized(
     Raises:
         TypeError, ValueError: As for `pk.quantize`.
     """
-    method, corrects = options.with_data(data)
-    selection = selected(model, options.include, options.exclude)
-    placement = place(model, selection.kept_float)
-    equalization = equalized(placement) if options.equalize else None
-    changed = [] if equalization is None else equalization.values
-    with _assigned(changed):
-        return _rounded(model, options, data, progress, method, corrects, selection, placement, equalization)
+    return _Quantization(model, options, data, progress).run()
 
 
 def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQuantization:
@@ -130,67 +124,19 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     """
     selection = selected(model, options.include, options.exclude)
     placement = place(model, selection.kept_float)
-    form = options.activation_format
+    form, rule = options.activation_format, rule_name(options.activation_rule)
     weights = tuple(
         (one.name, tuple(one.variable.shape), options.weight_format.bits, granularity_words(one.granularity))
         for one in unique_weights(placement)
     )
-    rule = rule_name(options.activation_ranges)
-    ranges = (
-        ()
-        if form is None
-        else tuple((one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges)
-    )
-    left = (*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped)
+    chosen = [(one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges]
     return PlannedQuantization(
-        weights, ranges, left, None if form is None else form.bits, rule_name(options.weight_ranges)
+        weights=weights,
+        ranges=() if form is None else tuple(chosen),
+        left_float=(*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped),
+        bits=None if form is None else form.bits,
+        weight_rule=rule_name(options.weight_rule),
     )
-
-
-def _rounded(  # noqa: PLR0913
-    model: Any,
-    options: QuantizationOptions,
-    data: Any,
-    progress: Progress | None,
-    method: str,
-    corrects: bool,
-    selection: Selection,
-    placement: Placement,
-    equalization: Equalization | None,
-) -> QuantizedModel:
-    weights = unique_weights(placement)
-    formats = Formats(options.weight_format, options.activation_format)
-    targets = [selection.targets[id(weight.variable)] for weight in weights]
-    checked = None if data is None else CheckedData(model, data)
-    if method == "nearest" and not corrects:
-        work = _nearest(weights, targets, options)
-    else:
-        work = _on_data(model, weights, targets, options, method, corrects, list(_inputs(checked)), progress)
-    with _assigned(work.values):
-        ranges: dict[Range, Grid] = {}
-        if formats.activations is not None:
-            rule = as_range_rule(options.activation_ranges, "activation_ranges")
-            ranges = calibrated(model, placement, _inputs(checked), formats.activations, rule)
-        values = [(weight, array_of(ops.convert_to_tensor(weight.variable))) for weight in weights]
-        report = report_of(
-            model, placement, values, formats, ranges, work.grids, work.errors, selection.skipped, method
-        )
-        if equalization is not None:
-            report = replace(report, notes=(_equalization_note(equalization),))
-    return QuantizedModel(model, placement, formats, ranges, work.grids, report)
-
-
-def _equalization_note(equalization: Equalization) -> str:
-    changed = equalization.layers
-    text = f"Equalization changed the channels of {len(changed)} of {equalization.pairs} layers"
-    return (
-        f"{text}: {', '.join(one.producer for one in changed[:8])}{' ...' * (len(changed) > 8)}." if changed else text
-    )
-
-
-def _inputs(data: CheckedData | None) -> Iterator[Any]:
-    for inputs, _ in batches_of(data) if data is not None else ():
-        yield inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,71 +154,98 @@ class _Rounded:
     errors: dict[str, LayerError]
 
 
-def _nearest(weights: Sequence[RoundedWeight], targets: Sequence[Target], options: QuantizationOptions) -> _Rounded:
-    rule = as_range_rule(options.weight_ranges or "minmax", "weight_ranges")
-    found = _Rounded([], {}, {})
-    for weight, target in zip(weights, targets, strict=True):
-        value = array_of(ops.convert_to_tensor(weight.variable)).astype("float32")
-        grid = _grid_of(weight, value, options.weight_format, rule)
-        nearest = grid.nearest(value)
-        found.values.append((weight.variable, nearest))
-        found.grids[id(weight.variable)] = grid
-        size = float(np.square(value, dtype="float64").sum())
-        error = float(np.square(nearest - value, dtype="float64").sum())
-        found.errors[target.name] = LayerError(target.name, error / size if size else 0.0)
-    return found
+class _Quantization:
+    """One quantization of a model; the arguments are those of `quantized`."""
+
+    def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None):
+        self._model, self._options, self._progress = model, options, progress
+        self._method, self._corrects_biases = options.with_data(data)
+        self._data = None if data is None else CheckedData(model, data)
+        if data is not None:
+            _check_states(model)
+        self._selection = selected(model, options.include, options.exclude)
+        self._placement = place(model, self._selection.kept_float)
+        self._weights = unique_weights(self._placement)
+
+    def run(self) -> QuantizedModel:
+        """Quantizes the model."""
+        equalization = equalized(self._placement) if self._options.equalize else None
+        with assigned([] if equalization is None else equalization.values):
+            rounded = self._rounded()
+            with assigned(rounded.values):
+                return self._calibrated(rounded, () if equalization is None else (_note(equalization),))
+
+    def _calibrated(self, rounded: _Rounded, notes: tuple[str, ...]) -> QuantizedModel:
+        options, placement = self._options, self._placement
+        formats = Formats(options.weight_format, options.activation_format)
+        ranges: dict[Range, Grid] = {}
+        if formats.activations is not None:
+            ranges = calibrated(self._model, placement, self._inputs(), formats.activations, options.activation_rule)
+        rows = [
+            weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
+            for one in self._weights
+        ]
+        report = report_of(placement, formats, ranges, rows, self._selection.skipped, self._method, notes)
+        return QuantizedModel(self._model, placement, formats, ranges, rounded.grids, report)
+
+    def _inputs(self) -> Iterator[Any]:
+        for inputs, _ in batches_of(self._data) if self._data is not None else ():
+            yield inputs
+
+    def _rounded(self) -> _Rounded:
+        if self._method == "nearest" and not self._corrects_biases:
+            return self._nearest(self._weights)
+        return self._on_data()
+
+    def _nearest(self, weights: Sequence[RoundedWeight]) -> _Rounded:
+        options, found = self._options, _Rounded([], {}, {})
+        for weight in weights:
+            value = array_of(weight.variable).astype("float32")
+            grid = grid_of_weight(weight.name, value, options.weight_format, weight.granularity, options.weight_rule)
+            nearest = grid.nearest(value)
+            found.values.append((weight.variable, nearest))
+            found.grids[id(weight.variable)] = grid
+            size = float(np.square(value, dtype="float64").sum())
+            error = float(np.square(nearest - value, dtype="float64").sum())
+            found.errors[weight.name] = LayerError(weight.name, error / size if size else 0.0)
+        return found
+
+    def _on_data(self) -> _Rounded:
+        """Rounds layer after layer, each on the inputs that the rounded layers before it compute."""
+        fitted, others = [], []
+        for weight in self._weights:
+            target = self._selection.targets[id(weight.variable)]
+            try:
+                product_of(target)
+                fitted.append(target)
+            except ValueError:
+                # No product of rows with a matrix is known for this weight.
+                others.append(weight)
+        options, rest = self._options, self._nearest(others)
+        rounder = WeightRounder(
+            fitted,
+            {id(weight.variable): weight.granularity for weight in self._weights},
+            options.weight_format,
+            options.weight_rule,
+            method=self._method,
+            corrects_biases=self._corrects_biases,
+            damping=options.damping,
+        )
+        work = LayerwiseRepair(self._model, fitted, rounder, self._progress, rest.values)
+        work.run(list(self._inputs()))
+        return _Rounded(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 
 
-def _grid_of(weight: RoundedWeight, value: np.ndarray, form: IntegerFormat, rule: Any) -> Grid:
-    try:
-        return grid_of(value, form, weight.granularity, rule)
-    except ValueError as error:
-        raise ValueError(f"The weight {weight.name} cannot be quantized. {error}") from error
+def _note(equalization: Equalization) -> str:
+    changed = equalization.layers
+    named = f": {', '.join(one.producer for one in changed)}" if changed else ""
+    return f"Equalization changed the channels of {len(changed)} of {equalization.pairs} layers{named}."
 
 
-def _on_data(  # noqa: PLR0913
-    model: Any,
-    weights: Sequence[RoundedWeight],
-    targets: Sequence[Target],
-    options: QuantizationOptions,
-    method: str,
-    corrects: bool,
-    batches: Sequence[Any],
-    progress: Progress | None,
-) -> _Rounded:
-    """Rounds layer after layer, each on the inputs that the rounded layers before it compute."""
-    fitted, others = [], []
-    for weight, target in zip(weights, targets, strict=True):
-        try:
-            product_of(target)
-            fitted.append(target)
-        except ValueError:
-            # No product of rows with a matrix is known for this weight.
-            others.append((weight, target))
-    rest = _nearest([weight for weight, _ in others], [target for _, target in others], options)
-    rounder = WeightRounder(
-        fitted,
-        {id(weight.variable): weight.granularity for weight in weights},
-        options.weight_format,
-        as_range_rule(options.weight_ranges or "minmax", "weight_ranges"),
-        method=method,
-        corrects_biases=corrects,
-        damping=options.damping,
-    )
-    work = LayerwiseRepair(model, fitted, rounder, progress, rest.values)
-    work.run(batches)
-    return _Rounded(work.values, {**rest.grids, **rounder.grids}, {**rest.errors, **work.errors})
-
-
-@contextlib.contextmanager
-def _assigned(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Assigns values to variables; if the block fails, the variables get their former values again."""
-    before = [(variable, np.array(array_of(ops.convert_to_tensor(variable)))) for variable, _ in pairs]
-    try:
-        for variable, value in pairs:
-            variable.assign(value)
-        yield
-    except BaseException:
-        for variable, value in before:
-            variable.assign(value)
-        raise
+def _check_states(model: Any) -> None:
+    stateful = [one.name for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+    if stateful:
+        raise ValueError(
+            "Calibration data are independent examples, in batches of any size. Received: a model with the stateful "
+            f"layers {', '.join(stateful)}. Build the model with stateful=False; its weights are the same."
+        )

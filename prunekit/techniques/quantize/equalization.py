@@ -62,7 +62,7 @@ class Equalization:
     """New weights, and what they change.
 
     Attributes:
-        values: Pairs (variable, new values) of the weights that change, for `rescaling.assign_all`.
+        values: Pairs (variable, new values) of the weights that change, for `variable_values.assigned`.
         layers: The layers whose channels are multiplied by factors.
         pairs: Number of layers and their readers that were examined, also those that need no change.
         sweeps: Number of sweeps over them.

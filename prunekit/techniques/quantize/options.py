@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.reconstruction import DAMPING
@@ -95,6 +95,16 @@ class QuantizationOptions:
         weight_ranges = default if self.weight_ranges is None else self.weight_ranges
         object.__setattr__(self, "weight_ranges", as_range_rule(weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
+
+    @property
+    def weight_rule(self) -> RangeRule:
+        """Chooses the range of each output channel of a weight."""
+        return cast("RangeRule", self.weight_ranges)
+
+    @property
+    def activation_rule(self) -> RangeRule:
+        """Chooses the range of each tensor between layers."""
+        return cast("RangeRule", self.activation_ranges)
 
     @property
     def weight_format(self) -> IntegerFormat:

@@ -144,8 +144,12 @@ class _Placer:
                 self._shared(unit)
             elif unit.rule.output != "float" or unit.is_linear:
                 self._own(unit)
-            if unit.rule.output == "float" and any(map(_is_float, unit.outputs)):
+            if not any(map(_is_float, unit.outputs)):
+                continue
+            if unit.rule.output == "float":
                 self._left.append(FloatLayer(unit.name, unit.rule.reason))
+            elif unit.rule.output == "own" and not any(map(_is_float, unit.first.inputs)):
+                self._left.append(FloatLayer(unit.name, "it reads integers that are no codes of a grid"))
 
     def _release_unread(self) -> None:
         """Leaves inputs in floating point with which no integer kernel has to do."""

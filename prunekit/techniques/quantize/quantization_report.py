@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.display import Displayed
-from prunekit.anatomy.reports import LayerError, Skipped
+from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.sections import Column, Section
 from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Granularity, Grid
@@ -191,40 +191,43 @@ class PlannedQuantization:
         return tuple(one for one in (weights, tensors, left) if one.rows)
 
 
-def report_of(  # noqa: PLR0913
-    model: Any,
+def report_of(
     placement: Placement,
-    weights: Sequence[tuple[RoundedWeight, np.ndarray]],
     formats: Formats,
     ranges: Mapping[Range, Grid],
-    grids: Mapping[int, Grid],
-    errors: Mapping[str, LayerError],
+    weights: Sequence[QuantizedWeight],
     skipped: Sequence[Skipped],
     method: str,
+    notes: tuple[str, ...] = (),
 ) -> QuantizationReport:
     """Returns the report of a quantization.
 
     Args:
-        model: The model.
         placement: Where tensors are rounded.
-        weights: The quantized weights with their values.
         formats: The codes.
         ranges: The grid of each range.
-        grids: id of a variable -> its grid.
-        errors: Name of a weight -> its error.
+        weights: The quantized weights.
         skipped: Weights that are not quantized.
-        method: How the codes were chosen.
+        method: How the codes of weights were chosen.
+        notes: Remarks.
     """
-    rows = [_weight(one, value, grids[id(one.variable)], errors[one.name].error) for one, value in weights]
-    form = formats.activations
+    model, form = placement.graphs.main.model, formats.activations
     found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
     left = tuple(Skipped(one.name, one.reason) for one in placement.left_float)
     return QuantizationReport(
-        model.name, method, tuple(rows), tuple(found), left, tuple(skipped), int(model.count_params())
+        model.name, method, tuple(weights), tuple(found), left, tuple(skipped), int(model.count_params()), notes
     )
 
 
-def _weight(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: float) -> QuantizedWeight:
+def weight_row(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: float) -> QuantizedWeight:
+    """Returns the row of a weight.
+
+    Args:
+        weight: The weight.
+        value: Its rounded values.
+        grid: Its grid.
+        error: As `QuantizedWeight.error`.
+    """
     zeros = int(value.size - np.count_nonzero(value))
     words = granularity_words(grid.granularity)
     return QuantizedWeight(weight.name, tuple(value.shape), grid.format.bits, words, int(grid.scale.size), zeros, error)

@@ -15,6 +15,8 @@ from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, In
 
 # Entries that are rounded at once: larger parts leave the caches of a processor.
 _PART = 1 << 18
+# Values of a row that are tried before all of them.
+_FEW = 32
 # Largest distance from a grid, in steps, of values that lie on it: they are products of a few float32 numbers.
 _HELD = 3e-4
 
@@ -179,8 +181,10 @@ def grid_of(
     return grid_between(low.reshape(shape), high.reshape(shape), form, granularity)
 
 
-def grid_holding(values: np.ndarray, form: IntegerFormat, granularity: Granularity = PER_TENSOR) -> Grid:
-    """Returns a grid on which all values of an array lie, or `grid_of` for scales whose values lie on none.
+def grid_holding(
+    values: np.ndarray, form: IntegerFormat, granularity: Granularity = PER_TENSOR, rule: RangeRule | None = None
+) -> Grid:
+    """Returns a grid on which all values of an array lie; for scales whose values lie on none, that of `grid_of`.
 
     A weight that was put on a grid need not use the largest code, and a batch normalization that is folded into it
     multiplies each output by a number, so its extremes do not give the scale. It is found by trial: the largest
@@ -190,23 +194,30 @@ def grid_holding(values: np.ndarray, form: IntegerFormat, granularity: Granulari
         values: The array; converted to float32.
         form: The codes, symmetric.
         granularity: Which entries share a scale; no groups.
+        rule: As for `grid_of`.
 
     Raises:
         ValueError: As for `grid_of`.
     """
-    grid = grid_of(values, form, granularity)
+    grid = grid_of(values, form, granularity, rule)
     rows = np.abs(sample_of(np.asarray(values, "float32"), granularity).values)
     largest = rows.max(axis=1, initial=0.0).astype("float64")
     scale = grid.scale.reshape(-1).astype("float64")
     open_rows = np.flatnonzero(largest)
     for code in range(form.highest, 0, -1):
-        steps = rows[open_rows] / (largest[open_rows, None] / code)
-        held = np.abs(steps - np.round(steps)).max(axis=1, initial=0.0) < _HELD
+        tried = largest[open_rows, None] / code
+        held = _are_multiples(rows[open_rows, :_FEW], tried)
+        held[held] = _are_multiples(rows[open_rows[held]], tried[held])
         scale[open_rows[held]] = largest[open_rows[held]] / code
         open_rows = open_rows[~held]
         if not len(open_rows):
             break
     return replace(grid, scale=scale.reshape(grid.scale.shape).astype("float32"))
+
+
+def _are_multiples(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    steps = rows / scale
+    return np.asarray(np.abs(steps - np.round(steps)).max(axis=1, initial=0.0) < _HELD)
 
 
 def sample_of(values: np.ndarray, granularity: Granularity) -> Sample:

@@ -8,7 +8,6 @@ Source: Nagel et al. 2019, arXiv:1906.04721, section 4.1 (scaling equivariance o
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -154,17 +153,6 @@ def storable(pairs: Sequence[tuple[Any, np.ndarray]]) -> list[tuple[Any, np.ndar
         (one, values.astype(wide if keras.backend.standardize_dtype(one.dtype) == wide else "float32"))
         for one, values in pairs
     ]
-
-
-def assign_all(pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
-    """Assigns new values to variables. If an exception interrupts this, all variables get their former values again."""
-    former = [(variable, np.array(array_of(variable))) for variable, _ in pairs]
-    with contextlib.ExitStack() as undo:
-        for variable, values in former:
-            undo.callback(variable.assign, values)
-        for variable, values in pairs:
-            variable.assign(values)
-        undo.pop_all()
 
 
 def rescalable(placement: Placement) -> list[ChannelScaling]:

@@ -158,7 +158,14 @@ def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
         return MOVES
     if id(call.operation) in kept_float:
         return Rule("float", reason=kept_float[id(call.operation)])
+    if is_normalization(call.operation) and not _is_depthwise(call):
+        return Rule("float", reason="a batch normalization alone has an integer kernel for images of several channels")
     return rule_of(call.operation) or Rule("float", reason="its `call` cannot be followed")
+
+
+def _is_depthwise(call: Call) -> bool:
+    """Returns True for a batch normalization that files compute as a depthwise convolution, if it is not folded."""
+    return call.output is not None and len(call.output.shape) == 4 and call.output.shape[-1] != 1
 
 
 def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int], kept_float: Mapping[int, str]) -> list[Call]:

@@ -13,7 +13,7 @@ from prunekit.core.layer_products import LayerProduct
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, inverse_factor
 from prunekit.techniques.quantize.gptq import gptq
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.ranges import RangeRule, grid_of
+from prunekit.techniques.quantize.ranges import RangeRule, grid_holding
 
 
 class WeightRounder:
@@ -57,7 +57,7 @@ class WeightRounder:
         corrects = self.repairs and product.bias(moments.output_sums) is not None
         fit = LayerFit(product, moments, centred=corrects)
         if self._method == "gptq" and not product.diagonal:
-            found = self._reconstructed(index, product, weight, fit)
+            found = self._reconstructed(index, product, weight, fit, moments.same)
         else:
             # The rows of an embedding are one-hot: no other weight can make up for an error.
             found = self._grid(index, weight).nearest(weight)
@@ -65,31 +65,53 @@ class WeightRounder:
         shift = fit.bias_shift(matrices) if corrects else None
         return Solution(found, np.ones(weight.shape, bool), shift, fit.error(matrices))
 
-    def _reconstructed(self, index: int, product: LayerProduct, weight: np.ndarray, fit: LayerFit) -> np.ndarray:
+    def _reconstructed(
+        self, index: int, product: LayerProduct, weight: np.ndarray, fit: LayerFit, same: bool
+    ) -> np.ndarray:
         matrices, kept = product.matrix(weight).astype("float64"), product.matrix(weight != 0.0)
-        wanted = np.stack(
-            [
-                fit.best(
-                    group, matrix, damped_hessian(hessian, self._damping)[0], inverse_factor(hessian, self._damping)
-                )
-                for group, (matrix, hessian) in enumerate(zip(matrices, fit.gram, strict=True))
-            ]
-        )
+        wanted = matrices if same else self._wanted(matrices, fit)
         grid = self._grid(index, product.kernel(np.where(kept, wanted, 0.0)))
         # Inputs of one output share a scale.
         scales = product.matrix(np.broadcast_to(grid.scale, weight.shape))[:, :1]
         rows = zip(wanted, fit.gram, scales, kept, strict=True)
-        return product.kernel(
-            np.stack(
-                [
-                    gptq(matrix, hessian, scale, self._form, mask=mask, damping=self._damping)
-                    for matrix, hessian, scale, mask in rows
-                ]
-            )
-        ).astype("float32")
+        found = [
+            gptq(matrix, hessian, scale, self._form, mask=mask, damping=self._damping)
+            for matrix, hessian, scale, mask in rows
+        ]
+        return product.kernel(np.stack(found)).astype("float32")
+
+    def _wanted(self, matrices: np.ndarray, fit: LayerFit) -> np.ndarray:
+        """Returns the weights that give the layer's former outputs best on its present inputs."""
+        found = []
+        for group, (matrix, hessian) in enumerate(zip(matrices, fit.gram, strict=True)):
+            damped, _ = damped_hessian(hessian, self._damping)
+            found.append(fit.best(group, matrix, damped, inverse_factor(hessian, self._damping)))
+        return np.stack(found)
 
     def _grid(self, index: int, weight: np.ndarray) -> Grid:
-        variable = self._targets[index].variable
-        grid = grid_of(weight, self._form, self._granularities[id(variable)], self._rule)
-        self.grids[id(variable)] = grid
+        target = self._targets[index]
+        granularity = self._granularities[id(target.variable)]
+        grid = grid_of_weight(target.name, weight, self._form, granularity, self._rule)
+        self.grids[id(target.variable)] = grid
         return grid
+
+
+def grid_of_weight(
+    name: str, weight: np.ndarray, form: IntegerFormat, granularity: Granularity, rule: RangeRule
+) -> Grid:
+    """Returns the grid of a weight: the one that it lies on already, so that it stays as it is, or that of the rule.
+
+    Args:
+        name: Path of the weight, for messages.
+        weight: Its values.
+        form: The codes.
+        granularity: Which entries share a scale.
+        rule: Chooses the range of each scale.
+
+    Raises:
+        ValueError: A value is NaN or infinite.
+    """
+    try:
+        return grid_holding(weight, form, granularity, rule)
+    except ValueError as error:
+        raise ValueError(f"The weight {name} cannot be quantized. {error}") from error

@@ -258,8 +258,12 @@ def test_weights_that_changed_since_are_refused_by_name():
 def test_biases_may_change_since():
     model = pair()
     found = quantized(model, QuantizationOptions(weights=4, activations=None))
+    before = [np.array(one) for one in model.get_weights()]
     model.get_layer("head").bias.assign([1.0, 2.0, 3.0])
     found.check_unchanged()
+    kernels = [one for one in model.weights if one.name == "kernel"]
+    assert all(found.weights[id(one)].codes(ops.convert_to_numpy(one)).any() for one in kernels)
+    assert not all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
 
 
 def test_a_training_is_refused_with_all_names():
@@ -507,3 +511,52 @@ def test_a_weight_that_two_layers_read_has_one_grid():
     found = quantized(model, QuantizationOptions(weights=4), data)
     names = [one.name for one in found.report.weights]
     assert len(names) == len(set(names)) == len(unique_weights(place(model)))
+
+
+@pytest.mark.parametrize("options", [{"weights": 4}, {"weights": 6}, {"weights": 8, "method": "gptq"}], ids=str)
+def test_a_second_quantization_leaves_weights_on_their_grids_as_they_are(options):
+    keras.utils.set_random_seed(0)
+    model = stack((32,), L.Dense(32, activation="relu"), L.Dense(32, activation="relu"), L.Dense(8))
+    data = np.random.default_rng(0).normal(size=(100, 32)).astype("float32")
+    quantized(model, QuantizationOptions(**options), data)
+    before = [np.array(one) for one in model.get_weights()]
+    quantized(model, QuantizationOptions(**options), data)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        # Biases are corrected by a mean error that is the rounding of float32.
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=0.0 if one.ndim == 2 else 1e-5)
+
+
+def test_weights_of_4_bits_stay_where_8_bits_are_asked_for():
+    model = pair()
+    quantized(model, QuantizationOptions(weights=4, activations=None))
+    before = [np.array(one) for one in model.get_weights()]
+    quantized(model, QuantizationOptions(weights=8, activations=None))
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_kernel_with_nan_is_named(bits):
+    model = pair()
+    kernel = np.array(model.get_layer("head").kernel)
+    kernel[0, 0] = np.nan
+    model.get_layer("head").kernel.assign(kernel)
+    with pytest.raises(ValueError, match="head/kernel"):
+        quantized(model, QuantizationOptions(weights=bits), np.ones((8, 6), "float32"))
+
+
+def test_stateful_layers_are_refused_with_the_remedy():
+    x = keras.Input(batch_shape=(8, 5, 4))
+    model = keras.Model(x, L.Dense(2)(L.LSTM(6, stateful=True, name="lstm")(x)))
+    with pytest.raises(ValueError, match="stateful layers lstm. Build the model with stateful=False"):
+        quantized(model, QuantizationOptions(), np.ones((16, 5, 4), "float32"))
+
+
+def test_a_normalization_of_vectors_and_a_rescaling_of_integers_are_named_as_floating_point():
+    model = stack((8,), L.Dense(8, activation="relu"), L.BatchNormalization(name="norm"), L.Dense(3))
+    report = quantized(model, QuantizationOptions(), np.ones((8, 8), "float32")).report
+    assert [one.name for one in report.left_float] == ["norm"]
+    x = keras.Input((6, 6, 3), dtype="uint8")
+    model = keras.Model(x, L.Conv2D(2, 3)(L.Rescaling(1 / 255.0, name="scaled")(x)))
+    report = quantized(model, QuantizationOptions(), np.ones((8, 6, 6, 3), "uint8")).report
+    assert [(one.name, "integers" in one.reason) for one in report.left_float] == [("scaled", True)]

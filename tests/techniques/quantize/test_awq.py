@@ -12,11 +12,12 @@ from plain_quantization import plain_awq_scales, plain_scaled_error
 
 from prunekit.anatomy.targets import find_targets
 from prunekit.core.layer_products import product_of
+from prunekit.core.variable_values import assigned
 from prunekit.techniques.quantize.awq import Reading, awq_factors, input_channels, output_error
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import MeanSquaredError
-from prunekit.techniques.quantize.rescaling import assign_all, rescalable, rescale
+from prunekit.techniques.quantize.rescaling import rescalable, rescale
 
 
 def activations(rows=256, inputs=32, outliers=3, seed=0) -> np.ndarray:
@@ -142,7 +143,8 @@ def test_the_error_of_a_layer_is_that_of_its_outputs_after_the_factors_are_appli
     reading = Reading(matrices, rows.transpose(0, 2, 1) @ rows, channels)
     factors = np.array([0.25, 1.0, 3.0, 0.7])
     before = ops.convert_to_numpy(model(images))
-    assign_all(rescale(scaling, factors))
+    with assigned(rescale(scaling, factors)):
+        pass
     scaled = product.matrix(ops.convert_to_numpy(reader.kernel))
     assert np.allclose(scaled, matrices / factors[channels][:, :, None], rtol=1e-6)
     steps = np.abs(scaled).max(axis=1, keepdims=True) / form.highest

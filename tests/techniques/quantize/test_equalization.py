@@ -8,11 +8,12 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_equalization
 
+from prunekit.core.variable_values import assigned
 from prunekit.techniques.quantize.equalization import channel_ranges, equalized
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import grid_of
-from prunekit.techniques.quantize.rescaling import assign_all, rescalable, rescale
+from prunekit.techniques.quantize.rescaling import rescalable, rescale
 
 
 def outputs_of(model, inputs) -> list[np.ndarray]:
@@ -26,7 +27,8 @@ def unbalanced(model, spread=1000.0, seed=5):
     rng = np.random.default_rng(seed)
     for scaling in rescalable(place(model)):
         factors = spread ** rng.permutation(np.linspace(-0.5, 0.5, scaling.channels))
-        assign_all(rescale(scaling, factors))
+        with assigned(rescale(scaling, factors)):
+            pass
     return model
 
 
@@ -60,7 +62,8 @@ def test_channels_whose_ranges_differ_a_thousandfold_are_rounded_with_a_tenth_of
     model = unbalanced(dense_pair())
     inputs = inputs_of(model, examples=64)
     first, (before,) = error_with_one_scale(model, inputs), outputs_of(model, inputs)
-    assign_all(equalized(place(model)).values)
+    with assigned(equalized(place(model)).values):
+        pass
     assert error_with_one_scale(model, inputs) < first / 10
     assert np.allclose(outputs_of(model, inputs)[0], before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
 
@@ -111,7 +114,8 @@ def test_ranges_on_both_sides_of_each_channel_become_equal(make):
     model = unbalanced(make(), 100.0)
     found = equalized(place(model))
     assert found.converged
-    assign_all(found.values)
+    with assigned(found.values):
+        pass
     for scaling in rescalable(place(model)):
         computed, read = channel_ranges(scaling)
         assert np.allclose(computed, read, rtol=3e-3)
@@ -126,7 +130,8 @@ def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
     found = equalized(place(model))
     assert found.converged
     assert bool(found.values) == bool(found.pairs)
-    assign_all(found.values)
+    with assigned(found.values):
+        pass
     for one, other in zip(outputs_of(model, inputs), before, strict=True):
         assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
     again = equalized(place(model))

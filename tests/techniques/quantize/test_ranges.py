@@ -269,3 +269,9 @@ def test_any_codes_are_reproduced_also_after_a_factor(codes, scale, factor):
     values = codes.astype("float32") * np.float32(scale)
     assert_held(values, 4, (0,))
     assert_held(values * np.float32(factor), 4, (0,))
+
+
+def test_one_value_that_is_no_multiple_is_seen_behind_many_that_are():
+    values = np.ones((1, 1000), "float32")
+    values[0, -1] = 0.3337
+    assert grid_holding(values, IntegerFormat(4)).scale == grid_of(values, IntegerFormat(4)).scale

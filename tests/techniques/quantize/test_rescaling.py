@@ -8,8 +8,9 @@ from backends import BACKEND
 from keras import layers as L
 from keras import ops
 
+from prunekit.core.variable_values import assigned
 from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import assign_all, rescalable, rescale, rescaled, wide_value
+from prunekit.techniques.quantize.rescaling import rescalable, rescale, rescaled, wide_value
 
 pytestmark = pytest.mark.every_backend
 
@@ -33,7 +34,8 @@ def multiply_all(model, seed=0, exact=True) -> None:
     for scaling in rescalable(place(model)):
         count = scaling.channels
         factors = rng.choice([0.5, 1.0, 2.0], count) if exact else rng.uniform(0.5, 2.0, count)
-        assign_all(rescale(scaling, factors))
+        with assigned(rescale(scaling, factors)):
+            pass
 
 
 def assert_same(found, expected, tolerance) -> None:
@@ -421,7 +423,8 @@ def test_the_tensors_themselves_are_multiplied(name):
     before = outputs_of(watched, inputs)
     factors = [2.0 ** np.random.default_rng(1).integers(-2, 3, one.channels) for one in scalings]
     for scaling, factor in zip(scalings, factors, strict=True):
-        assign_all(rescale(scaling, factor))
+        with assigned(rescale(scaling, factor)):
+            pass
     expected = [one * factor.astype("float32") for one, factor in zip(before, factors, strict=True)]
     assert_same(outputs_of(watched, inputs), expected, 1e-6)
 
@@ -472,5 +475,6 @@ def test_an_interrupted_assignment_leaves_the_model_as_it_was():
     pairs = rescale(scaling, np.full(6, 2.0))
     pairs[-1] = (pairs[-1][0], np.ones((2, 2), "float32"))
     with pytest.raises(ValueError):
-        assign_all(pairs)
+        with assigned(pairs):
+            pass
     assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))

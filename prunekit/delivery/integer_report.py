@@ -1,0 +1,115 @@
+"""The report of an integer file: its size, its differences from simulation and float model, its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.sections import Column, Section
+from prunekit.delivery.integer_comparison import TensorDifference
+from prunekit.delivery.isolated_run import Comparison
+
+
+@dataclass(frozen=True)
+class IntegerExport(Displayed):
+    """A written integer file, and how it compares.
+
+    Attributes:
+        path: The file.
+        bytes: Its size.
+        gzip_bytes: Its size after `gzip -9`.
+        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
+        left_float: Operations of the file that compute in floating point, as "KIND name".
+        tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
+        simulation: Differences of its outputs from those of the simulation.
+        float_model: Differences of its outputs from those of the model before its quantization; None where these are
+            not known, because there were no calibration data.
+        notes: Remarks.
+    """
+
+    path: str
+    bytes: int
+    gzip_bytes: int
+    float_bytes: int
+    left_float: tuple[str, ...]
+    tensors: tuple[TensorDifference, ...]
+    simulation: Comparison
+    float_model: Comparison | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest_difference(self) -> int:
+        """Largest difference of a tensor from the simulation, in steps of its grid."""
+        return max((one.largest or 0 for one in self.tensors), default=0)
+
+    def verdict(self) -> str:
+        """Returns one sentence: size, differences, and operations in floating point."""
+        text = f"{self.path}: {self.bytes:,} bytes ({self.bytes / self.float_bytes:.3f} of the float32 file)"
+        if self.tensors:
+            steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
+            text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
+        left = len(self.left_float)
+        return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
+
+    def sections(self) -> list[Section]:
+        """Returns the export as sections: the file, and its tensors."""
+        return [_file_section(self), *([_tensors_section(self.tensors)] if self.tensors else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields as JSON values."""
+        return {**asdict(self), "left_float": list(self.left_float), "largest_difference": self.largest_difference}
+
+    def __str__(self) -> str:
+        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def _file_section(export: IntegerExport) -> Section:
+    columns = (
+        Column("File", "name"),
+        Column("Bytes", "bytes"),
+        Column("gzip", "bytes", keep=5),
+        Column("Float32 file", "bytes", keep=5),
+        Column("Largest", "number", group="From the simulation", keep=4),
+        Column("Mean", "number", group="From the simulation"),
+        Column("Mean", "number", group="From the float model"),
+        Column("Same class", "fraction", keep=4),
+    )
+    before = export.float_model
+    row = (
+        Path(export.path).name,
+        export.bytes,
+        export.gzip_bytes,
+        export.float_bytes,
+        export.simulation.max_error,
+        export.simulation.mean_error,
+        None if before is None else before.mean_error,
+        None if before is None else before.agreement,
+    )
+    return Section(
+        "Integer file",
+        columns,
+        (row,),
+        explanation="Differences of the outputs, as fractions of their range: the largest one, and the root of the "
+        "mean square. Same class: share of the examples with the most likely class of the float model.",
+        notes=(*(f"In floating point: {one}." for one in export.left_float), *export.notes),
+    )
+
+
+def _tensors_section(tensors: tuple[TensorDifference, ...]) -> Section:
+    columns = (
+        Column("Tensor of", "name"),
+        Column("Largest difference", "count"),
+        Column("Codes that differ", "fraction"),
+    )
+    rows = tuple((one.name, one.largest, one.share) for one in tensors)
+    return Section(
+        "Tensors of the file and of the simulation",
+        columns,
+        rows,
+        explanation="In steps of the tensor's grid, for one example. The simulation continues after each tensor with "
+        "the values of the file.",
+        shown="page",
+    )
