@@ -13,9 +13,11 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
+from prunekit.anatomy.model_weights import check_built
 from prunekit.core.calibration import CheckedData, batches_of, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.export_reference import Subject
+from prunekit.delivery.formatting import names
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.integer_export import integer_file
@@ -38,6 +40,8 @@ _OF_ROUNDING = 3.0
 # With activations in floating point: another order of summation.
 _SAME = 1e-4
 _FLOAT_BYTES = 4
+# Most tensors that a note names.
+_LISTED = 8
 
 
 class IntegerExportError(RuntimeError):
@@ -304,7 +308,9 @@ def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tupl
         )
     merged = dict.fromkeys(one.name for one in tensors if one.largest is None)
     if merged:
-        notes.append(f"Tensors that the converter merged with others or moved are not compared: {', '.join(merged)}.")
+        notes.append(
+            f"Tensors that the converter merged with others or moved are not compared: {names(list(merged), _LISTED)}."
+        )
     return tuple(notes)
 
 
@@ -337,6 +343,7 @@ def quantize(
     check_names(options, [field.name for field in fields(QuantizationOptions)])
     chosen = QuantizationOptions(**options)
     chosen.with_data(data)
+    check_built(model)
     samples = None if data is None else _first_examples(CheckedData(model, data))
     before = None if samples is None else outputs_of(model, samples)
     return Quantized(quantized(model, chosen, data, progress), samples, before)

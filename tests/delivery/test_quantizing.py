@@ -483,3 +483,18 @@ def test_the_report_and_the_file_agree_on_a_normalization_of_vectors(tmp_path):
     found = done.export(tmp_path / "m.tflite")
     assert [one.name for one in done.report.left_float] == ["norm"]
     assert [one.partition(" ")[0] for one in found.left_float] == ["MUL", "ADD"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [(keras.Sequential([L.Dense(3)]), ValueError, "not built"), ("m.keras", TypeError, "Keras 3 model")],
+    ids=["unbuilt", "a name"],
+)
+def test_what_is_no_built_model_is_refused(model, kind, message):
+    with pytest.raises(kind, match=message):
+        pk.quantize(model, np.ones((4, 8), "float32"))
+
+
+def test_of_many_merged_tensors_the_first_are_named():
+    (note,) = quantizing._notes(1, 2, [TensorDifference(f"layer_{number}", None, 0.0) for number in range(20)])
+    assert "layer_0, " in note and "layer_19" not in note and "12 more" in note
