@@ -16,6 +16,7 @@ import numpy as np
 from prunekit.anatomy.model_weights import check_built
 from prunekit.core.calibration import CheckedData, batches_of, check_inputs
 from prunekit.core.layerwise import Progress
+from prunekit.core.snapshot import write_bytes
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.formatting import names
 from prunekit.delivery.gzip_size import gzip_size
@@ -119,7 +120,6 @@ class Quantized:
                 "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
                 "without calibration data. Pass some inputs as `samples`."
             )
-        target.parent.mkdir(parents=True, exist_ok=True)
         reference = self._float_outputs if samples is None else None
         kinds = _integer_io(integer_io, self._found)
         return export_integers(self._found, given, target, reference, integer_io=kinds)[0]
@@ -193,6 +193,7 @@ class _Export:
     ) -> tuple[IntegerExport, list[np.ndarray]]:
         """Converts, compares and writes the file; returns also its outputs."""
         subject, found = self._subject, self._found
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             made = integer_file(
                 found.placement,
@@ -215,24 +216,15 @@ class _Export:
             simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels)
         except (ScriptFailed, Unfit) as error:
             raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
-        rounding = None
+        rounding = before = None
         if float_outputs is not None:
             rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None)
-        _check(tensors, simulation, rounding, integers=found.formats.activations is not None)
-        before = None
-        if float_outputs is not None:
             before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
+        _check(tensors, simulation, rounding, integers=found.formats.activations is not None)
         float_bytes = self._float_bytes(len(made.content))
         notes = _notes(len(made.content), float_bytes, tensors)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".unfinished-{target.name}")
-        try:
-            partial.write_bytes(made.content)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
-        compressed = gzip_size([made.content])
-        sizes = (len(made.content), compressed, float_bytes)
+        write_bytes(target, made.content)
+        sizes = (len(made.content), gzip_size([made.content]), float_bytes)
         done = IntegerExport(str(target), *sizes, made.left_float, tuple(tensors), simulation, before, notes)
         return done, answers
 
