@@ -10,8 +10,6 @@ from prunekit.techniques.quantize.ranges import grid_holding
 
 # Constants with fewer entries, or fewer for each scale, would not become smaller.
 _ENTRIES, _PER_SCALE = 64, 8
-# Largest distance of a stored weight from its grid, in steps.
-_ON_GRID = 1e-3
 # The first versions of DEQUANTIZE with a scale for each index of an axis, and with codes of 4 bits.
 _PER_CHANNEL, _FOUR_BITS = 5, 6
 
@@ -53,6 +51,6 @@ def _grid(values: np.ndarray, form: IntegerFormat) -> tuple[Grid, int] | None:
         if values.size < _PER_SCALE * length:
             continue
         grid = grid_holding(values, form, Granularity((axis,)))
-        if (np.abs(grid.nearest(values) - values) <= _ON_GRID * grid.scale).all():
+        if grid.holds(values):
             return grid, axis
     return None

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
@@ -34,8 +33,7 @@ from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import WeightRounder, grid_of_weight
 
-# Largest distance of a weight from its grid, in steps, and for variables in half precision also relative to the weight.
-_ON_GRID = 1e-3
+# Relative error of a variable in half precision.
 _PRECISION = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -76,10 +74,8 @@ class QuantizedModel:
             grid = self.weights.get(id(weight.variable))
             if grid is None:
                 continue
-            values = array_of(ops.convert_to_tensor(weight.variable)).astype("float32")
-            scale = grid.granularity.spread(grid.scale, values.shape)
             precision = _PRECISION.get(keras.backend.standardize_dtype(weight.variable.dtype), 0.0)
-            if (np.abs(grid.nearest(values) - values) > _ON_GRID * scale + precision * np.abs(values)).any():
+            if not grid.holds(array_of(weight.variable), precision):
                 moved.append(weight.name)
         if moved:
             raise ValueError(

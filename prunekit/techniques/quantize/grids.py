@@ -23,6 +23,8 @@ SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _BIAS_BITS = 30
 # Values up to here times the last number of steps count as inside of a range.
 _END = 1 + 2.0**-20
+# Largest distance of a value from the grid that it lies on, in steps: products of float32 numbers are rounded.
+_ON_GRID = 1e-3
 # Bits of the integers that float32, in which models are trained, holds exactly.
 _EXACT_BITS = 24
 
@@ -156,6 +158,17 @@ class Grid:
     def nearest(self, values: Any) -> Any:
         """Returns the nearest values of the grid, float32; zeros stay zero."""
         return self.values(self.codes(values))
+
+    def holds(self, values: np.ndarray, relative: float = 0.0) -> bool:
+        """Returns True if all values lie on the grid, up to a thousandth of a step and a relative error.
+
+        Args:
+            values: The array.
+            relative: The relative error, for values that were rounded to half precision.
+        """
+        scale, _ = self._spread(values)
+        values = np.asarray(values, "float32")
+        return bool((np.abs(self.nearest(values) - values) <= _ON_GRID * scale + relative * np.abs(values)).all())
 
     def _spread(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
         shape = tuple(values.shape)

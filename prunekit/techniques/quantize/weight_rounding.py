@@ -54,6 +54,8 @@ class WeightRounder:
 
     def solve(self, index: int, product: LayerProduct, weight: np.ndarray, moments: LayerMoments) -> Solution:
         """Returns the new value of target `index`; entries that are zero stay zero."""
+        if moments.same and self._grid(index, weight).holds(weight):
+            return Solution(weight, np.ones(weight.shape, bool), None, 0.0)
         corrects = self.repairs and product.bias(moments.output_sums) is not None
         fit = LayerFit(product, moments, centred=corrects)
         if self._method == "gptq" and not product.diagonal:
