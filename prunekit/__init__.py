@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from prunekit.core import distribution
     from prunekit.delivery.export import export
     from prunekit.delivery.integer_report import IntegerExport
+    from prunekit.delivery.quantization_callback import QuantizationCallback
+    from prunekit.delivery.quantization_training import Quantizer
     from prunekit.delivery.quantizing import IntegerExportError, Quantized, quantize
     from prunekit.delivery.sensitivity import SensitivityReport
     from prunekit.delivery.shrinking import shrink
@@ -111,8 +113,10 @@ __all__ = [
     "PolynomialDecay",
     "Pruner",
     "PruningCallback",
+    "QuantizationCallback",
     "QuantizationReport",
     "Quantized",
+    "Quantizer",
     "Random",
     "Recipe",
     "RecipeError",
@@ -169,6 +173,8 @@ _MODULES = {
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
     "prunekit.delivery.integer_report": ("IntegerExport",),
+    "prunekit.delivery.quantization_callback": ("QuantizationCallback",),
+    "prunekit.delivery.quantization_training": ("Quantizer",),
     "prunekit.delivery.quantizing": ("IntegerExportError", "Quantized", "quantize"),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
     "prunekit.delivery.shrinking": ("shrink",),

@@ -32,9 +32,9 @@ ORDER = (
         "core",
         "backend arguments compilation patching variable_values optimizers environment jax_state train_function "
         "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot "
-        "calibration output_metrics graph_steps model_function suffix_runs "
+        "joined_variables calibration output_metrics graph_steps model_function suffix_runs "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
-        "layerwise channel_importance random_state",
+        "layerwise channel_importance random_state step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -46,9 +46,9 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
-        "gradual channel_groups structure_decay regrow alternating straight_through step_counter enforcement_check "
+        "gradual channel_groups structure_decay regrow alternating straight_through enforcement_check "
         "mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
-        "one_shot rounds backup_sync saved_files callbacks keep_zeros once_sparse "
+        "one_shot rounds saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",
     ),
     (
@@ -61,7 +61,8 @@ ORDER = (
     (
         "techniques/quantize",
         "grids fake_quantization ranges histogram gptq rules units placement rescaling equalization awq rounding "
-        "linear_units simulation calibration targeting options weight_rounding quantization_report after_training",
+        "linear_units simulation calibration targeting options weight_rounding quantization_report quantized_model "
+        "preparation after_training learned_ranges training",
     ),
     (
         "loops",
@@ -71,8 +72,8 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe tensor_probe stopwatch xnnpack litert litert_graph litert_folding "
         "integer_weights integer_file integer_export advice isolated_run integer_comparison integer_report latency "
-        "model_measures shrinking export_reference export quantizing stages run_report "
-        "plot_data plots channels_plot plot_labels "
+        "model_measures shrinking export_reference export quantizing quantization_training "
+        "quantization_callback stages run_report plot_data plots channels_plot plot_labels "
         "stage_plot pictures signal_plot overview_plot model_sections report_sections markup html_report "
         "terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),

@@ -1,8 +1,9 @@
 """Support for training steps that are pure functions from old to new state, as on JAX.
 
 The compiler treats every value that such a step reads outside its state as a constant. Masks are therefore added to
-the optimizer's variables while they are enforced: in `fit`, `train_on_batch` and every loop that passes
-`optimizer.variables` to `optimizer.stateless_apply`. On other backends these functions do nothing.
+the optimizer's variables while they are enforced, and ranges of a quantization to the model's: in `fit`,
+`train_on_batch` and every loop that passes `optimizer.variables` to `optimizer.stateless_apply`. On other backends
+these functions do nothing.
 """
 
 import contextlib
@@ -58,12 +59,12 @@ def progress(optimizers: Sequence[Any]) -> tuple[float, ...]:
 
 
 @contextlib.contextmanager
-def masks_in_optimizer_state(optimizer, rows: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Adds the masks to the optimizer's variables inside the scope, but not to the variables that it saves or loads.
+def in_optimizer_state(optimizer, rows: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Adds variables to those of the optimizer inside the scope, but not to the variables that it saves or loads.
 
     Args:
         optimizer: The optimizer that the training loop uses.
-        rows: Pairs (weight that the optimizer updates, mask variable of the weight).
+        rows: Pairs (weight that the optimizer updates, variable that an update of the weight reads or writes).
     """
     if not steps_are_pure():
         yield
@@ -84,12 +85,12 @@ def masks_in_optimizer_state(optimizer, rows: Sequence[tuple[Any, Any]]) -> Iter
                 _remove(part, guests)
 
 
-# The `id` of each variable that a scope of `masks_in_optimizer_state` has added, one set per open scope.
+# The `id` of each variable that a scope of `in_optimizer_state` has added, one set per open scope.
 _added_now: list[frozenset[int]] = []
 
 
 def own_variables(optimizer) -> list[Any]:
-    """Returns the optimizer's variables without the masks that `masks_in_optimizer_state` has added."""
+    """Returns the optimizer's variables without those that `in_optimizer_state` has added."""
     added = frozenset().union(*_added_now)
     return [variable for variable in optimizer.variables if id(variable) not in added]
 
@@ -115,7 +116,7 @@ def _remove(part, guests) -> None:
 
 
 def _without(joined, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the optimizer's method as a function that removes the added masks while it runs."""
+    """Returns the optimizer's method as a function that removes the added variables while it runs."""
 
     def run(*args, **kwargs):
         former = [(part, list(part._variables)) for part, _ in joined]
@@ -155,38 +156,54 @@ def _masked_first(optimizer, mask, method):
 
 
 class StateOfFit:
-    """Adds variables that joined the optimizer after `fit` took its state to the state of one train function call.
+    """Adds variables that joined model and optimizer after `fit` took its state to the state of one function call.
 
     Args:
-        model: The model; its optimizer must have the variables that it had when `fit` took the state.
+        model: The model; it and its optimizer must have the variables that they had when `fit` took the state.
     """
 
     def __init__(self, model):
-        self._model, self._optimizer = model, model.optimizer
-        self._own = {id(variable) for variable in self._optimizer.variables} if steps_are_pure() else set()
+        self._model = model
+        self._own = self._ids() if steps_are_pure() else (set(), set())
+
+    def _ids(self) -> tuple[set[int], set[int]]:
+        # What joins a model stands first, among the variables that belong to none of its layers.
+        optimizer = getattr(self._model, "optimizer", None)
+        held = self._model._trainable_variables, () if optimizer is None else optimizer.variables
+        return {id(variable) for variable in held[0]}, {id(variable) for variable in held[1]}
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns `function(*args)`, where `function` is a train function of Keras."""
+        """Returns `function(*args)`, where `function` is a train or test function of Keras."""
         if not steps_are_pure():
             return function(*args)
         taken, iterator = args
-        trainable, others, own, metrics = taken
-        known = self._optimizer.variables
-        values = iter(own)
-        state = [next(values) if id(variable) in self._own else variable.value for variable in known]
+        joined = [one for one in self._model._trainable_variables if id(one) not in self._own[0]]
+        trainable, others, *optimizer, metrics = taken
+        state = [[*(one.value for one in joined), *trainable], others, *map(self._with_guests, optimizer), metrics]
         try:
-            logs, (trainable, others, state, metrics) = function((trainable, others, state, metrics), iterator)
+            logs, (trainable, others, *optimizer, metrics) = function(tuple(state), iterator)
         except BaseException:
             self._put_back(taken)
             raise
+        for variable, value in zip(joined, trainable, strict=False):
+            # The input array no longer exists: the compiled step was given its memory.
+            variable._value = value
+        kept = trainable[len(joined) :]
+        return logs, (kept, others, *map(self._without_guests, optimizer), metrics)
+
+    def _with_guests(self, own: Sequence[Any]) -> list[Any]:
+        values = iter(own)
+        known = self._model.optimizer.variables
+        return [next(values) if id(variable) in self._own[1] else variable.value for variable in known]
+
+    def _without_guests(self, state: Sequence[Any]) -> list[Any]:
         kept = []
-        for variable, value in zip(known, state, strict=True):
-            if id(variable) in self._own:
+        for variable, value in zip(self._model.optimizer.variables, state, strict=True):
+            if id(variable) in self._own[1]:
                 kept.append(value)
             else:
-                # The input array no longer exists: the compiled step was given its memory.
                 variable._value = value
-        return logs, (trainable, others, kept, metrics)
+        return kept
 
     def _put_back(self, taken: Sequence[Any]) -> None:
         """Restores the values that `fit` took from the variables, for example after a batch could not be read.
@@ -194,26 +211,37 @@ class StateOfFit:
         `fit` itself would restore the values after its last step and lose later writes by callbacks: the weights
         would have their values from before the masks changed.
         """
-        owners = self._model.trainable_variables, self._model.non_trainable_variables, self._optimizer.variables
-        held = [*owners, self._model.metrics_variables]
-        held[2] = [variable for variable in held[2] if id(variable) in self._own]
+        model = self._model
+        joined = {id(one) for one in model._trainable_variables} - self._own[0]
+        held = [[one for one in model.trainable_variables if id(one) not in joined], model.non_trainable_variables]
+        if len(taken) > _STATE_OF_TESTS:
+            held.append([variable for variable in model.optimizer.variables if id(variable) in self._own[1]])
+        held.append(model.metrics_variables)
         rows = [row for pair in zip(held, taken, strict=True) for row in zip(*pair, strict=True)]
         if any(value.is_deleted() for _, value in rows):
             return  # The step had begun and was given the arrays' memory.
         for variable, value in rows:
             if variable._value is None:
                 variable._value = value
-        self._model._jax_state_synced = True
+        model._jax_state_synced = True
+
+
+# Lists of values in the state of a test step: trainable, other and metrics variables.
+_STATE_OF_TESTS = 3
 
 
 @contextlib.contextmanager
-def fresh_step(model) -> Iterator[None]:
+def fresh_step(model, name: str = "train_step") -> Iterator[None]:
     """Gives the model a new `train_step` object inside the scope; JAX shares traces between equal functions.
 
     Bound methods of one model are equal, so JAX would reuse a step traced with one mask store for the next store.
+
+    Args:
+        model: The model.
+        name: Name of the step: "train_step" or "test_step".
     """
-    if not (steps_are_pure() and hasattr(model, "train_step")):
+    if not (steps_are_pure() and hasattr(model, name)):
         yield
         return
-    with patching.shadowed(model, "train_step", functools.partial(model.train_step)):
+    with patching.shadowed(model, name, functools.partial(getattr(model, name))):
         yield

@@ -12,33 +12,51 @@ from prunekit.core import backend, compilation, jax_state, patching
 from prunekit.core.optimizers import optimizers_of, parts_of
 
 
-class ScopedTrainFunction:
-    """A second compilation of the model's train function, which runs inside a scope, one batch at a time.
+class ScopedFunction:
+    """A second compilation of the model's train or test function, which runs inside a scope, one batch at a time.
 
     `fit` builds `model.train_function` before any callback runs and reads it before each batch; on a model that was
     fitted before, it is already traced, so changes by a callback have no effect. This second function is traced only
     inside the scope. It replaces `model.train_function` from `arm()` until its single call begins, so between
-    batches, when other callbacks save, evaluate, raise or are interrupted, the model has its own train function.
+    batches, when other callbacks save, evaluate, raise or are interrupted, the model has its own train function. The
+    same holds for `model.test_function`.
+
+    Args:
+        model: The compiled model.
+        scope: Returns the context in which the function is traced and runs.
+        kind: "train" or "test".
     """
 
-    def __init__(self, model, scope: Callable[[], contextlib.AbstractContextManager]):
+    def __init__(self, model, scope: Callable[[], contextlib.AbstractContextManager], kind: str = "train"):
         self._model = model
         self._scope = scope
+        self._kind = kind
         # Whether this object's function was only ever called, and so traced, in its own scope.
         self._alone = True
+        # The functions in whose scopes it was traced, besides its own.
+        self._around: tuple[ScopedFunction, ...] | None = None
         self._build()
 
+    @property
+    def _current(self) -> Any:
+        return getattr(self._model, f"{self._kind}_function")
+
+    @_current.setter
+    def _current(self, function: Any) -> None:
+        setattr(self._model, f"{self._kind}_function", function)
+
     def _build(self) -> None:
-        self._original = self._model.train_function
+        self._original = self._current
         self._contents, self._optimizers = _contents(self._model), optimizers_of(self._model)
         # Inside the scope: on JAX, building fixes the layout of the step's state over devices.
-        with self._scope(), jax_state.fresh_step(self._model):
-            self._model.make_train_function(force=True)
-        self._scoped, self._model.train_function = self._model.train_function, self._original
+        with self._scope(), jax_state.fresh_step(self._model, f"{self._kind}_step"):
+            getattr(self._model, f"make_{self._kind}_function")(force=True)
+        self._scoped, self._current = self._current, self._original
+        self._around = None
 
     def fits(self, model) -> bool:
-        """Returns True if `model.train_function` is unchanged since this object was built: the object is reusable."""
-        return model is self._model and model.train_function is self._original
+        """Returns True if the model's function is unchanged since this object was built: the object is reusable."""
+        return model is self._model and self._current is self._original
 
     def keep(self, scope: Callable[[], contextlib.AbstractContextManager], owner: Any) -> None:
         """Keeps this object with the model's train function, for `kept`; what was traced is not traced again.
@@ -56,19 +74,19 @@ class ScopedTrainFunction:
                 vars(self._original)[_KEPT] = self, owner
 
     def arm(self) -> None:
-        """Makes the next call of the model's train function run the scoped function."""
-        current = self._model.train_function
+        """Makes the next call of the model's function run the scoped function."""
+        current = self._current
         if current is self._run_once:
             return
         if current is not self._original and not _is_scoped(current):
             # A callback, for example one that unfreezes layers, rebuilt it: trace the callback's changes.
             self._build()
-        self._original, self._model.train_function = current, self._run_once
+        self._original, self._current = current, self._run_once
 
     def disarm(self) -> None:
-        """Restores the model's own train function; does nothing if it is already in place."""
-        if self._model.train_function is self._run_once:
-            self._model.train_function = self._original
+        """Restores the model's own function; does nothing if it is already in place."""
+        if self._current is self._run_once:
+            self._current = self._original
 
     @property
     def _run_once(self):
@@ -78,17 +96,35 @@ class ScopedTrainFunction:
     def _call(self, *args):
         self.disarm()
         # Two callbacks in one fit: the function armed first runs inside the scope of the other, traced in both scopes.
+        inner = _is_scoped(self._original)
+        if not inner:
+            self._trace_around()
         state = jax_state.StateOfFit(self._model)
         self._alone = self._alone and _are_unwrapped(self._optimizers)
-        with self._scope():
-            return state.call(self._original if _is_scoped(self._original) else self._scoped, *args)
+        _running.append(self)
+        try:
+            with self._scope():
+                return state.call(self._original if inner else self._scoped, *args)
+        finally:
+            _running.pop()
+
+    def _trace_around(self) -> None:
+        """Builds the function again if it was traced in other scopes than those of the functions that call it now."""
+        around = tuple(_running)
+        if self._around is not None and self._around != around:
+            self._build()
+        self._around = around
+
+
+# The functions that run now, the outermost first.
+_running: list[ScopedFunction] = []
 
 
 _KEPT = "_prunekit_scoped_function"
 
 
 def kept(model) -> tuple[Any, Any]:
-    """Takes the `ScopedTrainFunction` that was kept with the model's train function: it and its owner, or twice None.
+    """Takes the `ScopedFunction` that was kept with the model's train function: it and its owner, or twice None.
 
     Keras discards its train function, and what is kept with it, when the model is compiled again.
     """
@@ -149,7 +185,7 @@ def prepare_next_call(model, prepare: Callable[[Any], Any]) -> None:
 
 
 def _is_scoped(train_function) -> bool:
-    return isinstance(getattr(train_function, "__self__", None), ScopedTrainFunction | _PreparedCall)
+    return isinstance(getattr(train_function, "__self__", None), ScopedFunction | _PreparedCall)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from prunekit.delivery import tensor_probe
 from prunekit.delivery.integer_file import IntegerFile
 from prunekit.delivery.isolated_run import run_script
 from prunekit.delivery.litert import InputSpec
-from prunekit.techniques.quantize.after_training import QuantizedModel
 from prunekit.techniques.quantize.calibration import GridRounding
 from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.units import Range
 

@@ -27,9 +27,10 @@ from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
 from prunekit.delivery.litert import ConversionError
 from prunekit.suggestions import check_names
-from prunekit.techniques.quantize.after_training import QuantizedModel, quantized
+from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
 # Examples that a file is compared on.
 _EXAMPLES = 64
@@ -336,12 +337,12 @@ def quantize(
     chosen = QuantizationOptions(**options)
     chosen.with_data(data)
     check_built(model)
-    samples = None if data is None else _first_examples(CheckedData(model, data))
+    samples = None if data is None else first_examples(CheckedData(model, data))
     before = None if samples is None else outputs_of(model, samples)
     return Quantized(quantized(model, chosen, data, progress), samples, before)
 
 
-def _first_examples(data: CheckedData) -> Any:
+def first_examples(data: CheckedData) -> Any:
     """Returns some examples of calibration data, as NumPy arrays in the model's input structure."""
     found: list[Any] = []
     for inputs, _ in batches_of(data):

@@ -276,7 +276,7 @@ class Workspace:
                     epoch=epoch,
                     seconds=time.monotonic() - self.step.started,
                     history=history,
-                    pruner=None if callback is None else callback.pruner.state().to_snapshot(),
+                    pruner=None if callback is None else callback.snapshot(),
                     penalty=None if penalty is None else penalty.state(),
                     random=random_state(self.model),
                 )

@@ -13,7 +13,7 @@ import numpy as np
 from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.litert import input_specs
 from prunekit.delivery.tensor_probe import opened
-from prunekit.techniques.quantize.after_training import QuantizedModel
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
 
 def run(made, model, inputs) -> tuple[Any, list[np.ndarray]]:

@@ -47,11 +47,15 @@ class Checker:
     batches: int = 0
     positions: int = 0
     returned: int = 0
+    # Whether weights are put on grids at the end.
+    rounds: bool = False
 
     @property
     def makes_zeros(self) -> bool:
-        """Whether kept weights can be zero: what comes back starts there; some optimizers zero what has no gradient."""
-        return self.moves or any(isinstance(part, ZERO_MAKERS) for part in parts_of(self.model.optimizer))
+        """Whether kept weights can be zero: what comes back starts there, rounding, optimizers without a gradient."""
+        return (
+            self.moves or self.rounds or any(isinstance(part, ZERO_MAKERS) for part in parts_of(self.model.optimizer))
+        )
 
     @property
     def is_ftrl(self) -> bool:

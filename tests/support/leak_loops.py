@@ -9,6 +9,8 @@ import numpy as np
 from backends import BACKEND
 from leak_checks import Checker, Leak, Spy, read
 
+from prunekit.delivery.quantization_callback import QuantizationCallback
+from prunekit.delivery.quantization_training import Quantizer
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.pruner import Pruner
@@ -18,6 +20,9 @@ SCHEDULE = PolynomialDecay(initial_sparsity=0.3, final_sparsity=0.85, begin_step
 UPDATES, BATCH = 12, 4
 # Pruned, dense, pruned from step 8 on.
 PHASES = ConstantSparsity(0.85, begin_step=0, end_step=8, frequency=4)
+# Quantization begins between two mask updates, and batch normalizations would be frozen after the last.
+QUANTIZED = "quantized "
+BEGIN, FREEZE = 2, 10
 
 
 # ---------------------------------------------------------------- one update, written out
@@ -100,6 +105,10 @@ def _fit(model, data, cell, checker: Checker | None) -> None:
         # On JAX, looking has `fit` hand its state back; in a second fit it keeps it for some steps.
         every = 3 if BACKEND == "jax" and cell.loop == "fit after fit" else 1
         callbacks = [Spy(checker, pruning, every, last=False), pruning, Spy(checker, pruning, every, last=True)]
+        if cell.loop.startswith(QUANTIZED):
+            # Rounding makes zeros of small weights at the end.
+            checker.rounds = True
+            callbacks.insert(1, QuantizationCallback(data, weights=4, begin_step=BEGIN, freeze_step=FREEZE))
     # Two epochs, so that something happens between them.
     half = [array[: len(array) // 2] for array in (*data[0], data[1])]
     former = model.train_function
@@ -125,7 +134,8 @@ def _fit_after_fit(model, data, cell, checker: Checker | None) -> None:
 def _in_a_loop(model, data, cell, checker: Checker | None, update: Callable[..., None], size: int = 1) -> None:
     batches = list(_batches(data))
     former = model.train_function
-    with Pruner(model, cell.schedule, **cell.options(data)) if checker else contextlib.nullcontext() as pruner:
+    pruned = Pruner(model, cell.schedule, **cell.options(data)) if checker else contextlib.nullcontext()
+    with pruned as pruner, _quantized(model, data, cell, checker):
         if checker:
             checker.both(pruner, "before training")
         for i in range(0, len(batches), size):
@@ -140,6 +150,13 @@ def _in_a_loop(model, data, cell, checker: Checker | None, update: Callable[...,
         checker.both(pruner, "after finish()")
         if model.train_function is not former:
             raise Leak("the model's train function is not the one it had")
+
+
+def _quantized(model, data, cell, checker: Checker | None) -> contextlib.AbstractContextManager:
+    if checker is None or not cell.loop.startswith(QUANTIZED):
+        return contextlib.nullcontext()
+    checker.rounds = True
+    return Quantizer(model, data, weights=4)
 
 
 def _build_optimizer(model) -> None:
@@ -215,4 +232,6 @@ RUN: dict[str, Callable[..., None]] = {
     "train_on_batch": _train_on_batch,
     "custom train_step": _fit,
     OWN_LOOP: _own_loop,
+    f"{QUANTIZED}fit": _fit,
+    f"{QUANTIZED}{OWN_LOOP}": _own_loop,
 }

@@ -8,17 +8,20 @@ import keras
 
 from prunekit.anatomy.inspection import Report
 from prunekit.core import distribution, train_function
+from prunekit.core.backup_sync import Resumption
+from prunekit.core.last_callback import LastCallback
 from prunekit.core.model_building import build_from_batch, waits_for_data
 from prunekit.core.optimizers import updates_in
+from prunekit.core.snapshot import Snapshot
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning import attached_pruners, trace_reuse
-from prunekit.techniques.pruning.backup_sync import Resumption
 from prunekit.techniques.pruning.options import as_options
 from prunekit.techniques.pruning.policy import get_policy
 from prunekit.techniques.pruning.pruner import Pruner, overall_sparsity
+from prunekit.techniques.pruning.pruner_state import PrunerState
 from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING, abrupt
 from prunekit.techniques.pruning.saved_files import SavedFiles
 
@@ -105,7 +108,7 @@ class PruningCallback(keras.callbacks.Callback):
     def set_model(self, model) -> None:
         super().set_model(model)
         found = train_function.callback_list_above()
-        self._last = None if found is None else _Last.placed_after_all(found, self)
+        self._last = None if found is None else LastCallback.placed_after_all(found, self)
         self._companions = None if found is None else _Companions.placed_before_all(found, self)
         self.resumption.look(self, found)
         if self._pruner is not None and self._pruner.model is model:
@@ -136,7 +139,7 @@ class PruningCallback(keras.callbacks.Callback):
         if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
             # Another callback may have taken over the function, and this one's pruner has got other masks.
             self._store = self.pruner.store
-            self._function = train_function.ScopedTrainFunction(self.model, self.pruner.enforcing)
+            self._function = train_function.ScopedFunction(self.model, self.pruner.enforcing)
 
     # Masks are initialised here, because callbacks listed later still load weights in on_train_begin.
     def on_epoch_begin(self, epoch, logs=None) -> None:
@@ -145,7 +148,23 @@ class PruningCallback(keras.callbacks.Callback):
 
     def _begin(self) -> None:
         self._begun = True
-        self.resumption.begin(self.pruner)
+        self.resumption.begin(self)
+
+    def start(self) -> None:
+        """Applies the schedule's sparsity at the first step of a training that resumes none."""
+        self.pruner.begin()
+
+    def snapshot(self) -> Snapshot:
+        """Returns the pruner's state, as `restore` takes it."""
+        return self.pruner.state().to_snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Restores the pruner's state; weights and optimizer must already be restored.
+
+        Raises:
+            ValueError: The state belongs to a pruner of other weights, or is incomplete.
+        """
+        self.pruner.restore(PrunerState.from_snapshot(snapshot, self.pruner.targets))
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
         if self._last is None:
@@ -227,7 +246,7 @@ class PruningCallback(keras.callbacks.Callback):
         if self._pruner is None:
             return
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
-        self.resumption.take_up(self.pruner)
+        self.resumption.take_up(self)
         self.announce(self.pruner.end_training())
         if self._function is not None:
             trace_reuse.keep(self._function, self.pruner)
@@ -246,37 +265,6 @@ class PruningCallback(keras.callbacks.Callback):
             self.notes.append(note)
             if distribution.speaks_for(self.model):
                 warnings.warn(note, stacklevel=2)
-
-
-class _Last(keras.callbacks.Callback):
-    """Last callback of the list: runs the pruning callback's hooks after all other callbacks."""
-
-    def __init__(self, pruning: PruningCallback):
-        super().__init__()
-        self._pruning = pruning
-
-    @classmethod
-    def placed_after_all(cls, found: keras.callbacks.CallbackList, pruning: PruningCallback) -> "_Last":
-        """Appends a new `_Last` for `pruning` to the callback list and returns it."""
-        # A list that is reused for a second fit still contains the `_Last` of the first fit.
-        kept = [one for one in found.callbacks if not (isinstance(one, cls) and one._pruning is pruning)]
-        last = cls(pruning)
-        found.callbacks[:] = [*kept, last]
-        return last
-
-    def on_train_batch_begin(self, batch, logs=None) -> None:
-        self._pruning.begin_batch()
-
-    def on_train_batch_end(self, batch, logs=None) -> None:
-        self._pruning.resumption.keep()
-        self._pruning.end_of_list()
-
-    def on_epoch_end(self, epoch, logs=None) -> None:
-        self._pruning.resumption.keep()
-        self._pruning.end_of_list()
-
-    def on_train_end(self, logs=None) -> None:
-        self._pruning.end()
 
 
 class _Companions(keras.callbacks.Callback):

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from prunekit.core import jax_state
+from prunekit.core.step_counter import StepCounter
 from prunekit.techniques.pruning.mask_store import LeakError, MaskStore
-from prunekit.techniques.pruning.step_counter import StepCounter
 
 # Steps between two leak checks while the masks do not change: a check reads every target and its mask.
 CHECK_EVERY = 100

@@ -219,7 +219,7 @@ class MaskStore:
         rows = self._guests()
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
-                stack.enter_context(jax_state.masks_in_optimizer_state(optimizer, rows))
+                stack.enter_context(jax_state.in_optimizer_state(optimizer, rows))
             stack.enter_context(jax_state.before_scale_checks(optimizers, self.mask_gradients))
             yield
 

@@ -10,13 +10,13 @@ from keras import ops
 
 from prunekit.anatomy.reports import Event
 from prunekit.core.statistics import Collectors
+from prunekit.core.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import sparsities_of_rounds
 from prunekit.techniques.pruning.enforcement_check import EnforcementCheck
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.policy import MaskPolicy, MaskRequest, MaskUpdate
-from prunekit.techniques.pruning.step_counter import StepCounter
 
 
 @dataclass(frozen=True, eq=False)

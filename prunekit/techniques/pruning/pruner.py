@@ -12,6 +12,7 @@ from prunekit.anatomy.model_weights import check_built
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
+from prunekit.core.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning import attached_pruners, pruning_notes
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
@@ -21,7 +22,6 @@ from prunekit.techniques.pruning.mask_updater import MaskUpdater, PruningPlan
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.policy import MaskPolicy
 from prunekit.techniques.pruning.pruner_state import PrunerState
-from prunekit.techniques.pruning.step_counter import StepCounter
 from prunekit.techniques.pruning.targeting import resolved_targets
 
 _WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"

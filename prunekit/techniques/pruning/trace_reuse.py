@@ -1,7 +1,7 @@
 """Hands the traced train function of one PruningCallback to the next callback that prunes the same model.
 
 Masks are variables, so a trace that contains them serves any masks of the same weights. Only what is certainly the same
-is handed on: see `ScopedTrainFunction.keep`.
+is handed on: see `ScopedFunction.keep`.
 """
 
 import functools
@@ -23,7 +23,7 @@ class _Kept:
     pruner: Any
 
 
-def keep(function: train_function.ScopedTrainFunction, pruner: Pruner) -> None:
+def keep(function: train_function.ScopedFunction, pruner: Pruner) -> None:
     """Keeps the train function that was traced with the pruner's masks for the next callback."""
     if pruner.enforces_masks_only:
         scope = functools.partial(pruner.store.enforcing, pruner.optimizers)

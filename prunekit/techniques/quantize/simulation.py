@@ -34,20 +34,33 @@ def simulating(placement: Placement, rounding: Rounding) -> Iterator[None]:
         placement: Where tensors are rounded.
         rounding: What is done there.
     """
-    graphs, model = placement.graphs, placement.graphs.main.model
+    model = placement.graphs.main.model
+    with fresh_functions(model), fresh_forward_functions(model), simulated_calls(placement, rounding):
+        yield
+
+
+@contextlib.contextmanager
+def simulated_calls(placement: Placement, rounding: Rounding, *, frozen: bool = False) -> Iterator[None]:
+    """Inside the scope, calls of the model run its units; functions that were traced before stay as they are.
+
+    Args:
+        placement: Where tensors are rounded.
+        rounding: What is done there.
+        frozen: True: batch normalizations compute with their moving statistics in training, too, and do not move them;
+            their factors and offsets are trained.
+    """
+    graphs = placement.graphs
     with contextlib.ExitStack() as scope:
-        scope.enter_context(fresh_functions(model))
-        scope.enter_context(fresh_forward_functions(model))
         for graph in (graphs.main, *graphs.nested.values()):
-            scope.enter_context(shadowed(graph.model, "call", _GraphCall(graph, placement, rounding)))
+            scope.enter_context(shadowed(graph.model, "call", _GraphCall(graph, placement, rounding, frozen=frozen)))
         yield
 
 
 class _GraphCall:
     """Replaces the `call` of a model."""
 
-    def __init__(self, graph: Graph, placement: Placement, rounding: Rounding):
-        self._graph, self._placement, self._rounding = graph, placement, rounding
+    def __init__(self, graph: Graph, placement: Placement, rounding: Rounding, *, frozen: bool = False):
+        self._graph, self._placement, self._rounding, self._frozen = graph, placement, rounding, frozen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs, training, mask, context = self._bound(args, kwargs)
@@ -56,7 +69,8 @@ class _GraphCall:
             training = self._graph.model._get_call_context().get_value("training")
         values = self._entered(inputs, mask)
         for unit in self._placement.units[id(self._graph)]:
-            run = _UnitRun(unit, values, {**context, "training": training}, self._placement, self._rounding)
+            now = False if self._frozen and unit.has_normalization else training
+            run = _UnitRun(unit, values, {**context, "training": now}, self._placement, self._rounding)
             results = keras.tree.flatten(run.results())
             values |= {
                 id(symbol): self._written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)

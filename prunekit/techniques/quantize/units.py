@@ -96,6 +96,11 @@ class Unit:
         return any(bool(np.any(keras.ops.convert_to_numpy(constant))) for constant in constants)
 
     @functools.cached_property
+    def has_normalization(self) -> bool:
+        """True if a batch normalization is among the calls: folded into the first one, or alone."""
+        return any(is_normalization(call.operation) for call in self.calls)
+
+    @functools.cached_property
     def normalization(self) -> Call | None:
         """The call of a batch normalization that is folded into the first call."""
         return next((call for call in self.calls[1:] if is_normalization(call.operation)), None)

@@ -125,7 +125,7 @@ class ChannelPenalty(keras.callbacks.Callback):
         scope = self._scope(self.model)
         # A large model takes most of a minute to trace, so a second `fit` uses the function of the first.
         if self._function is None or not self._function.fits(self.model):
-            self._function = train_function.ScopedTrainFunction(self.model, scope)
+            self._function = train_function.ScopedFunction(self.model, scope)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._function is None:

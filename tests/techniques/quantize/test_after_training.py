@@ -10,9 +10,10 @@ from backends import tensorflow_only
 from keras import layers as L
 from keras import ops
 
-from prunekit.techniques.quantize.after_training import quantized, unique_weights
+from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.quantized_model import unique_weights
 
 pytestmark = pytest.mark.every_backend
 METHODS = ("nearest", "gptq")

@@ -1,15 +1,17 @@
-"""Completes the backups of `keras.callbacks.BackupAndRestore`: consistent copies of its files and the pruning state.
+"""Completes the backups of `keras.callbacks.BackupAndRestore`: consistent copies of its files, and callbacks' states.
 
 Keras overwrites its weights file in place, then the file with the epoch number. A process killed between the two writes
 resumes with weights and number of different epochs; a process killed during a write loses the backup.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -17,15 +19,29 @@ import numpy as np
 from prunekit.core import distribution
 from prunekit.core.random_state import random_state, restore_random_state
 from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
-from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruner_state import PrunerState
 
 _WEIGHTS, _POSITION = "latest.weights.h5", "training_metadata.json"
 _STEM = "prunekit"
 
 
+class Resumable(Protocol):
+    """A callback with a state besides weights and optimizer, from which an interrupted `fit` goes on."""
+
+    model: Any
+    resumption: Resumption
+
+    def start(self) -> None:
+        """Begins the training of this callback, where there is no saved state."""
+
+    def snapshot(self) -> Snapshot:
+        """Returns the state."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes up a state, instead of `start`; weights and optimizer are restored already."""
+
+
 class Backup:
-    """Copies the files of a `BackupAndRestore` within its folder, together with the state of the pruners.
+    """Copies the files of a `BackupAndRestore` within its folder, together with the states of callbacks.
 
     Create the Backup before Keras reads its files: the constructor restores them from the newest complete copy.
 
@@ -41,7 +57,7 @@ class Backup:
     def __init__(self, folder: str | os.PathLike[str], *, writes: bool = True):
         self._folder, self._writes = Path(folder), writes
         self._snapshots = Snapshots(self._folder, _STEM)
-        #: Saved state of each pruner, in list order; None if the backup contains no pruning state.
+        #: Saved state of each callback, in list order; None if the backup contains none.
         self.states: list[Snapshot] | None = None
         #: Saved state of the random generators; None if the backup contains none, and after it was restored.
         self.random: dict[str, Any] | None = None
@@ -56,15 +72,16 @@ class Backup:
         self._seen = self._stamp()
 
     @classmethod
-    def beside(cls, callbacks: Sequence[Any], *, writes: bool = True) -> "Backup | None":
+    def beside(cls, callbacks: Sequence[Any], *, writes: bool = True) -> Backup | None:
         """Returns the Backup of the `BackupAndRestore` in `callbacks`, or None if there is none on a local folder."""
         for one in callbacks:
             if isinstance(one, keras.callbacks.BackupAndRestore):
                 if "://" not in str(one.backup_dir):
                     return cls(one.backup_dir, writes=writes)
                 warnings.warn(
-                    f"The pruning state is saved with backups in local folders only. Received: {one.backup_dir}. A "
-                    "training resumed from this backup derives its masks from the zeros of the weights.",
+                    f"The state of prunekit's callbacks is saved with backups in local folders only. Received: "
+                    f"{one.backup_dir}. A training resumed from this backup derives its masks from the zeros of the "
+                    "weights.",
                     stacklevel=4,
                 )
         return None
@@ -81,10 +98,10 @@ class Backup:
         return self._writes and self._stamp() not in (None, self._seen)
 
     def keep(self, states: Sequence[Snapshot], random: dict[str, Any]) -> None:
-        """Copies Keras's files, with the states of the pruners and of the random generators.
+        """Copies Keras's files, with the states of the callbacks and of the random generators.
 
         Args:
-            states: State of each pruner, in list order.
+            states: State of each callback, in list order.
             random: `random_state` of the model.
 
         Raises:
@@ -168,29 +185,29 @@ class Backup:
 
 
 class Resumption:
-    """Resumes a pruning callback from a backup, and adds the pruning state to the backups of its `fit`.
+    """Resumes a callback from a backup, and adds its state to the backups of its `fit`.
 
     Attributes:
-        state: Saved pruner state to resume from; None = a new training.
+        state: Saved state to resume from; None = a new training.
     """
 
     def __init__(self) -> None:
         self.state: Snapshot | None = None
         self._backup: Backup | None = None
-        self._together: list[Any] = []
+        self._together: list[Resumable] = []
 
-    def look(self, callback: Any, found: keras.callbacks.CallbackList | None) -> None:
-        """Finds the backup in the callback's list; the first pruning callback opens it for all pruning callbacks.
+    def look(self, callback: Resumable, found: keras.callbacks.CallbackList | None) -> None:
+        """Finds the backup in the callback's list; the first callback with a resumption opens it for all of them.
 
         Raises:
-            ValueError: As for `Backup`; the backup belongs to a fit with another number of pruning callbacks.
+            ValueError: As for `Backup`; the backup belongs to a fit with another number of such callbacks.
         """
         self._backup = None
         if found is None:
             return
         self._together = [one for one in found.callbacks if isinstance(getattr(one, "resumption", None), Resumption)]
         first = self._together[0]
-        # The states of all pruning callbacks are saved together, in one file.
+        # The states of all callbacks are saved together, in one file.
         if first is callback:
             self._backup = Backup.beside(found.callbacks, writes=distribution.speaks_for(callback.model))
         else:
@@ -199,33 +216,33 @@ class Resumption:
         if states is None:
             return
         if len(states) != len(self._together):
+            kinds = " or ".join(dict.fromkeys(f"{type(one).__name__}s" for one in self._together))
             raise ValueError(
-                f"The backup is of a fit with {len(states)} PruningCallbacks. Received: {len(self._together)}. Resume "
-                "with the callbacks of the first run, or begin in another folder."
+                f"The backup is of a fit with {len(states)} {kinds}. Received: {len(self._together)}. Resume with the "
+                "callbacks of the first run, or begin in another folder."
             )
         self.state = states[self._together.index(callback)]
 
-    def begin(self, pruner: Pruner) -> None:
-        """Resumes the pruner from the backup, or leaves it at its start if there is none."""
-        if self.take_up(pruner):
+    def begin(self, callback: Resumable) -> None:
+        """Resumes the callback from the backup, or starts it if there is none."""
+        if self.take_up(callback):
             return
-        pruner.begin()
+        callback.start()
         if self._backup is not None:
             self._backup.mark()
 
-    def take_up(self, pruner: Pruner) -> bool:
-        """Restores the saved state into the pruner; returns False if there is none."""
+    def take_up(self, callback: Resumable) -> bool:
+        """Restores the saved state into the callback; returns False if there is none."""
         if self.state is None:
             return False
         state, self.state = self.state, None
-        pruner.restore(PrunerState.from_snapshot(state, pruner.targets))
+        callback.restore(state)
         if self._backup is not None and self._backup.random is not None:
-            restore_random_state(pruner.model, self._backup.random)
+            restore_random_state(callback.model, self._backup.random)
             self._backup.random = None
         return True
 
     def keep(self) -> None:
-        """Copies a backup that Keras has just saved, with the states of all pruning callbacks, once per backup."""
+        """Copies a backup that Keras has just saved, with the states of all callbacks, once per backup."""
         if self._backup is not None and self._together[0].resumption is self and self._backup.changed:
-            pruners = [one.pruner for one in self._together]
-            self._backup.keep([one.state().to_snapshot() for one in pruners], random_state(pruners[0].model))
+            self._backup.keep([one.snapshot() for one in self._together], random_state(self._together[0].model))

@@ -7,7 +7,7 @@ from prunekit.core import backend, jax_state
 
 
 class StepCounter:
-    """Counts optimizer updates since the origin of a schedule; without an optimizer, calls of `Pruner.step`.
+    """Counts optimizer updates since the origin of a schedule; without an optimizer, calls of its owner's `step`.
 
     Args:
         model: The trained model.
@@ -16,8 +16,8 @@ class StepCounter:
 
     Attributes:
         origin: Update from which steps count.
-        calls: Number of calls of `Pruner.step`.
-        done: Step at the last call of `Pruner.step`.
+        calls: Number of calls of the owner's `step`.
+        done: Step at the last of these calls.
         unseen: Upper bound of the number of updates since that call.
     """
 

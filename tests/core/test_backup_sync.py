@@ -9,8 +9,8 @@ from backends import BACKEND
 
 import prunekit as pk
 from prunekit.core import distribution
+from prunekit.core.backup_sync import Backup
 from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
-from prunekit.techniques.pruning.backup_sync import Backup
 
 pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

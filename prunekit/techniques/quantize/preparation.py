@@ -1,0 +1,136 @@
+"""Preparation: what a quantization works on, and its arithmetic that needs no training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.reports import LayerError
+from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.calibration import Formats, calibrated
+from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.quantization_report import report_of, weight_row
+from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.targeting import selected
+from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.weight_rounding import grid_of_weight
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedWeights:
+    """Rounded weights.
+
+    Attributes:
+        values: (variable, new value).
+        grids: id of a variable -> its grid.
+        errors: Relative squared error of each weight's layer, or of the weight itself, by the weight's name.
+    """
+
+    values: list[tuple[Any, Any]]
+    grids: dict[int, Grid]
+    errors: dict[str, LayerError]
+
+
+class Preparation:
+    """What a quantization works on: a model, its tensors and weights, calibration data, and options.
+
+    Args:
+        model: A built model.
+        options: What becomes integers, and how.
+        data: Calibration data, as `pk.prune` takes them.
+
+    Attributes:
+        model: The model.
+        options: The options.
+        selection: What is quantized and what is not.
+        placement: Where tensors are rounded.
+        weights: The weights that are rounded, each once.
+
+    Raises:
+        TypeError, ValueError: As for `pk.quantize`.
+    """
+
+    def __init__(self, model: Any, options: QuantizationOptions, data: Any):
+        self.model, self.options = model, options
+        options.with_data(data)
+        self._data = None if data is None else CheckedData(model, data)
+        if data is not None:
+            _check_states(model)
+        self.selection = selected(model, options.include, options.exclude)
+        self.placement = place(model, self.selection.kept_float)
+        self.weights = unique_weights(self.placement)
+
+    @property
+    def formats(self) -> Formats:
+        """The codes."""
+        return Formats(self.options.weight_format, self.options.activation_format)
+
+    def inputs(self) -> Iterator[Any]:
+        """Yields the inputs of the calibration data in batches."""
+        for inputs, _ in batches_of(self._data) if self._data is not None else ():
+            yield inputs
+
+    def calibrated_ranges(self) -> dict[Range, Grid]:
+        """Returns the grid of each range, on the calibration data; {} where tensors stay in floating point."""
+        form = self.options.activation_format
+        if form is None:
+            return {}
+        return calibrated(self.model, self.placement, self.inputs(), form, self.options.activation_rule)
+
+    def grid_of(self, weight: RoundedWeight) -> Grid:
+        """Returns the grid of a weight's present values."""
+        options, value = self.options, array_of(weight.variable).astype("float32")
+        return grid_of_weight(weight.name, value, options.weight_format, weight.granularity, options.weight_rule)
+
+    def nearest(self, weights: Sequence[RoundedWeight], grids: Mapping[int, Grid] | None = None) -> RoundedWeights:
+        """Returns the nearest values of weights on their grids.
+
+        Args:
+            weights: The weights.
+            grids: id of a variable -> its grid; None chooses grids of the present values.
+        """
+        found = RoundedWeights([], {}, {})
+        for weight in weights:
+            value = array_of(weight.variable).astype("float32")
+            grid = self.grid_of(weight) if grids is None else grids[id(weight.variable)]
+            nearest = grid.nearest(value)
+            found.values.append((weight.variable, nearest))
+            found.grids[id(weight.variable)] = grid
+            size = float(np.square(value, dtype="float64").sum())
+            error = float(np.square(nearest - value, dtype="float64").sum())
+            found.errors[weight.name] = LayerError(weight.name, error / size if size else 0.0)
+        return found
+
+    def result(
+        self, rounded: RoundedWeights, ranges: dict[Range, Grid], method: str, notes: tuple[str, ...]
+    ) -> QuantizedModel:
+        """Returns the quantized model, once its weights have their rounded values.
+
+        Args:
+            rounded: The rounded weights.
+            ranges: The grid of each range.
+            method: How the codes of weights were chosen.
+            notes: Remarks for the report.
+        """
+        rows = [
+            weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
+            for one in self.weights
+        ]
+        report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
+        return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
+
+
+def _check_states(model: Any) -> None:
+    stateful = [one.name for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+    if stateful:
+        raise ValueError(
+            "Calibration data are independent examples, in batches of any size. Received: a model with the stateful "
+            f"layers {', '.join(stateful)}. Build the model with stateful=False; its weights are the same."
+        )

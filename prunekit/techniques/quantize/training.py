@@ -1,0 +1,204 @@
+"""Trains a model as its integer file will compute (quantization-aware training)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core import jax_state
+from prunekit.core.joined_variables import joined, trainer_for
+from prunekit.core.optimizers import optimizers_for
+from prunekit.core.snapshot import Snapshot, arrays_under, lacking
+from prunekit.core.variable_values import assigned
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.learned_ranges import LearnedRanges
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.preparation import Preparation
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.rules import fixed_grid
+from prunekit.techniques.quantize.simulation import simulated_calls
+from prunekit.techniques.quantize.units import Range
+
+_KINDS = {"begun": bool, "frozen": bool}
+
+
+def learning_rate(name: str, value: Any) -> float:
+    """Returns a learning rate of ranges.
+
+    Raises:
+        ValueError: It is not a number above 0 and below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError(f"`{name}` is a number above 0 and below 1, such as 1e-3. Received: {value!r}.")
+    return float(value)
+
+
+class QuantizationTraining(Preparation):
+    """Trains weights and ranges so that the model keeps its quality on integers.
+
+    In a training step, weights and tensors are rounded as the integer file rounds them; gradients pass the rounding as
+    if it were the identity, inside the range. The weights that are updated are not rounded: an update smaller than a
+    step is not lost. They are put on their grids at the end.
+
+    Args:
+        model: A built model.
+        options: What becomes integers; its method and what is done before rounding are not used.
+        data: Calibration data, from which the ranges at the start are chosen.
+        optimizer: The optimizer, or list of optimizers, of the loop; None for those of the model.
+        range_learning_rate: Learning rate of the ranges: about the largest relative change of a scale in one update.
+
+    Attributes:
+        frozen: True once batch normalizations compute with their moving statistics.
+
+    Raises:
+        TypeError, ValueError: As for `pk.quantize`.
+
+    Source: Jacob et al. 2018, arXiv:1712.05877, section 3 (training with simulated quantization).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        options: QuantizationOptions,
+        data: Any,
+        *,
+        optimizer: Any = None,
+        range_learning_rate: float = 1e-3,
+    ):
+        super().__init__(model, options, data)
+        self._optimizer, self._rate = optimizer, learning_rate("range_learning_rate", range_learning_rate)
+        self._ranges: LearnedRanges | None = None
+        self._trainer: Any = None
+        self.frozen = False
+        if not self.weights and not self.placement.ranges:
+            raise ValueError(f"The model {model.name!r} has no weight and no tensor that integers can represent.")
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers whose updates train the weights."""
+        return optimizers_for(self.model, self._optimizer)
+
+    @property
+    def begun(self) -> bool:
+        """True once ranges are known, so that the model is trained on integers."""
+        return self._ranges is not None
+
+    def begin(self) -> None:
+        """Chooses the ranges at the start from the calibration data and the present weights.
+
+        Raises:
+            ValueError: A weight or a tensor is not finite.
+        """
+        jax_state.sync_model_state(self.model)
+        ranges = self.calibrated_ranges()
+        self._train(ranges, [self.grid_of(weight) for weight in self.weights])
+
+    def _train(self, ranges: dict[Range, Grid], weights: Sequence[Grid]) -> None:
+        rows = zip(self.weights, weights, strict=True)
+        named = {id(weight.variable): (weight.name, grid) for weight, grid in rows}
+        self._ranges = LearnedRanges(self.formats, ranges, named)
+        make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
+        self._trainer = trainer_for(self.model, self._ranges.variables, make)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Inside the scope, the model computes on integers, and training steps train weights and ranges."""
+        ranges = self._known()
+        with (
+            simulated_calls(self.placement, ranges, frozen=self.frozen),
+            joined(self.model, self.optimizers, ranges.variables, self._trainer),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[None]:
+        """Inside the scope, the model computes on integers."""
+        ranges = self._known()
+        with simulated_calls(self.placement, ranges), joined(self.model, (), ranges.variables, self._trainer):
+            yield
+
+    def _known(self) -> LearnedRanges:
+        if self._ranges is None:
+            raise RuntimeError("`begin` comes before the first training step.")
+        return self._ranges
+
+    def finish(self, notes: Sequence[str] = ()) -> QuantizedModel:
+        """Puts the weights on their grids, in place, and returns the quantized model.
+
+        Args:
+            notes: Remarks for the report.
+        """
+        jax_state.sync_model_state(self.model)
+        if not self.begun:
+            self.begin()
+        ranges, weights = self._known().grids()
+        rounded = self.nearest(self.weights, weights)
+        with assigned(rounded.values):
+            return self.result(rounded, ranges, "training", tuple(notes))
+
+    # ---- what an interrupted training goes on from -------------------------------------------------------------------
+
+    def values(self) -> list[np.ndarray]:
+        """Returns the trained ranges, as `assign` takes them."""
+        return [] if self._ranges is None else [np.array(array_of(one.variable)) for one in self._ranges.scales]
+
+    def assign(self, values: Sequence[np.ndarray]) -> None:
+        """Sets the trained ranges."""
+        for variable, value in zip(self._known().variables, values, strict=True):
+            variable.assign(value)
+
+    def snapshot(self) -> Snapshot:
+        """Returns everything besides weights and optimizer that `restore` continues from."""
+        arrays: dict[str, np.ndarray] = {}
+        if self._ranges is not None:
+            for index, scale in enumerate(self._ranges.scales):
+                arrays[f"scale/{index}"] = scale.start.scale
+                arrays[f"zero_point/{index}"] = scale.start.zero_point
+                arrays[f"change/{index}"] = np.array(array_of(scale.variable))
+            arrays |= {f"trainer/{i}": np.array(array_of(one)) for i, one in enumerate(self._trainer.variables)}
+        return Snapshot({"begun": self.begun, "frozen": self.frozen}, arrays)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes up a state, instead of `begin`; weights and optimizer must already be restored.
+
+        Raises:
+            ValueError: The state is of another model or of other options, or incomplete.
+        """
+        wrong = lacking(snapshot.values, _KINDS)
+        if wrong is not None:
+            raise ValueError(f"The saved state of a quantization lacks {wrong}, or another version wrote it.")
+        if snapshot.values["begun"]:
+            self._train(*self._saved_grids(snapshot))
+            self.assign(list(arrays_under(snapshot.arrays, "change/").values()))
+            saved = arrays_under(snapshot.arrays, "trainer/").values()
+            for variable, value in zip(self._trainer.variables, saved, strict=True):
+                variable.assign(np.array(value))
+        self.frozen = snapshot.values["frozen"]
+
+    def _saved_grids(self, snapshot: Snapshot) -> tuple[dict[Range, Grid], list[Grid]]:
+        form, places = self.formats.activations, self.placement.ranges
+        kinds: list[tuple[IntegerFormat, Granularity, tuple[int, ...]]] = []
+        if form is not None:
+            kinds = [(form, PER_TENSOR, ()) for place in places if place.signed is None]
+        for one in self.weights:
+            shape = one.granularity.parameter_shape(tuple(one.variable.shape))
+            kinds.append((self.formats.weights, one.granularity, shape))
+        arrays = snapshot.arrays
+        found = [arrays.get(f"scale/{index}") for index in range(len(kinds))]
+        if [None if one is None else one.shape for one in found] != [shape for _, _, shape in kinds]:
+            raise ValueError(
+                "A resumed training must quantize the same tensors and weights as before. Received: the state of "
+                "another quantization. Use the model and the options of the first run, or begin in another folder."
+            )
+        saved = zip(kinds, found, arrays_under(arrays, "zero_point/").values(), strict=True)
+        grids = iter([Grid(kind, one, np.array(scale), np.array(zero)) for (kind, one, _), scale, zero in saved])
+        ranges: dict[Range, Grid] = {}
+        if form is not None:
+            ranges = {one: next(grids) if one.signed is None else fixed_grid(one.signed, form) for one in places}
+        return ranges, list(grids)
