@@ -43,12 +43,15 @@ class QuantizationRun:
     def begin(self) -> None:
         """Chooses the ranges at the start, and keeps what the model computes in floating point."""
         self.work.begin()
+        self._keep_outputs()
+
+    def _keep_outputs(self) -> None:
         self._before = None if self._samples is None else outputs_of(self.model, self._samples)
 
     def finish(self, notes: Sequence[str] = ()) -> Quantized:
         """Puts the weights on their grids."""
         if not self.work.begun:
-            self.begin()
+            self._keep_outputs()
         return Quantized(self.work.finish(notes), self._samples, self._before)
 
 

@@ -136,7 +136,10 @@ class QuantizationTraining(Preparation):
         """
         jax_state.sync_model_state(self.model)
         if not self.begun:
-            self.begin()
+            # As after training: ranges of what the rounded weights compute.
+            rounded = self.nearest(self.weights)
+            with assigned(rounded.values):
+                return self.result(rounded, self.calibrated_ranges(), "nearest", tuple(notes))
         ranges, weights = self._known().grids()
         rounded = self.nearest(self.weights, weights)
         with assigned(rounded.values):
