@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.core import jax_state
+from prunekit.core import backend, jax_state
 from prunekit.core.joined_variables import joined, trainer_for
 from prunekit.core.optimizers import optimizers_for
 from prunekit.core.snapshot import Snapshot, arrays_under, lacking
@@ -102,9 +102,10 @@ class QuantizationTraining(Preparation):
     def _train(self, ranges: dict[Range, Grid], weights: Sequence[Grid]) -> None:
         rows = zip(self.weights, weights, strict=True)
         named = {id(weight.variable): (weight.name, grid) for weight, grid in rows}
-        self._ranges = LearnedRanges(self.formats, ranges, named)
         make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
-        self._trainer = trainer_for(self.model, self._ranges.variables, make)
+        with backend.variable_scope(self.model):
+            self._ranges = LearnedRanges(self.formats, ranges, named)
+            self._trainer = trainer_for(self.model, self._ranges.variables, make)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

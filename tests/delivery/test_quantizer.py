@@ -1,0 +1,202 @@
+"""Quantization in loops of one's own: what a loop trains, and what is given back at its end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from backends import tensorflow_only, training_step
+from keras import ops
+from quantized_training import LOSS, data, network
+
+import prunekit as pk
+from prunekit.techniques.quantize.quantized_model import unique_weights
+
+pytestmark = pytest.mark.every_backend
+X, Y = data()
+
+
+def numbers(variables):
+    return [np.array(ops.convert_to_numpy(ops.stop_gradient(one.value))) for one in variables]
+
+
+def run(model, optimizer, steps=6, step=None):
+    """Trains in the backend's own loop; returns the losses."""
+    step = step or training_step(model, optimizer, LOSS)
+    batches = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, 32 * steps, 32)]
+    return [float(ops.convert_to_numpy(step(ops.convert_to_tensor(x), ops.convert_to_tensor(y)))) for x, y in batches]
+
+
+def on_their_grids(quantized):
+    found = quantized._found
+    return all(
+        found.weights[id(one.variable)].holds(numbers([one.variable])[0]) for one in unique_weights(found.placement)
+    )
+
+
+def test_a_loop_trains_weights_and_ranges_and_ends_on_integers():
+    model = network(compiled=False)
+    optimizer = keras.optimizers.Adam(0.01)
+    before = numbers(model.trainable_variables)
+    with pk.Quantizer(model, X[:64], optimizer, weights=4) as quantizer:
+        scales = model.trainable_variables[: -len(before)]
+        losses = run(model, optimizer, 8)
+        moved = numbers(scales)
+    assert losses[-1] < losses[0] and len(model.trainable_variables) == len(before)
+    assert len(scales) == 7 and all(np.any(one != 0) for one in moved)
+    quantized = quantizer.finish()
+    assert on_their_grids(quantized) and quantizer.finish() is quantized
+    assert quantized.report.method == "training" and {one.bits for one in quantized.report.weights} == {4}
+    assert any((one != two).any() for one, two in zip(before, numbers(model.trainable_variables), strict=True))
+
+
+def test_inside_the_model_computes_on_integers_and_outside_it_is_its_own():
+    model = network()
+    expected = model.predict(X[:8], verbose=0)
+    quantizer = pk.Quantizer(model, X[:64], weights=2)
+    inside = model.predict(X[:8], verbose=0)
+    assert np.abs(inside - expected).max() > 1e-3
+    quantized = quantizer.finish()
+    with quantized.simulating():
+        np.testing.assert_allclose(model.predict(X[:8], verbose=0), inside, rtol=1e-5, atol=1e-6)
+    assert "call" not in vars(model) and "apply" not in vars(model.optimizer)
+
+
+def test_a_step_is_that_of_fit():
+    model = network()
+    callback = pk.QuantizationCallback(X[:64], weights=4, freeze_step=-1)
+    model.get_layer("dropout").rate = 0.0
+    model.fit(X[:32], Y[:32], batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+    other = network()
+    other.get_layer("dropout").rate = 0.0
+    with pk.Quantizer(other, X[:64], weights=4) as quantizer:
+        other.train_on_batch(X[:32], Y[:32])
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    of_fit = {one.name: one.scale for one in callback.report.ranges}
+    for one in quantizer.finish().report.ranges:
+        np.testing.assert_allclose(one.scale, of_fit[one.name], rtol=1e-5)
+
+
+def test_frozen_normalizations_keep_their_statistics_and_train_their_factors():
+    model = network()
+    with pk.Quantizer(model, X[:64], weights=4) as quantizer:
+        run(model, model.optimizer, 2)
+        quantizer.freeze_normalizations()
+        norm = model.get_layer("norm")
+        before, gamma = numbers([norm.moving_mean, norm.moving_variance]), numbers([norm.gamma])
+        run(model, model.optimizer, 2)
+        for one, two in zip(before, numbers([norm.moving_mean, norm.moving_variance]), strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert (numbers([norm.gamma])[0] != gamma[0]).any()
+
+
+def test_pruned_weights_stay_zero_in_every_step():
+    model = network()
+    schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
+    with pk.Pruner(model, schedule) as pruner, pk.Quantizer(model, X[:64], weights=4) as quantizer:
+        step = training_step(model, model.optimizer, LOSS)
+        for start in range(0, 192, 32):
+            run(model, model.optimizer, 1, step)
+            pruner.step()
+            assert not any(pruner.audit().values()), start
+    quantized = quantizer.finish()
+    for name, mask in pruner.masks.items():
+        (variable,) = (one for one in model.weights if one.path == name)
+        assert (numbers([variable])[0][~mask] == 0).all()
+    assert on_their_grids(quantized)
+
+
+def test_an_error_in_the_loop_gives_the_model_back_with_its_weights():
+    model = network()
+    with pytest.raises(KeyError), pk.Quantizer(model, X[:64]):
+        run(model, model.optimizer, 1)
+        before = model.get_weights()
+        raise KeyError("stop")
+    assert "call" not in vars(model) and "apply" not in vars(model.optimizer)
+    assert len(model.trainable_variables) == 9
+    # The scales stood among the weights.
+    for one, two in zip(before[-len(model.weights) :], model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_without_an_optimizer_it_is_refused():
+    with pytest.raises(ValueError, match="Compile the model, or pass the Keras optimizer of your loop"):
+        pk.Quantizer(network(compiled=False), X[:64])
+
+
+def test_an_optimizer_that_is_none_of_keras_is_refused():
+    with pytest.raises(TypeError, match="must be a Keras optimizer"):
+        pk.Quantizer(network(), X[:64], "adam")
+
+
+def test_a_model_that_is_not_built_is_refused():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="built"):
+        pk.Quantizer(model, X[:64], keras.optimizers.SGD())
+
+
+def test_freezing_after_the_end_is_refused():
+    quantizer = pk.Quantizer(network(), X[:64])
+    quantizer.finish()
+    with pytest.raises(RuntimeError, match=r"after finish\(\)"):
+        quantizer.freeze_normalizations()
+
+
+def test_files_that_are_saved_inside_load_without_prunekit(tmp_path):
+    model = network()
+    with pk.Quantizer(model, X[:64]):
+        run(model, model.optimizer, 1)
+        model.save(tmp_path / "model.keras")
+        count = len(model.weights)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(loaded.weights) == len(model.weights) == count - 7
+
+
+@tensorflow_only
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_tape_loop_of_prunekit_trains_in_it(jit_compile):
+    model = network(compiled=False)
+    optimizer = keras.optimizers.Adam(0.01)
+    with pk.Quantizer(model, X[:64], optimizer, weights=4) as quantizer:
+        loop = pk.loops.TapeLoop(model, optimizer, LOSS, jit_compile=jit_compile)
+        history = loop.fit(X, Y, epochs=2, batch_size=32, shuffle=False).history
+    assert history["loss"][-1] < history["loss"][0] and on_their_grids(quantizer.finish())
+
+
+REPLICAS = """
+import contextlib, keras, numpy as np, tensorflow as tf, prunekit as pk
+from quantized_training import LOSS, data, network
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+x, y = data()
+found = []
+for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = network(compiled=False)
+        model.get_layer("dropout").rate = 0.0
+        model.compile(keras.optimizers.SGD(0.05), LOSS)
+    schedule = pk.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
+    # Statistics of a batch are those of a replica.
+    callback = pk.QuantizationCallback(x[:64], weights=4, freeze_step=0)
+    callbacks = [pk.PruningCallback(schedule), callback]
+    model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x, y))
+    found.append([*model.get_weights(), *callback._work.values()])
+print(max(np.abs(one - two).max() for one, two in zip(*found)), max(np.abs(one).max() for one in found[0][-7:]))
+"""
+
+
+@tensorflow_only
+@pytest.mark.thorough
+def test_two_replicas_train_the_weights_and_ranges_of_one():
+    path = os.pathsep.join([os.getcwd(), str(Path(__file__).parents[1] / "support")])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    difference, moved = map(float, done.stdout.split()[-2:])
+    assert difference < 1e-5 and moved > 1e-3
