@@ -1,8 +1,9 @@
-"""Accuracy, bytes and LiteRT latency of networks that are quantized after training, beside the converter's files."""
+"""Accuracy, bytes and LiteRT latency of networks quantized after training and in training, beside the converter's."""
 
 import argparse
 import gc
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,45 @@ NETWORKS = {
 }
 EXAMPLES, SECONDS, BATCH = 1024, 20.0, 500
 SPARSITY = 0.9
-INT8: dict[str, Any] = {"weights": 8}
-WAYS: dict[str, dict[str, Any] | None] = {
-    "float32": None,
-    "the converter's int8": None,
-    "8-bit weights and activations": INT8,
-    "8-bit weights": {"weights": 8, "activations": None},
-    "4-bit weights, 8-bit activations, nearest": {"weights": 4, "method": "nearest"},
-    "4-bit weights, 8-bit activations, GPTQ": {"weights": 4},
-    "4-bit weights, GPTQ": {"weights": 4, "activations": None},
-    "3-bit weights, 8-bit activations, GPTQ": {"weights": 3},
-    f"{SPARSITY:.0%} zeros, 8-bit weights and activations": INT8,
+EPOCHS, RATE = 1, 1e-4
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a file is made.
+
+    Attributes:
+        options: Options of the quantization; None for a file in floating point.
+        zeros: True for a network that is pruned first.
+        epochs: Epochs of training: on integers, or in floating point for a file in floating point.
+        converter: True for the converter's own quantization.
+    """
+
+    options: dict[str, Any] | None = None
+    zeros: bool = False
+    epochs: int = 0
+    converter: bool = False
+
+
+TRAINED, ZEROS = f"{EPOCHS} epoch", f"{SPARSITY:.0%} zeros"
+WAYS = {
+    "float32": Way(),
+    f"float32, {TRAINED} more": Way(epochs=EPOCHS),
+    "the converter's int8": Way(converter=True),
+    "8-bit weights and activations": Way({"weights": 8}),
+    f"8-bit weights and activations, {TRAINED}": Way({"weights": 8}, epochs=EPOCHS),
+    "8-bit weights": Way({"weights": 8, "activations": None}),
+    "4-bit weights, 8-bit activations, nearest": Way({"weights": 4, "method": "nearest"}),
+    "4-bit weights, 8-bit activations, GPTQ": Way({"weights": 4}),
+    f"4-bit weights, 8-bit activations, {TRAINED}": Way({"weights": 4}, epochs=EPOCHS),
+    "4-bit weights, GPTQ": Way({"weights": 4, "activations": None}),
+    "3-bit weights, 8-bit activations, GPTQ": Way({"weights": 3}),
+    f"3-bit weights, 8-bit activations, {TRAINED}": Way({"weights": 3}, epochs=EPOCHS),
+    f"{ZEROS}, 8-bit weights and activations": Way({"weights": 8}, zeros=True),
+    f"{ZEROS}, 8-bit weights and activations, {TRAINED}": Way({"weights": 8}, zeros=True, epochs=EPOCHS),
 }
 PAGE = Path("docs/measured/quantization.md")
-HEAD = f"""# Measured: quantization after training
+HEAD = f"""# Measured: quantization
 
 Accuracy of LiteRT files on the 10,000 test images, their bytes, and LiteRT's processor time (batch 1, one thread, x86)
 as a ratio to the float32 file, all files of a network in turns for {SECONDS:g} seconds, medians. The network for MNIST
@@ -46,6 +72,9 @@ batches of {fashion.BATCH}, seed 0). Ranges, GPTQ, and the converter's own quant
 images, drawn with seed 0; test images are used for these accuracies alone. One run each: the standard error of such an
 accuracy is 0.001 for MNIST and 0.003 for Fashion-MNIST. The call: `pk.quantize(model, images, weights=8)`;
 {SPARSITY:.0%} zeros: `pk.prune(model, {SPARSITY:g}, images, criterion="sparsegpt", allocation="lamp")` first.
+"{TRAINED}": trained on integers, `model.fit(..., callbacks=[pk.QuantizationCallback(images, weights=8)])`, with Adam and
+a learning rate that falls from {RATE:g} to 0 by half a cosine, batches of {fashion.BATCH}; with zeros, `pk.KeepZeros()`
+beside it. The float32 network that is trained as long in the same way is in the table, too.
 `scripts/study quantization` makes this page. How to quantize: [quantization](../quantizing.md).
 
 | network | file | accuracy | bytes | gzip | gzip of float32 / gzip | time |
@@ -77,15 +106,29 @@ class Study:
 
     def write(self, way: str, path: Path) -> None:
         """Writes the file of one way."""
-        model = self.dense()
-        if way == "float32":
-            path.write_bytes(plain_file(model, self.images[:1]))
-        elif way == "the converter's int8":
+        chosen, model = WAYS[way], self.dense()
+        if chosen.converter:
             path.write_bytes(self._converted(model))
-        else:
-            if "zeros" in way:
-                pk.prune(model, SPARSITY, self.images, criterion="sparsegpt", allocation="lamp")
-            pk.quantize(model, self.images, **(WAYS[way] or {})).export(path)
+            return
+        if chosen.zeros:
+            pk.prune(model, SPARSITY, self.images, criterion="sparsegpt", allocation="lamp")
+        callback = None
+        if chosen.epochs:
+            callback = None if chosen.options is None else pk.QuantizationCallback(self.images, **chosen.options)
+            self._train(model, chosen, callback)
+        if chosen.options is None:
+            path.write_bytes(plain_file(model, self.images[:1]))
+            return
+        found = pk.quantize(model, self.images, **chosen.options) if callback is None else callback.quantized
+        found.export(path, samples=self.images[:64])
+
+    def _train(self, model: Any, way: Way, callback: Any) -> None:
+        steps = way.epochs * -(-len(self.train[1]) // fashion.BATCH)
+        rate = keras.optimizers.schedules.CosineDecay(RATE, steps)
+        model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        callbacks = [one for one in (pk.KeepZeros() if way.zeros else None, callback) if one is not None]
+        keras.utils.set_random_seed(0)
+        model.fit(*self.train, batch_size=fashion.BATCH, epochs=way.epochs, callbacks=callbacks, verbose=2)
 
     def _converted(self, model: Any) -> bytes:
         import tensorflow as tf
