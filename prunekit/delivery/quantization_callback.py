@@ -19,6 +19,7 @@ from prunekit.delivery.quantization_training import QuantizationRun, training_op
 from prunekit.delivery.quantizing import Quantized
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
 from prunekit.techniques.quantize.training import QuantizationTraining, learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
@@ -94,6 +95,11 @@ class QuantizationCallback(keras.callbacks.Callback):
         if self._quantized is None:
             raise RuntimeError("`quantized` and `report` exist once `fit` has ended with this callback.")
         return self._quantized
+
+    @property
+    def quantized_model(self) -> QuantizedModel:
+        """What `quantized` exports: placement, grids and report of the last `fit`."""
+        return self.quantized.found
 
     @property
     def report(self) -> QuantizationReport:

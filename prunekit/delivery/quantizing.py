@@ -56,18 +56,19 @@ class Quantized:
     Attributes:
         model: The model; its weights were changed in place.
         report: What was quantized, and how.
+        found: Placement and grids.
     """
 
     def __init__(self, found: QuantizedModel, samples: Any, float_outputs: list[np.ndarray] | None):
-        self._found, self._samples, self._float_outputs = found, samples, float_outputs
+        self.found, self._samples, self._float_outputs = found, samples, float_outputs
 
     @property
     def model(self) -> Any:
-        return self._found.model
+        return self.found.model
 
     @property
     def report(self) -> QuantizationReport:
-        return self._found.report
+        return self.found.report
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[Any]:
@@ -76,7 +77,7 @@ class Quantized:
         `predict`, `evaluate`, `fit` and eager calls run the simulation on every backend. Functions of your own that
         were traced before have to be traced again inside.
         """
-        with self._found.simulating() as model:
+        with self.found.simulating() as model:
             yield model
 
     def export(
@@ -106,13 +107,13 @@ class Quantized:
         target = Path(path)
         if target.suffix != ".tflite":
             raise ValueError(f'An integer file is a LiteRT file, "NAME.tflite". Received: {str(path)!r}.')
-        bits = self._found.formats.activations
+        bits = self.found.formats.activations
         if bits is not None and bits.bits != 8:
             raise ValueError(
                 "Integer files have activations of 8 bits or in floating point. Received: a quantization with "
                 f"activations={bits.bits}, which can be simulated alone. Quantize with activations=8 or None."
             )
-        self._found.check_unchanged()
+        self.found.check_unchanged()
         if samples is not None:
             check_inputs(self.model, samples)
         given = self._samples if samples is None else samples
@@ -122,8 +123,8 @@ class Quantized:
                 "without calibration data. Pass some inputs as `samples`."
             )
         reference = self._float_outputs if samples is None else None
-        kinds = _integer_io(integer_io, self._found)
-        return export_integers(self._found, given, target, reference, integer_io=kinds)[0]
+        kinds = _integer_io(integer_io, self.found)
+        return export_integers(self.found, given, target, reference, integer_io=kinds)[0]
 
 
 def _integer_io(given: Sequence[str] | str, found: QuantizedModel) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class CheckpointState:
         epoch: Number of finished epochs of that step.
         seconds: Duration of that step so far.
         history: History of that step so far: metric -> value per epoch.
-        pruner: Pruner state of that step; None if the step does not prune during training.
+        callback: State of the callback that prunes or quantizes during that step's training; None without one.
         penalty: State of the penalty on channels of that step; None without one.
         random: State of the global random generators that layers may use, for a checkpoint inside a step.
         run: State of the run; None before a checkpoint is written.
@@ -43,7 +43,7 @@ class CheckpointState:
     epoch: int = 0
     seconds: float = 0.0
     history: dict[str, list[float]] = field(default_factory=dict)
-    pruner: Snapshot | None = None
+    callback: Snapshot | None = None
     penalty: Snapshot | None = None
     random: dict[str, Any] | None = None
     run: RunState | None = None
@@ -58,7 +58,7 @@ _PLAIN = {
     "random": dict | None,
 }
 # Fields of `CheckpointState` that are snapshots themselves, or None.
-_SNAPSHOTS = ("pruner", "penalty")
+_SNAPSHOTS = ("callback", "penalty")
 _KINDS = _PLAIN | {name: dict | None for name in _SNAPSHOTS} | {"record": dict, "optimizer": bool, "files": dict}
 
 

@@ -1,11 +1,11 @@
 """Settings of the step kind quantize. Reads no file and imports neither Keras nor NumPy."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from prunekit.recipe.fields import Count, Name, Settings, WeightPatterns, refusal, shown
+from prunekit.recipe.fields import Count, Epochs, Name, Positive, Settings, WeightPatterns, refusal, shown
 
 # Format of the files that the step writes, in reports and in the bounds of `expect`.
 INTEGER_FORMAT = "litert-integer"
@@ -30,9 +30,15 @@ RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 
 class Quantize(Settings):
-    """A step that puts weights on integer grids after training, as `pk.quantize`, and writes the integer LiteRT file.
+    """A step that puts weights on integer grids, and writes the integer LiteRT file.
+
+    Without `epochs` it quantizes after training, as `pk.quantize`; with them it trains on integers, as a
+    `QuantizationCallback`.
 
     Attributes:
+        epochs: Epochs of training on integers; None = no training.
+        learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
+        begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
         weights: Bits of the weights, 2 to 8.
         activations: 8 bits for the tensors between layers, or "float".
         method: How weights are rounded.
@@ -47,6 +53,9 @@ class Quantize(Settings):
     """
 
     example: ClassVar[str] = "{weights: 8, activations: 8}"
+    epochs: Epochs | None = None
+    learning_rate: Positive | None = None
+    begin_epoch: Annotated[int, Field(ge=0)] = 0
     weights: Annotated[int, Field(ge=2, le=8)] = 8
     activations: Annotated[Literal[8, "float"], BeforeValidator(_activations)] = 8
     method: Literal["auto", "nearest", "gptq"] = "auto"
@@ -58,6 +67,28 @@ class Quantize(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     name: Name = "model"
+
+    @model_validator(mode="after")
+    def _of_training(self) -> Self:
+        if self.epochs is None:
+            for name in ("learning_rate", "begin_epoch"):
+                if self._is_given(name):
+                    raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
+            return self
+        for name in ("method", "correct_biases", "equalize"):
+            if self._is_given(name):
+                raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
+        if self.begin_epoch >= self.epochs:
+            raise refusal(
+                f"the training on integers begins before the last epoch. Received: begin_epoch {self.begin_epoch} "
+                f"and epochs {self.epochs}.",
+                "begin_epoch",
+            )
+        return self
+
+    def _is_given(self, name: str) -> bool:
+        # Not `model_fields_set`: the recipe that a run locks has every setting.
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
     def file(self) -> str:

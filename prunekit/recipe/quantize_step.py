@@ -1,10 +1,13 @@
 """The handler of the step kind quantize."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.delivery.quantization_callback import QuantizationCallback
+from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
 from prunekit.delivery.quantizing import IntegerExportError, export_integers, outputs_of
 from prunekit.delivery.rows import ExportRow
 from prunekit.recipe.export_samples import export_samples
@@ -17,6 +20,7 @@ from prunekit.recipe.workspace import Workspace
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,7 +37,7 @@ class PreparedQuantize(PreparedStep):
 
 
 class QuantizeStep(StepHandler[PreparedQuantize]):
-    """Puts the weights on integer grids, and writes the integer file."""
+    """Puts the weights on integer grids, after training or in training, and writes the integer file."""
 
     def prepare(self, settings: Any, run: RunInputs) -> PreparedQuantize:
         """Returns the step with what it would quantize in the model as it is now.
@@ -60,11 +64,11 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
         floats, before = outputs_of(workspace.model, samples), dict(state.metrics)
 
-        def progress(done: int, total: int, name: str) -> None:
-            workspace.report_progress(0.5 * done / total, f"{name}, {done} of {total}")
-
-        with run.replicas.scope(), workspace.noting():
-            found = quantized(workspace.model, prepared.options, data, progress)
+        history: dict[str, list[float]] = {}
+        if settings.epochs is None:
+            found = _after_training(prepared, workspace, data)
+        else:
+            found, history = _in_training(prepared, workspace, data)
         workspace.report_progress(0.5, "measuring the simulation")
         with found.simulating():
             simulated = workspace.evaluate()
@@ -74,18 +78,41 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         for note in found.report.notes:
             workspace.note(f"quantize: {note}")
         return StepResult(
-            sections=[*_metrics_sections(before, simulated, row), *found.report.sections(), *sections], text=text
+            history=history,
+            sections=[*_metrics_sections(before, simulated, row), *found.report.sections(), *sections],
+            text=text,
         )
 
 
+def _after_training(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> QuantizedModel:
+    def progress(done: int, total: int, name: str) -> None:
+        workspace.report_progress(0.5 * done / total, f"{name}, {done} of {total}")
+
+    with workspace.run.replicas.scope(), workspace.noting():
+        return quantized(workspace.model, prepared.options, data, progress)
+
+
+def _in_training(
+    prepared: PreparedQuantize, workspace: Workspace, data: Any
+) -> tuple[QuantizedModel, dict[str, list[float]]]:
+    settings = prepared.settings
+    begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
+    callback = QuantizationCallback(data, begin_step=begin, **_arguments(settings, TRAINING_OPTIONS))
+    with workspace.holding_masks(), workspace.noting():
+        history = workspace.fit(settings.epochs, settings.learning_rate, callback)
+    return callback.quantized_model, history
+
+
+def _arguments(settings: Quantize, names: Iterable[str]) -> dict[str, Any]:
+    given = {name: getattr(settings, name) for name in names}
+    return given | {"activations": None if settings.activations == "float" else settings.activations}
+
+
 def _options(settings: Quantize) -> QuantizationOptions:
-    shared = ("weights", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize")
-    return QuantizationOptions(
-        activations=None if settings.activations == "float" else settings.activations,
-        include=settings.include,
-        exclude=settings.exclude,
-        **{name: getattr(settings, name) for name in shared},
-    )
+    names = TRAINING_OPTIONS
+    if settings.epochs is None:
+        return QuantizationOptions(**_arguments(settings, (*names, "method", "correct_biases", "equalize")))
+    return training_options(_arguments(settings, names))
 
 
 def _exported(

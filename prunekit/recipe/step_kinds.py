@@ -243,9 +243,18 @@ def _simplify_text(simplify: Simplify) -> str:
 
 def _quantize_text(quantize: Quantize) -> str:
     activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
-    parts = [f"{quantize.weights}-bit weights, {activations} activations", f"method {quantize.method}"]
-    parts += ["equalized"] if quantize.equalize else []
+    parts = [f"{quantize.weights}-bit weights, {activations} activations"]
+    if quantize.epochs is None:
+        parts += [f"method {quantize.method}", *(["equalized"] if quantize.equalize else [])]
+    else:
+        parts.append(f"{quantize.epochs} epoch{'s' if quantize.epochs > 1 else ''}")
+        parts += [f"on integers after {quantize.begin_epoch}"] if quantize.begin_epoch else []
+        parts += [] if quantize.learning_rate is None else [f"learning rate {quantize.learning_rate:g}"]
     return ", ".join([*parts, *_texts_of_patterns(quantize), f"as {quantize.file!r}"])
+
+
+def _quantize_trains(quantize: Quantize) -> bool:
+    return quantize.epochs is not None
 
 
 def _quantize_formats(quantize: Quantize) -> tuple[str, ...]:
@@ -389,6 +398,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             Quantize,
             _quantize_text,
             check=_check_grids,
+            trains=_quantize_trains,
             reads_data=_yes,
             changes_weights=_yes,
             formats=_quantize_formats,

@@ -15,6 +15,7 @@ from prunekit.core import backend, distribution, jax_state
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.random_state import random_state
 from prunekit.delivery.metrics import Metric
+from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.loops.weight_changes import WeightChanges
 from prunekit.recipe.checkpoint import CheckpointState, EpochCheckpoints
 from prunekit.recipe.compile_settings import (
@@ -208,7 +209,7 @@ class Workspace:
         self,
         epochs: int,
         learning_rate: float | None = None,
-        callback: PruningCallback | None = None,
+        callback: PruningCallback | QuantizationCallback | None = None,
         *,
         penalty: ChannelPenalty | None = None,
         begin: int = 0,
@@ -220,7 +221,7 @@ class Workspace:
         Args:
             epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
-            callback: Prunes during the training.
+            callback: Prunes or quantizes during the training.
             penalty: Penalty on channels during the training.
             begin: Epochs of the step before this call, for a step that trains in several calls.
         """
@@ -230,7 +231,7 @@ class Workspace:
         optimizer.learning_rate = self._learning_rate if learning_rate is None else learning_rate
         resumed = self.step.resumed
         if callback is not None:
-            callback.resumption.state = resumed.pruner
+            callback.resumption.state = resumed.callback
         if penalty is not None and resumed.penalty is not None:
             penalty.restore(resumed.penalty)
         order = Order(data.train.examples, self.seed)
@@ -265,7 +266,7 @@ class Workspace:
         self,
         epoch: int,
         history: dict[str, list[float]],
-        callback: PruningCallback | None = None,
+        callback: PruningCallback | QuantizationCallback | None = None,
         penalty: ChannelPenalty | None = None,
     ) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
@@ -276,7 +277,7 @@ class Workspace:
                     epoch=epoch,
                     seconds=time.monotonic() - self.step.started,
                     history=history,
-                    pruner=None if callback is None else callback.snapshot(),
+                    callback=None if callback is None else callback.snapshot(),
                     penalty=None if penalty is None else penalty.state(),
                     random=random_state(self.model),
                 )

@@ -376,7 +376,7 @@ def test_a_model_with_several_outputs_and_a_shared_layer():
     callback = pk.QuantizationCallback(inputs, weights=4)
     history = model.fit(inputs, labels, epochs=5, batch_size=16, verbose=0, callbacks=[callback]).history
     assert history["loss"][-1] < history["loss"][0]
-    weights = unique_weights(callback.quantized._found.placement)
+    weights = unique_weights(callback.quantized.found.placement)
     assert {one.name for one in weights} == {"shared/kernel", "a/kernel", "b/kernel"} and len(weights) == 3
 
 

@@ -31,7 +31,7 @@ def run(model, optimizer, steps=6, step=None):
 
 
 def on_their_grids(quantized):
-    found = quantized._found
+    found = quantized.found
     return all(
         found.weights[id(one.variable)].holds(numbers([one.variable])[0]) for one in unique_weights(found.placement)
     )

@@ -198,7 +198,7 @@ def test_weights_of_4_bits_are_stored_two_in_each_byte_with_the_codes_of_the_mod
     for name, operation, order in OPERATIONS:
         found, codes, scales = stored[operation]
         layer = model.get_layer(name)
-        grid, kernel = done._found.weights[id(layer.kernel)], np.array(layer.kernel)
+        grid, kernel = done.found.weights[id(layer.kernel)], np.array(layer.kernel)
         expected = grid.codes(kernel).transpose(order).reshape(codes.shape)
         assert found == INT4 and np.array_equal(codes, expected)
         assert (codes.reshape(zeros[name].shape)[zeros[name]] == 0).all() and codes.any()
@@ -337,7 +337,7 @@ def test_an_operation_that_lite_rt_lacks_is_a_failed_export(tmp_path):
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_on_other_backends_an_export_names_the_one_that_writes_files(small, backend, tmp_path, monkeypatch):
     done = pk.quantize(*small)
-    monkeypatch.setattr(done._found.__class__, "check_unchanged", lambda self: None)
+    monkeypatch.setattr(done.found.__class__, "check_unchanged", lambda self: None)
     with monkeypatch.context() as patch:
         patch.setattr(quantizing.keras.backend, "backend", lambda: backend)
         with pytest.raises(IntegerExportError, match=f"Received: the backend '{backend}'. .* KERAS_BACKEND=tensorflow"):
@@ -421,9 +421,9 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
     model = stack((16,), L.Dense(8, dtype="float16", activation="relu"), L.Dense(3, dtype="float16"))
     randomize(model)
     done = pk.quantize(model, inputs_of(model, examples=16))
-    done._found.check_unchanged()
-    for weight in done._found.placement.weights():
-        grid, values = done._found.weights[id(weight.variable)], np.array(weight.variable, "float32")
+    done.found.check_unchanged()
+    for weight in done.found.placement.weights():
+        grid, values = done.found.weights[id(weight.variable)], np.array(weight.variable, "float32")
         assert np.allclose(grid.nearest(values), values, rtol=2**-11, atol=1e-3 * float(grid.scale.min()))
     with pytest.raises(IntegerExportError, match="compute in float32. Received: the layer .* in float16"):
         done.export(tmp_path / "m.tflite")

@@ -99,6 +99,11 @@ def test_bytes_of_the_integer_file_can_be_expected(pairs):
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
         ([quantize(bits=4)], "unknown key 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
+        ([quantize(epochs=1, method="gptq")], "method is about rounding without training"),
+        ([quantize(epochs=1, equalize=True)], "equalize is about rounding without training"),
+        ([quantize(learning_rate=0.1)], "learning_rate is about a training on integers: write epochs, too"),
+        ([quantize(epochs=2, begin_epoch=2)], "begins before the last epoch. Received: begin_epoch 2 and epochs 2"),
+        ([quantize(epochs=0)], "epochs"),
         ([quantize(), TRAIN], "Write the quantize step after this one"),
         ([quantize(), prune()], "Write the quantize step after this one"),
         ([quantize(), quantize(name="again")], "Write the quantize step after this one"),
@@ -150,7 +155,57 @@ def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
     assert files[0] == files[1]
 
 
+def test_weights_are_trained_on_integers_and_zeros_of_earlier_steps_stay(pairs, tmp_path):
+    steps = recipe(TRAIN, prune(exclude=["logits"]), quantize(weights=3, epochs=3))
+    result = compress(steps, network(), pairs, tmp_path / "run")
+    report = result.report.to_dict()
+    assert [len(one["history"]["loss"]) for one in report["steps"] if one["kind"] == "quantize"] == [3]
+    assert report["exports"][0]["file"] == "model-int3.tflite" and report["exports"][0]["status"] == "ok"
+    for name, kernel in kernels(result.model).items():
+        grid = grid_holding(kernel, IntegerFormat(3), Granularity((1,)))
+        assert (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all(), name
+    assert (kernels(result.model)["hidden"] == 0.0).mean() >= 0.75
+    floats = compress(recipe(TRAIN, prune(exclude=["logits"])), network(), pairs).model
+    zeros = kernels(floats)["hidden"] == 0.0
+    assert (kernels(result.model)["hidden"][zeros] == 0.0).all()
+    before, simulated, in_file = next(
+        values for name, *values in sections_of(result, 2)["Metrics of the integer model"]["rows"] if name == "accuracy"
+    )
+    assert abs(in_file - simulated) < 0.05 and simulated >= before - 0.1
+
+
+def test_the_plan_of_a_training_on_integers_has_epochs_and_updates(pairs):
+    (step,) = plan(recipe(quantize(epochs=3, begin_epoch=1, learning_rate=0.001)), network(), pairs).steps
+    assert step.epochs == 3 and step.updates
+    assert "3 epochs, on integers after 1, learning rate 0.001" in step.text and "method" not in step.text
+
+
+@pytest.mark.parametrize("begin_epoch", [0, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pairs, tmp_path, begin_epoch):
+    training = quantize(weights=4, epochs=4, begin_epoch=begin_epoch)
+    steps = recipe(prune(exclude=["logits"]), training, {"export": {"formats": ["keras"]}})
+    whole = compress(steps, network(), pairs, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compress(steps, network(), pairs, tmp_path / "run", progress=StopInStep("quantize", 3))
+    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(whole.model)
+    files = [(tmp_path / name / "exports" / "model-int4.tflite").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+class StopInStep:
+    """Interrupts a run after some epochs of a step."""
+
+    def __init__(self, kind, epoch):
+        self.kind, self.epoch = kind, epoch
+
+    def __call__(self, progress):
+        if progress.kind == self.kind and progress.epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.thorough
-def test_a_run_is_repeated_by_verify(pairs, tmp_path):
-    compress(recipe(TRAIN, quantize(weights=4)), network(), pairs, tmp_path / "run")
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2}], ids=["after training", "in training"])
+def test_a_run_is_repeated_by_verify(pairs, tmp_path, settings):
+    compress(recipe(TRAIN, quantize(weights=4, **settings)), network(), pairs, tmp_path / "run")
     assert verify(tmp_path / "run", model=network(), data=pairs).identical
