@@ -18,7 +18,7 @@ from prunekit.techniques.quantize.grids import SMALLEST_SCALE, Grid
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 # Scales change by factors up to e to the power of this, either way.
-_LARGEST = 10.0
+_REACH = 10.0
 
 
 class LearnedRanges(GridRounding):
@@ -84,12 +84,12 @@ class LearnedScale:
 
     def rounded(self, value: Any) -> Any:
         """Returns a tensor on the grid, differentiable with respect to the variable."""
-        change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_LARGEST, _LARGEST))
+        change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_REACH, _REACH))
         scale = change * ops.convert_to_tensor(self.start.scale)
         return fake_quantized(value, scale, self.start.zero_point, self.start.format)
 
     def grid(self) -> Grid:
         """Returns the present grid."""
-        change = np.exp(np.clip(array_of(self.variable).astype("float64"), -_LARGEST, _LARGEST))
+        change = np.exp(np.clip(array_of(self.variable).astype("float64"), -_REACH, _REACH))
         scale = np.maximum(self.start.scale * change, SMALLEST_SCALE).astype("float32")
         return replace(self.start, scale=scale)
