@@ -430,7 +430,7 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
 
 
 def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
-    from prunekit.techniques.quantize import after_training
+    from prunekit.techniques.quantize import preparation
 
     model = stack((6,), L.Dense(4, name="a"))
     before = np.array(model.get_layer("a").kernel)
@@ -438,7 +438,7 @@ def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(after_training, "report_of", interrupted)
+    monkeypatch.setattr(preparation, "report_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pk.quantize(model, np.ones((8, 6), "float32"), weights=4)
     np.testing.assert_array_equal(np.array(model.get_layer("a").kernel), before)
