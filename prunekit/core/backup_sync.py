@@ -128,8 +128,8 @@ class Backup:
         saved, epoch = found.values["epoch"], self._epoch()
         if epoch is not None and epoch > saved + 1:
             raise ValueError(
-                f"{self._folder} holds a backup after epoch {epoch} that was made without PruningCallback, and one "
-                f"with it after epoch {saved}. Delete {_STEM}-* there to continue from the later backup, or the "
+                f"{self._folder} holds a backup after epoch {epoch} that was made without prunekit, and one with it "
+                f"after epoch {saved}. Delete {_STEM}-* there to continue from the later backup, or the "
                 "other files to continue from the earlier backup."
             )
 

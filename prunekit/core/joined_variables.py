@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from prunekit.core import backend, jax_state, patching
-from prunekit.core.optimizers import optimizers_of, parts_of
+from prunekit.core.optimizers import parts_of
 
 
 @contextlib.contextmanager
@@ -53,15 +53,15 @@ def joined(model: Any, optimizers: Sequence[Any], variables: Sequence[Any], trai
         yield
 
 
-def trainer_for(model: Any, variables: Sequence[Any], make: Callable[..., Any]) -> Any:
-    """Returns a built optimizer for `variables` that updates them as often as the model's optimizer updates weights.
+def trainer_for(optimizers: Sequence[Any], variables: Sequence[Any], make: Callable[..., Any]) -> Any:
+    """Returns a built optimizer for `variables` that updates them as often as the optimizers update weights.
 
     Args:
-        model: The model; batches count as in its optimizer, which may accumulate gradients over several of them.
+        optimizers: The optimizers of the training step, which may accumulate gradients over several batches.
         variables: The variables.
         make: Makes a Keras optimizer; takes `gradient_accumulation_steps`.
     """
-    parts = [part for optimizer in optimizers_of(model) for part in parts_of(optimizer)]
+    parts = [part for optimizer in optimizers for part in parts_of(optimizer)]
     trainer = make(gradient_accumulation_steps=next((part.gradient_accumulation_steps for part in parts), None))
     trainer.build(list(variables))
     return trainer
@@ -135,16 +135,12 @@ class _Split:
                 return method(optimizer_variables, grads, trainable_variables)
             others = [place for place, index in enumerate(places) if index is None]
             ours = [place for place, index in enumerate(places) if index is not None]
-            unscaled = self._unscaled(optimizer, optimizer_variables, [grads[place] for place in ours])
-            updated, state = method(
-                optimizer_variables,
-                [grads[place] for place in others],
-                [trainable_variables[place] for place in others],
-            )
+            unscaled = self._unscaled(optimizer, optimizer_variables, _at(ours, grads))
+            updated, state = method(optimizer_variables, _at(others, grads), _at(others, trainable_variables))
             of_trainer = {id(one) for one in self._trainer.variables}
             slots = [place for place, one in enumerate(optimizer.variables) if id(one) in of_trainer]
             values, slot_values = self._trainer.stateless_apply(
-                [state[slot] for slot in slots], unscaled, [trainable_variables[place] for place in ours]
+                _at(slots, state), unscaled, _at(ours, trainable_variables)
             )
             results, state = list(trainable_variables), list(state)
             for place, value in [*zip(others, updated, strict=True), *zip(ours, values, strict=True)]:

@@ -52,7 +52,8 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     Raises:
         ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers
-            cannot be followed, or all its weights are frozen; calibration data are missing or not finite.
+            cannot be followed, or all its weights are frozen; calibration data are missing or not finite; the list has
+            two such callbacks.
         TypeError: An option is unknown, or the model is not a Keras 3 model.
 
     Source: Jacob et al. 2018, arXiv:1712.05877 (training with simulated quantization); Esser et al. 2020,
@@ -113,6 +114,12 @@ class QuantizationCallback(keras.callbacks.Callback):
         super().set_model(model)
         found = callback_list_above()
         self._list = found
+        listed = [] if found is None else [one for one in found.callbacks if isinstance(one, QuantizationCallback)]
+        if len(listed) > 1:
+            raise ValueError(
+                f"A list of callbacks may contain one QuantizationCallback. Received: {len(listed)}. A model is "
+                "quantized as a whole; `include` and `exclude` select the layers."
+            )
         self._last = None if found is None else LastCallback.placed_after_all(found, self)
         self.resumption.look(self, found)
         if self._run is None or self._run.model is not model:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
-from prunekit.core.calibration import CheckedData
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.delivery.quantizing import Quantized, first_examples, outputs_of
 from prunekit.suggestions import check_names
@@ -37,7 +36,7 @@ class QuantizationRun:
         check_built(model)
         self.model = model
         self.work = QuantizationTraining(model, options, data, optimizer=optimizer, range_learning_rate=rate)
-        self._samples = None if data is None else first_examples(CheckedData(model, data))
+        self._samples = None if data is None else first_examples(self.work.inputs())
         self._before: list[np.ndarray] | None = None
 
     def begin(self) -> None:

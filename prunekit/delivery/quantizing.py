@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Unpack
@@ -338,15 +338,15 @@ def quantize(
     chosen = QuantizationOptions(**options)
     chosen.with_data(data)
     check_built(model)
-    samples = None if data is None else first_examples(CheckedData(model, data))
+    samples = None if data is None else first_examples(inputs for inputs, _ in batches_of(CheckedData(model, data)))
     before = None if samples is None else outputs_of(model, samples)
     return Quantized(quantized(model, chosen, data, progress), samples, before)
 
 
-def first_examples(data: CheckedData) -> Any:
-    """Returns some examples of calibration data, as NumPy arrays in the model's input structure."""
+def first_examples(batches: Iterable[Any]) -> Any:
+    """Returns some examples of batches of inputs, as NumPy arrays in the model's input structure."""
     found: list[Any] = []
-    for inputs, _ in batches_of(data):
+    for inputs in batches:
         found.append(keras.tree.map_structure(lambda one: np.asarray(keras.ops.convert_to_numpy(one)), inputs))
         if sum(len(keras.tree.flatten(one)[0]) for one in found) >= _EXAMPLES:
             break

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND
+from crashes import Crash
 
 import prunekit as pk
 from prunekit.core import distribution
@@ -19,16 +20,6 @@ RISE = pk.PolynomialDecay(final_sparsity=0.75, begin_step=1, end_step=12, freque
 # One whose sums go on after a resumption, where there is one.
 CRITERION = "movement" if BACKEND == "tensorflow" else "magnitude"
 WEIGHTS, POSITION = "latest.weights.h5", "training_metadata.json"
-
-
-class Crash(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise RuntimeError("the machine is gone")
 
 
 def network():

@@ -33,6 +33,11 @@ def sgd(**options):
     return keras.optimizers.SGD(0.5, **options)
 
 
+def beside(model, variable):
+    """A scope in which the variable is trained with the model."""
+    return joined(model, [model.optimizer], [variable], trainer_for([model.optimizer], [variable], sgd))
+
+
 def with_gain(model, variable):
     """A scope in which the model multiplies its outputs by the variable."""
     call = type(model).call.__get__(model)
@@ -45,7 +50,7 @@ def with_gain(model, variable):
 
 def train(model, variable, steps=3, *, keep=True):
     """Trains the model and, where `keep`, the variable, in the backend's own loop; returns the trainer."""
-    trainer = trainer_for(model, [variable], sgd)
+    trainer = trainer_for([model.optimizer], [variable], sgd)
     with with_gain(model, variable), joined(model, [model.optimizer], [variable] if keep else [], trainer):
         step = training_step(model, model.optimizer, keras.losses.MeanSquaredError())
         for _ in range(steps):
@@ -77,8 +82,7 @@ def test_it_stands_first_inside_and_is_nowhere_outside():
     model.optimizer.build(model.trainable_variables)
     before = [id(one) for one in model.trainable_variables]
     attributes = set(vars(model)), set(vars(model.optimizer))
-    trainer = trainer_for(model, [variable], sgd)
-    with joined(model, [model.optimizer], [variable], trainer):
+    with beside(model, variable):
         assert [id(one) for one in model.trainable_variables] == [id(variable), *before]
     assert [id(one) for one in model.trainable_variables] == before
     assert (set(vars(model)), set(vars(model.optimizer))) == attributes
@@ -86,7 +90,10 @@ def test_it_stands_first_inside_and_is_nowhere_outside():
 
 def test_an_error_inside_gives_everything_back():
     model, variable = network(), gain()
-    with pytest.raises(KeyError), joined(model, [model.optimizer], [variable], trainer_for(model, [variable], sgd)):
+    with (
+        pytest.raises(KeyError),
+        beside(model, variable),
+    ):
         raise KeyError("stop")
     assert len(model.trainable_variables) == 2 and "apply" not in vars(model.optimizer)
 
@@ -124,8 +131,7 @@ def test_a_loss_scale_changes_no_update_of_it(scale):
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=scale)
     model, variable = network(optimizer), gain(0.7)
     step_model, plain = network(), gain(0.7)
-    trainer = trainer_for(model, [variable], sgd)
-    with with_gain(model, variable), joined(model, [optimizer], [variable], trainer):
+    with with_gain(model, variable), beside(model, variable):
         model.train_on_batch(X, Y)
     train(step_model, plain, 1)
     np.testing.assert_allclose(number(variable), number(plain), rtol=1e-5)
@@ -134,8 +140,7 @@ def test_a_loss_scale_changes_no_update_of_it(scale):
 def test_it_moves_as_often_as_the_weights_where_gradients_are_accumulated():
     model, variable = network(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)), gain(0.7)
     values = []
-    trainer = trainer_for(model, [variable], sgd)
-    with with_gain(model, variable), joined(model, [model.optimizer], [variable], trainer):
+    with with_gain(model, variable), beside(model, variable):
         step = training_step(model, model.optimizer, keras.losses.MeanSquaredError())
         for _ in range(4):
             step(ops.convert_to_tensor(X), ops.convert_to_tensor(Y))
@@ -149,7 +154,10 @@ def test_a_step_that_does_not_list_it_leaves_it_as_it_is():
     model, variable = network(), gain(0.7)
     kernel = np.array(model.get_weights()[0])
     own = list(model.trainable_variables)
-    with with_gain(model, variable), joined(model, [model.optimizer], [variable], trainer_for(model, [variable], sgd)):
+    with (
+        with_gain(model, variable),
+        beside(model, variable),
+    ):
         model.optimizer.apply([ops.ones_like(one.value) for one in own], own)
     assert number(variable) == np.float32(0.7)
     np.testing.assert_allclose(model.get_weights()[0], kernel - 0.1, rtol=1e-6)
@@ -157,14 +165,17 @@ def test_a_step_that_does_not_list_it_leaves_it_as_it_is():
 
 def test_lists_of_unequal_length_get_kerass_own_error():
     model, variable = network(), gain()
-    with joined(model, [model.optimizer], [variable], trainer_for(model, [variable], sgd)), pytest.raises(ValueError):
+    with (
+        beside(model, variable),
+        pytest.raises(ValueError),
+    ):
         model.optimizer.apply([ops.zeros((4, 3))], model.trainable_variables)
 
 
 def test_files_that_are_saved_inside_hold_the_models_own_weights(tmp_path):
     model, variable = network(), gain()
     model.predict(X, verbose=0)
-    with joined(model, [model.optimizer], [variable], trainer_for(model, [variable], sgd)):
+    with beside(model, variable):
         model.save(tmp_path / "model.keras")
         model.save_weights(tmp_path / "model.weights.h5")
         model.load_weights(tmp_path / "model.weights.h5")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
+from crashes import Crash
 from quantized_training import LOSS, data, network
 
 import prunekit as pk
@@ -183,20 +184,10 @@ def test_a_second_fit_goes_on_with_the_ranges():
     assert before != after
 
 
-class StopNow(keras.callbacks.Callback):
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == self.batch:
-            raise RuntimeError("stop")
-
-
 def test_an_error_in_fit_leaves_a_model_of_its_own():
     model = network()
-    with pytest.raises(RuntimeError, match="stop"):
-        fit(model, quantizing(), StopNow(3))
+    with pytest.raises(RuntimeError, match="the machine is gone"):
+        fit(model, quantizing(), Crash(batch=3))
     assert "call" not in vars(model) and "apply" not in vars(model.optimizer)
     fit(model, epochs=1)
 
@@ -221,16 +212,6 @@ def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
     for kept, used in zip(grids[best], callback._work.values(), strict=True):
         np.testing.assert_array_equal(kept, used)
     assert any((one != two).any() for one, two in zip(grids[best], grids[-1], strict=True))
-
-
-class Crash(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise RuntimeError("the machine is gone")
 
 
 @pytest.mark.parametrize("begin_step", [0, pytest.param(12, marks=pytest.mark.thorough), 20])
@@ -284,6 +265,11 @@ def test_wrong_options_are_refused_before_fit(name):
     options, kind, match = REFUSALS[name]
     with pytest.raises(kind, match=match):
         pk.QuantizationCallback(**{"data": X[:64], **options})
+
+
+def test_two_in_one_list_are_refused_before_the_first_update():
+    with pytest.raises(ValueError, match="may contain one QuantizationCallback. Received: 2"):
+        fit(network(), quantizing(), quantizing(exclude="logits"))
 
 
 def test_a_frozen_model_is_refused():

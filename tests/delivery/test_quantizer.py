@@ -123,6 +123,17 @@ def test_an_error_in_the_loop_gives_the_model_back_with_its_weights():
         np.testing.assert_array_equal(one, two)
 
 
+def test_ranges_move_with_the_weights_where_the_loops_optimizer_accumulates_gradients():
+    model = network(compiled=False)
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
+    with pk.Quantizer(model, X[:64], optimizer, weights=4):
+        scales = model.trainable_variables[:7]
+        run(model, optimizer, 1)
+        assert not any(np.any(one != 0) for one in numbers(scales))
+        run(model, optimizer, 1)
+        assert any(np.any(one != 0) for one in numbers(scales))
+
+
 def test_without_an_optimizer_it_is_refused():
     with pytest.raises(ValueError, match="Compile the model, or pass the Keras optimizer of your loop"):
         pk.Quantizer(network(compiled=False), X[:64])

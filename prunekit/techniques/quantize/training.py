@@ -105,7 +105,7 @@ class QuantizationTraining(Preparation):
         make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
         with backend.variable_scope(self.model):
             self._ranges = LearnedRanges(self.formats, ranges, named)
-            self._trainer = trainer_for(self.model, self._ranges.variables, make)
+            self._trainer = trainer_for(self.optimizers, self._ranges.variables, make)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
