@@ -60,9 +60,9 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram gptq rules units placement rescaling equalization awq rounding "
-        "linear_units simulation calibration targeting options weight_rounding quantization_report quantized_model "
-        "preparation after_training learned_ranges training",
+        "grids fake_quantization ranges histogram gptq rules units placement channel_scaling rescaling equalization "
+        "awq activation_scaling rounding linear_units simulation calibration targeting options weight_rounding "
+        "quantization_report quantized_model preparation after_training learned_ranges training",
     ),
     (
         "loops",

@@ -8,11 +8,10 @@ import numpy as np
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.reconstruction import DAMPING, curvatures, damped_hessian, inverse_factor, refit
+from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, inverse_factor, reconstruct, refit
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.sparsegpt import SparseGPT, runs
-from prunekit.techniques.pruning.unit_exchange import mask_like
+from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
 REPAIRS = ("none", "outputs", "weights")
@@ -82,13 +81,10 @@ class LayerSolver:
         return found, masks
 
     def _reconstruct(self, index: int, product: LayerProduct, wanted: np.ndarray, factors: Sequence[Any]) -> Any:
+        calculator: MaskCalculator = self._calculator
         criterion: Any = self._criterion
-        costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
-        maker = self._calculator.array_maker(index)
-        planned = product.matrix(mask_like(maker, costs, self._zeros[index], self._masks[index]))
-        pattern, allowed = self._calculator.pattern, product.matrix(self._zeros[index])
-        rows = [
-            criterion.solved(*row, runs(product, criterion.run, pattern), pattern)
-            for row in zip(wanted, factors, planned, allowed, strict=True)
-        ]
+        maker, allowed = calculator.array_maker(index), self._zeros[index]
+        selection = RunSelection(maker, calculator.pattern, self._masks[index], allowed, criterion.run)
+        groups = zip(wanted, factors, selection(product, wanted, factors), strict=True)
+        rows = [reconstruct(matrix, factor, runs, select) for matrix, factor, (runs, select) in groups]
         return np.stack([matrix for matrix, _ in rows]), np.stack([mask for _, mask in rows])

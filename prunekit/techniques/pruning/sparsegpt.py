@@ -1,6 +1,6 @@
 """Criteria from the Hessians of layer outputs: what removing a weight costs, and how the others make up for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,12 +12,16 @@ from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.reconstruction import (
     DAMPING,
+    InverseFactor,
+    Selection,
+    curvatures,
     damped_hessian,
-    reconstruct,
     refit,
 )
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.selection import keep_largest_of_array
+from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker
+from prunekit.techniques.pruning.unit_exchange import mask_like
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,40 @@ class SparseGPT(OutputError):
             np.stack([refit(matrix, kept, damped_hessian(one, self.damping)[0]) for matrix, kept, one in rows])
         )
 
-    def solved(self, matrix, factor, planned, allowed, runs, pattern):
-        """Returns (new matrix, mask) of one group.
+
+@dataclass(frozen=True, eq=False)
+class RunSelection:
+    """Chooses which weights of one target are kept, while its layer is reconstructed run by run.
+
+    Attributes:
+        maker: Pools the weight's entries into units, and expands units to entries.
+        pattern: Pattern of the units.
+        planned: Mask of the weight; as many units are kept as in it.
+        allowed: Mask of the entries that may be kept.
+        length: Number of inputs whose weights are chosen together.
+    """
+
+    maker: ArrayMaskMaker
+    pattern: Pattern
+    planned: np.ndarray
+    allowed: np.ndarray
+    length: int
+
+    def __call__(
+        self, product: LayerProduct, wanted: np.ndarray, factors: Sequence[InverseFactor]
+    ) -> list[tuple[list[slice], Selection]]:
+        """Returns, for each group, the runs of inputs and what chooses the kept weights of a run.
 
         Args:
-            matrix: Weights to reproduce, shape (inputs, outputs).
-            factor: Factor of the inverse of the damped Hessian.
-            planned: Mask by importances, shape (inputs, outputs); each run of inputs keeps as many units as in it.
-            allowed: Mask of the weights that may be kept, shape (inputs, outputs).
-            runs: Runs of inputs whose weights are chosen together.
-            pattern: Pattern of the units.
+            product: The product of the target.
+            wanted: Weights to reproduce, shape (groups, inputs, outputs).
+            factors: Factor of the inverse of each group's damped Hessian.
         """
-        return reconstruct(matrix, factor, runs, _select(planned, allowed, pattern))
+        costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
+        planned = product.matrix(mask_like(self.maker, costs, self.allowed, self.planned))
+        parts = list(runs(product, self.length, self.pattern))
+        groups = zip(planned, product.matrix(self.allowed), strict=True)
+        return [(parts, _select(plan, allowed, self.pattern)) for plan, allowed in groups]
 
 
 def runs(product: LayerProduct, length: int, pattern: Pattern) -> Iterator[slice]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
+
+from keras import ops
 
 from prunekit.anatomy.reports import Skipped
 from prunekit.core.layer_products import product_of
 from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.core.variable_values import assigned
-from prunekit.techniques.quantize.equalization import Equalization, equalized
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.schedules import OneShot
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
+from prunekit.techniques.pruning.targeting import resolved_targets
+from prunekit.techniques.quantize.activation_scaling import activation_scaled
+from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights
@@ -16,6 +26,9 @@ from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
+
+# Least number of runs of a layer that is pruned while it is rounded.
+_RUNS = 4
 
 
 def quantized(
@@ -70,19 +83,31 @@ class _Quantization(Preparation):
     def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None):
         super().__init__(model, options, data)
         self._progress = progress
+        self._notes: list[str] = []
         self._method, self._corrects_biases = options.with_data(data)
 
     def run(self) -> QuantizedModel:
         """Quantizes the model."""
-        equalization = equalized(self.placement) if self.options.equalize else None
-        notes = () if equalization is None else (_note(equalization),)
-        with assigned([] if equalization is None else equalization.values):
+        with contextlib.ExitStack() as scope:
+            if self.options.equalize:
+                equalization = equalized(self.placement)
+                self._note_scaling("Equalization", [one.producer for one in equalization.layers], equalization.pairs)
+                scope.enter_context(assigned(equalization.values))
+            if self._method == "awq":
+                form, rule = self.options.weight_format, self.options.weight_rule
+                scaling = activation_scaled(self.placement, self.selection.targets, self.inputs, form, rule)
+                self._note_scaling("Activation-aware scaling", scaling.layers, scaling.examined)
+                scope.enter_context(assigned(scaling.values))
             rounded = self._rounded()
-            with assigned(rounded.values):
-                return self.result(rounded, self.calibrated_ranges(), self._method, notes)
+            scope.enter_context(assigned(rounded.values))
+            return self.result(rounded, self.calibrated_ranges(), self._method, tuple(self._notes))
+
+    def _note_scaling(self, what: str, changed: Sequence[str], examined: int) -> None:
+        named = f": {', '.join(changed)}" if changed else ""
+        self._notes.append(f"{what} changed the channels of {len(changed)} of {examined} layers{named}.")
 
     def _rounded(self) -> RoundedWeights:
-        if self._method == "nearest" and not self._corrects_biases:
+        if self._method != "gptq" and not self._corrects_biases:
             return self.nearest(self.weights)
         return self._on_data()
 
@@ -97,22 +122,56 @@ class _Quantization(Preparation):
             except ValueError:
                 # No product of rows with a matrix is known for this weight.
                 others.append(weight)
-        options, rest = self.options, self.nearest(others)
+        options, rest, prunings = self.options, self.nearest(others), self._prunings()
         rounder = WeightRounder(
             fitted,
             {id(weight.variable): weight.granularity for weight in self.weights},
             options.weight_format,
             options.weight_rule,
-            method=self._method,
+            method="gptq" if self._method == "gptq" else "nearest",
             corrects_biases=self._corrects_biases,
             damping=options.damping,
+            prunings=prunings,
         )
+        refused = [weight.name for weight in others if id(weight.variable) in prunings]
+        if refused:
+            raise ValueError(
+                f"Weights are pruned and rounded through the inputs of their layer. Received: {', '.join(refused)}, "
+                "whose layer computes in a way of its own. Leave it out with `exclude`."
+            )
         work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values)
         work.run(list(self.inputs()))
         return RoundedWeights(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 
+    def _prunings(self) -> dict[int, RunSelection]:
+        """Returns what prunes each weight, by the id of its variable; {} where no zeros are wanted.
 
-def _note(equalization: Equalization) -> str:
-    changed = equalization.layers
-    named = f": {', '.join(one.producer for one in changed)}" if changed else ""
-    return f"Equalization changed the channels of {len(changed)} of {equalization.pairs} layers{named}."
+        Weights that have enough zeros are left out.
+        """
+        options = self.options
+        if options.sparsity is None:
+            return {}
+        chosen = PruningOptions(
+            pattern=options.pattern, include=options.include, exclude=options.exclude, misfits="skip"
+        )
+        found = resolved_targets(self.model, OneShot(sparsity=options.sparsity), chosen, training=False)
+        self._notes += [
+            f"Not pruned: {one.name}, since {one.reason}." for one in found.skipped if "pattern" in one.reason
+        ]
+        calculator = found.calculator
+        calculator.once = True
+        allowed = [array_of(target.variable) != 0.0 for target in found.targets]
+        planned = calculator.choose(options.sparsity, [ops.convert_to_tensor(mask) for mask in allowed]).masks
+        rows = enumerate(zip(found.targets, map(array_of, planned), allowed, strict=True))
+        return {
+            id(target.variable): RunSelection(
+                calculator.array_maker(index), calculator.pattern, plan, mask, _run(product_of(target).inputs)
+            )
+            for index, (target, plan, mask) in rows
+            if (plan != mask).any()
+        }
+
+
+def _run(inputs: int) -> int:
+    """Returns how many inputs are chosen together: in one run for all inputs nothing is rounded before the choice."""
+    return max(min(SparseGPT.run, inputs // _RUNS), 1)

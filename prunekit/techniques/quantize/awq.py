@@ -15,14 +15,14 @@ import numpy as np
 
 from prunekit.core.layer_products import LayerProduct
 from prunekit.sparsity.arguments import whole
+from prunekit.techniques.quantize.channel_scaling import ChannelWeight
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.ranges import RangeRule, grid_of
-from prunekit.techniques.quantize.rescaling import ChannelWeight
 
 # One scale for each output of each group.
 PER_OUTPUT = Granularity((0, 2))
 # Largest factor of a channel, so that numbers of all usual dtypes neither overflow nor vanish.
-_LIMIT = 2.0**10
+LIMIT = 2.0**10
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ def awq_factors(
     *,
     rule: RangeRule | None = None,
     steps: int = 20,
+    limit: float = LIMIT,
 ) -> np.ndarray:
     """Returns the factors of channels with which the kernels that read them are rounded with the smallest error.
 
@@ -87,6 +88,7 @@ def awq_factors(
         form: The codes of the rounded kernels.
         rule: Chooses the ranges of the kernels; None = `MinMax`.
         steps: Number of powers.
+        limit: Largest factor; 1 / limit is the smallest.
 
     Returns:
         The factors for `rescaling.rescale`, which multiplies the activations by them, shape (channels,), float64.
@@ -100,14 +102,14 @@ def awq_factors(
         raise ValueError(f"mean_abs needs finite magnitudes, one for each channel. Received: {mean_abs!r}.")
     best, smallest = np.ones(len(mean_abs)), np.inf
     for power in np.linspace(0.0, 1.0, whole("steps", steps, 1)):
-        factors = _factors(mean_abs, power)
+        factors = _factors(mean_abs, power, limit)
         error = sum(output_error(reading, factors, form, rule) for reading in readings)
         if error < smallest:
             best, smallest = factors, error
     return best
 
 
-def _factors(mean_abs: np.ndarray, power: float) -> np.ndarray:
+def _factors(mean_abs: np.ndarray, power: float, limit: float) -> np.ndarray:
     """Returns mean_abs ** -power, divided by the geometric mean of the largest and the smallest; 1 for 0."""
     used = mean_abs > 0
     factors = np.ones(len(mean_abs))
@@ -115,7 +117,7 @@ def _factors(mean_abs: np.ndarray, power: float) -> np.ndarray:
         # In logarithms: a power of a very small number times another overflows.
         logs = -power * np.log(mean_abs[used])
         centred = logs - (logs.max() + logs.min()) / 2
-        factors[used] = np.exp(np.clip(centred, -np.log(_LIMIT), np.log(_LIMIT)))
+        factors[used] = np.exp(np.clip(centred, -np.log(limit), np.log(limit)))
     return factors
 
 

@@ -12,23 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 
-from prunekit.anatomy.linear_kinds import is_linear_kind, scale_and_shift
+from prunekit.anatomy.linear_kinds import is_linear_kind
 from prunekit.sparsity.arguments import whole
-from prunekit.techniques.quantize.placement import Placement
-from prunekit.techniques.quantize.rescaling import (
+from prunekit.techniques.quantize.channel_scaling import (
     ChannelScaling,
-    ChannelWeight,
     Values,
+    all_rescaled,
+    folded_kernel,
     output_kernel,
-    rescalable,
     rescaled,
     storable,
     wide_value,
 )
-from prunekit.techniques.quantize.units import Unit
+from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.rescaling import rescalable
 
 _SWEEPS = 100
 # Factors nearer to 1 than this are not applied, so that a second equalization changes nothing.
@@ -107,21 +106,12 @@ def equalized(placement: Placement, *, sweeps: int = _SWEEPS) -> Equalization:
     names = placement.graphs.names
     rows = [_row(scaling, factors, names) for scaling, factors in zip(scalings, total, strict=True)]
     return Equalization(
-        storable(_values(scalings, total)), tuple(row for row in rows if row.changed), len(scalings), done, not changed
+        storable(all_rescaled(scalings, total)),
+        tuple(row for row in rows if row.changed),
+        len(scalings),
+        done,
+        not changed,
     )
-
-
-def _values(scalings: Sequence[ChannelScaling], total: Sequence[np.ndarray]) -> list[tuple[Any, np.ndarray]]:
-    """Returns the weights that factors other than 1 change, with their new values in float64."""
-    found: dict[int, tuple[Any, np.ndarray]] = {}
-
-    def value(variable: Any) -> np.ndarray:
-        return found[id(variable)][1] if id(variable) in found else wide_value(variable)
-
-    for scaling, factors in zip(scalings, total, strict=True):
-        if (factors != 1.0).any():
-            found |= {id(pair[0]): pair for pair in rescaled(scaling, factors, value)}
-    return list(found.values())
 
 
 def _row(scaling: ChannelScaling, factors: np.ndarray, names: Mapping[int, str]) -> EqualizedLayers:
@@ -174,18 +164,9 @@ def channel_ranges(scaling: ChannelScaling, value: Values = wide_value) -> tuple
     count, kernel = scaling.channels, output_kernel(scaling.producer.first)
     if kernel is None:
         raise ValueError(f"{scaling.producer.name} has no kernel with an axis of output channels.")
-    computed = kernel.largest(_folded(scaling.producer, kernel, value), count)
+    computed = kernel.largest(folded_kernel(scaling.producer, kernel, value), count)
     readers = zip(scaling.readers, scaling.kernels, strict=True)
-    return computed, np.max([one.largest(_folded(unit, one, value), count) for unit, one in readers], axis=0)
-
-
-def _folded(unit: Unit, weight: ChannelWeight, value: Values) -> np.ndarray:
-    """Returns a kernel of a unit, multiplied by the factors of the batch normalization that is folded into it."""
-    values, norm, kernel = value(weight.variable), unit.normalization, output_kernel(unit.first)
-    if norm is None or kernel is None or kernel.variable is not weight.variable:
-        return values
-    scale, _ = scale_and_shift(norm.operation, lambda name: value(getattr(norm.operation, name)))
-    return values * kernel.spread(scale)
+    return computed, np.max([one.largest(folded_kernel(unit, one, value), count) for unit, one in readers], axis=0)
 
 
 def _factors(scaling: ChannelScaling, magnitudes: _Magnitudes, total: np.ndarray) -> np.ndarray:
@@ -200,7 +181,7 @@ def _factors(scaling: ChannelScaling, magnitudes: _Magnitudes, total: np.ndarray
     used = (computed > 0) & (read > 0)
     factors = np.ones(scaling.channels)
     factors[used] = np.sqrt(read[used] / computed[used])
-    limit, largest = _LIMITS["float16" if _is_half(scaling) else "float32"]
+    limit, largest = _LIMITS["float16" if scaling.is_half else "float32"]
     # The weights themselves must not overflow either, among them biases.
     peaks = [
         np.max([one.largest(magnitudes.value(one.variable), scaling.channels) for one in side], axis=0)
@@ -210,10 +191,3 @@ def _factors(scaling: ChannelScaling, magnitudes: _Magnitudes, total: np.ndarray
         factors = np.clip(factors, np.minimum(peaks[1] / largest, 1.0), np.maximum(largest / peaks[0], 1.0))
     factors = np.clip(total * factors, 1 / limit, limit) / total
     return np.where(np.abs(np.log(factors)) <= _TOLERANCE, 1.0, factors)
-
-
-def _is_half(scaling: ChannelScaling) -> bool:
-    layers = [call.operation for unit in (scaling.producer, *scaling.readers) for call in unit.calls]
-    variables = [one.variable for one in (*scaling.written, *scaling.kernels)]
-    dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
-    return "float16" in dtypes | {str(getattr(layer, "compute_dtype", "")) for layer in layers}

@@ -8,12 +8,13 @@ from numbers import Real
 from typing import Any, TypedDict, cast
 
 from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
 
-METHODS = ("auto", "nearest", "gptq")
+METHODS = ("auto", "nearest", "gptq", "awq")
 RULES = ("minmax", "mse", "percentile:0.9999")
 
 
@@ -28,6 +29,8 @@ class Options(TypedDict, total=False):
     correct_biases: bool | None
     equalize: bool
     damping: float
+    sparsity: float | None
+    pattern: str | Pattern
     include: Sequence[str] | str
     exclude: Sequence[str] | str
 
@@ -41,8 +44,9 @@ class QuantizationOptions:
         activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in
             floating point.
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
-            after another, and those that are not rounded yet make up for the error; reads data. "auto": "gptq" for
-            fewer than 8 bits with data, else "nearest".
+            after another, and those that are not rounded yet make up for the error; reads data. "awq": channels with
+            large activations are scaled, where the layers around them allow it, so that the nearest values keep the
+            outputs; reads data. "auto": "gptq" for fewer than 8 bits with data, or with `sparsity`; else "nearest".
         weight_ranges: How the range of each output channel is chosen: "minmax"; "mse", the smallest mean squared error;
             "percentile:SHARE"; or a `RangeRule`. None = "minmax" for 8 bits, "mse" for fewer.
         activation_ranges: Likewise for tensors between layers.
@@ -51,6 +55,11 @@ class QuantizationOptions:
         equalize: True: before they are rounded, the weights that compute a channel and those that read it are given
             the same range (cross-layer equalization), which leaves the model's outputs as they are.
         damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
+        sparsity: Fraction of the entries of each kernel that become zero in the same pass, in [0, 1), chosen while the
+            weights before them are rounded (SparseGPT and GPTQ over the same Hessians); entries that are zero count.
+            None: entries that are zero stay so, and no others are chosen.
+        pattern: Pattern of these zeros, as in `pk.prune`: "unstructured", "2:4", a `Pattern`. Kernels that it does not
+            fit are not pruned, with a note.
         include: Names, globs or `re:` patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point; overrides `include`.
 
@@ -67,6 +76,8 @@ class QuantizationOptions:
     correct_biases: bool | None = None
     equalize: bool = False
     damping: float = DAMPING
+    sparsity: float | None = None
+    pattern: str | Pattern = "unstructured"
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
 
@@ -91,10 +102,28 @@ class QuantizationOptions:
             raise ValueError(f"`equalize` is True or False. Received: {self.equalize!r}.")
         if isinstance(self.damping, bool) or not isinstance(self.damping, Real) or not 0 <= self.damping < 100:
             raise ValueError(f"`damping` is a fraction of the mean diagonal, in [0, 100). Received: {self.damping!r}.")
+        self._check_pruning()
         default = "minmax" if bits == 8 else "mse"
         weight_ranges = default if self.weight_ranges is None else self.weight_ranges
         object.__setattr__(self, "weight_ranges", as_range_rule(weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
+
+    def _check_pruning(self) -> None:
+        get_pattern(self.pattern)
+        if self.sparsity is None:
+            if self.pattern != "unstructured":
+                raise ValueError(f"`pattern` is that of new zeros: pass `sparsity`, too. Received: {self.pattern!r}.")
+            return
+        known = isinstance(self.sparsity, Real) and not isinstance(self.sparsity, bool)
+        if not known or not 0 <= self.sparsity < 1:
+            raise ValueError(
+                f"`sparsity` is a fraction of each kernel, in [0, 1), or None. Received: {self.sparsity!r}."
+            )
+        if self.method not in ("auto", "gptq"):
+            raise ValueError(
+                f'Weights are pruned while they are rounded by "gptq". Received: sparsity={self.sparsity} and '
+                f"method={self.method!r}. Leave `method` out, or call pk.prune before."
+            )
 
     @property
     def weight_rule(self) -> RangeRule:
@@ -126,13 +155,15 @@ class QuantizationOptions:
         """
         method = self.method
         if method == "auto":
-            method = "gptq" if data is not None and self.weight_format.bits < 8 else "nearest"
+            fits = self.sparsity is not None or (data is not None and self.weight_format.bits < 8)
+            method = "gptq" if fits else "nearest"
         corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
         needed = [
             text
             for needs, text in (
                 (self.activations is not None, f"activations={self.activations}"),
-                (method == "gptq", f"method={method!r}"),
+                (self.sparsity is not None, f"sparsity={self.sparsity}"),
+                (method in ("gptq", "awq"), f"method={method!r}"),
                 (corrects, "correct_biases=True"),
             )
             if needs

@@ -9,11 +9,12 @@ from keras import ops
 from plain_quantization import plain_equalization
 
 from prunekit.core.variable_values import assigned
+from prunekit.techniques.quantize.channel_scaling import rescale
 from prunekit.techniques.quantize.equalization import channel_ranges, equalized
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import grid_of
-from prunekit.techniques.quantize.rescaling import rescalable, rescale
+from prunekit.techniques.quantize.rescaling import rescalable
 
 
 def outputs_of(model, inputs) -> list[np.ndarray]:

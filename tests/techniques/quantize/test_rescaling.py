@@ -9,8 +9,9 @@ from keras import layers as L
 from keras import ops
 
 from prunekit.core.variable_values import assigned
+from prunekit.techniques.quantize.channel_scaling import rescale, rescaled, wide_value
 from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import rescalable, rescale, rescaled, wide_value
+from prunekit.techniques.quantize.rescaling import rescalable
 
 pytestmark = pytest.mark.every_backend
 

@@ -1,0 +1,146 @@
+"""Scales the channels of a model by the activations that they carry, before its weights are rounded (AWQ).
+
+Source: Lin et al. 2023, arXiv:2306.00978, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.targets import Target
+from prunekit.core.input_statistics import InputMoments
+from prunekit.core.layer_products import LayerProduct, product_of
+from prunekit.techniques.quantize.awq import LIMIT, Reading, awq_factors, input_channels
+from prunekit.techniques.quantize.channel_scaling import (
+    ChannelScaling,
+    all_rescaled,
+    folded_kernel,
+    storable,
+    wide_value,
+)
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.ranges import RangeRule
+from prunekit.techniques.quantize.rescaling import rescalable
+
+# Most entries of the Hessians that are summed in one pass over the data: 1 GiB.
+_AT_ONCE = 1 << 27
+# Largest factor of a channel in float16, whose numbers end at 65504.
+_LIMIT_OF_HALF = 2.0**4
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationScaling:
+    """New weights, and what they change.
+
+    Attributes:
+        values: Pairs (variable, new values) of the weights that change, for `variable_values.assigned`.
+        layers: Names of the layers whose output channels are multiplied by factors.
+        examined: Number of layers for whose output channels factors were searched.
+    """
+
+    values: list[tuple[Any, np.ndarray]]
+    layers: tuple[str, ...]
+    examined: int
+
+
+def activation_scaled(
+    placement: Placement,
+    targets: Mapping[int, Target],
+    batches: Callable[[], Iterable[Any]],
+    form: IntegerFormat,
+    rule: RangeRule,
+) -> ActivationScaling:
+    """Returns weights that compute the same, and that are rounded with a smaller error of the layers' outputs.
+
+    Kernels are divided by factors of the channels that they read, and the layers that compute these channels multiply
+    them by the factors; see `rescalable` for which layers this is exact, and `awq_factors` for the factors. The model
+    stays unchanged until the values are assigned.
+
+    Args:
+        placement: The model's calls in units.
+        targets: id of a variable -> the kernel, for those that are rounded.
+        batches: Returns the inputs of the calibration data, in batches; called for each pass.
+        form: The codes of the kernels.
+        rule: Chooses the ranges of the kernels.
+
+    Memory, besides a forward pass of one batch: 1 GiB, or 8 * K ** 2 bytes for the largest layer of K inputs.
+    """
+    found = [_Channels(one, _products(one, targets)) for one in rescalable(placement)]
+    found = [one for one in found if one.products]
+    model, factors = placement.graphs.main.model, []
+    for group in _groups(found):
+        wanted = [product.target for one in group for product in one.products.values()]
+        moments = InputMoments(model, wanted)
+        moments.reset()
+        for inputs in batches():
+            moments.observe(inputs, None)
+        values = dict(zip([id(target.variable) for target in wanted], moments.values(), strict=True))
+        factors += [one.factors(values, form, rule) for one in group]
+    scalings = [one.scaling for one in found]
+    names = placement.graphs.names
+    changed = tuple(
+        names.get(id(one.producer.first.operation), one.producer.first.name)
+        for one, each in zip(scalings, factors, strict=True)
+        if (each != 1.0).any()
+    )
+    return ActivationScaling(storable(all_rescaled(scalings, factors)), changed, len(scalings))
+
+
+@dataclass(frozen=True, eq=False)
+class _Channels:
+    """Channels whose factors are searched.
+
+    Attributes:
+        scaling: The tensor.
+        products: id of a kernel that reads the channels and is rounded -> its product.
+    """
+
+    scaling: ChannelScaling
+    products: Mapping[int, LayerProduct]
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of the Hessians of the readers."""
+        return sum(product.groups * product.inputs**2 for product in self.products.values())
+
+    def factors(self, moments: Mapping[int, Mapping[str, np.ndarray]], form: IntegerFormat, rule: RangeRule) -> Any:
+        """Returns the factors of the channels; moments: id of a kernel -> the moments of its inputs."""
+        readings, sums, counts = [], np.zeros(self.scaling.channels), np.zeros(self.scaling.channels)
+        for unit, kernel in zip(self.scaling.readers, self.scaling.kernels, strict=True):
+            product = self.products.get(id(kernel.variable))
+            if product is None:
+                continue
+            channels, found = input_channels(product, kernel), moments[id(kernel.variable)]
+            matrices = product.matrix(folded_kernel(unit, kernel, wide_value))
+            readings.append(Reading(matrices, found["gram"], channels))
+            np.add.at(sums, channels, found["mean_abs"])
+            np.add.at(counts, channels, 1)
+        mean_abs = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        limit = _LIMIT_OF_HALF if self.scaling.is_half else LIMIT
+        return awq_factors(readings, mean_abs, form, rule=rule, limit=limit)
+
+
+def _products(scaling: ChannelScaling, targets: Mapping[int, Target]) -> dict[int, LayerProduct]:
+    """Returns the products of the rounded kernels that read the channels; {} if one has no known product."""
+    wanted = [id(kernel.variable) for kernel in scaling.kernels if id(kernel.variable) in targets]
+    try:
+        return {key: product_of(targets[key]) for key in wanted}
+    except ValueError:
+        return {}
+
+
+def _groups(found: Sequence[_Channels]) -> Iterator[list[_Channels]]:
+    """Yields consecutive channels whose Hessians fit into memory together."""
+    group: list[_Channels] = []
+    for one in found:
+        if group and sum(other.entries for other in group) + one.entries > _AT_ONCE:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group

@@ -1,0 +1,130 @@
+"""Activation-aware scaling on models: outputs that stay, smaller errors after rounding, and what is left alone."""
+
+import keras
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, inputs_of, randomize, stack
+from keras import layers as L
+from keras import ops
+
+from prunekit.core.variable_values import assigned
+from prunekit.techniques.quantize import activation_scaling
+from prunekit.techniques.quantize.activation_scaling import activation_scaled
+from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.ranges import MeanSquaredError
+from prunekit.techniques.quantize.targeting import selected
+
+pytestmark = pytest.mark.every_backend
+
+
+def scaled(model, data, exclude=(), bits=3):
+    selection = selected(model, (), exclude)
+    batches = [data[:100], data[100:]]
+    form = IntegerFormat(bits)
+    placement = place(model, selection.kept_float)
+    return activation_scaled(placement, selection.targets, lambda: iter(batches), form, MeanSquaredError())
+
+
+def with_outliers(seed=0):
+    """Returns a model whose first layer computes some channels a hundred times as large as others, and data."""
+    keras.utils.set_random_seed(seed)
+    model = stack(
+        (12,), L.Dense(24, activation="relu", name="first"), L.Dense(16, activation="relu", name="mid"), L.Dense(4)
+    )
+    randomize(model)
+    kernel = np.array(ops.convert_to_numpy(model.get_layer("first").kernel))
+    kernel[:, ::8] *= 100
+    model.get_layer("first").kernel.assign(kernel)
+    reader = np.array(ops.convert_to_numpy(model.get_layer("mid").kernel))
+    reader[::8] /= 20
+    model.get_layer("mid").kernel.assign(reader)
+    return model, np.random.default_rng(seed).normal(size=(256, 12)).astype("float32")
+
+
+def test_the_outputs_of_the_float_model_stay():
+    model, data = with_outliers()
+    before = ops.convert_to_numpy(model(data))
+    found = scaled(model, data)
+    with assigned(found.values):
+        np.testing.assert_allclose(
+            ops.convert_to_numpy(model(data)), before, rtol=1e-4, atol=1e-4 * np.abs(before).max()
+        )
+    assert found.layers == ("first", "mid") and found.examined == 2
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_the_nearest_values_after_it_are_nearer_to_the_float_model(bits):
+    ratios = []
+    for seed in range(3):
+        model, data = with_outliers(seed)
+        former, before, errors = model.get_weights(), ops.convert_to_numpy(model(data)), []
+        for method in ("nearest", "awq"):
+            model.set_weights(former)
+            quantized(model, QuantizationOptions(weights=bits, activations=None, method=method), data)
+            errors.append(np.square(ops.convert_to_numpy(model(data)) - before).mean())
+        ratios.append(errors[1] / errors[0])
+    assert np.mean(ratios) < 0.6
+
+
+@pytest.mark.parametrize("name", ["transformer_encoder", "mobilenetv2", "separable", "grouped", "nested", "einsum"])
+def test_the_outputs_of_architectures_stay(name):
+    keras.utils.set_random_seed(0)
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    data = inputs_of(model, examples=6)
+    selection = selected(model)
+    form = IntegerFormat(4)
+    before = ops.convert_to_numpy(model(data))
+    found = activation_scaled(
+        place(model, selection.kept_float), selection.targets, lambda: [data], form, MeanSquaredError()
+    )
+    with assigned(found.values):
+        after = ops.convert_to_numpy(model(data))
+    np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-3 * np.abs(before).max())
+    assert found.layers
+
+
+def test_excluded_kernels_are_not_searched_for():
+    model, data = with_outliers()
+    assert scaled(model, data, exclude=["mid", "dense*"]).examined == 0
+
+
+def test_passes_with_few_hessians_at_once_find_the_same(monkeypatch):
+    model, data = with_outliers()
+    whole = scaled(model, data)
+    monkeypatch.setattr(activation_scaling, "_AT_ONCE", 1)
+    parts = scaled(model, data)
+    for (_, one), (_, other) in zip(whole.values, parts.values, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_zeros_stay_zeros_and_the_report_names_the_layers():
+    model, data = with_outliers()
+    kernel = np.array(ops.convert_to_numpy(model.get_layer("mid").kernel))
+    kernel[:, ::2] = 0
+    model.get_layer("mid").kernel.assign(kernel)
+    found = quantized(model, QuantizationOptions(weights=4, method="awq", activations=None), data)
+    assert not ops.convert_to_numpy(model.get_layer("mid").kernel)[:, ::2].any()
+    assert found.report.method == "awq"
+    assert "Activation-aware scaling changed the channels of 2 of 2 layers: first, mid." in found.report.notes
+
+
+def test_factors_of_half_precision_are_small():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model, data = with_outliers()
+    finally:
+        keras.config.set_dtype_policy(before)
+    kernel = ops.convert_to_numpy(model.get_layer("first").kernel)
+    (values,) = [value for one, value in scaled(model, data).values if one is model.get_layer("first").kernel]
+    ratio = np.abs(values[kernel != 0] / kernel[kernel != 0])
+    assert 1 / 16.1 <= ratio.min() and ratio.max() <= 16.1
+
+
+def test_data_are_needed():
+    with pytest.raises(ValueError, match="method='awq' reads calibration data"):
+        QuantizationOptions(method="awq", activations=None).with_data(None)
