@@ -32,7 +32,7 @@ ORDER = (
         "core",
         "backend arguments compilation patching variable_values optimizers environment jax_state train_function "
         "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot "
-        "joined_variables calibration output_metrics graph_steps model_function suffix_runs "
+        "joined_variables calibration output_metrics graph_steps model_function suffix_runs weight_scan "
         "statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk layer_fit "
         "layerwise channel_importance random_state step_counter backup_sync last_callback",
     ),
@@ -60,7 +60,7 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram gptq rules units placement channel_scaling rescaling equalization "
+        "grids fake_quantization ranges histogram gptq bit_allocation rules units placement channel_scaling rescaling equalization "
         "awq activation_scaling rounding linear_units simulation calibration targeting options weight_rounding "
         "quantization_report quantized_model preparation after_training learned_ranges training",
     ),

@@ -1,20 +1,19 @@
 """Measures what the pruning of one weight at a time does to a model, at several sparsities."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target
-from prunekit.core import backend, jax_state
+from prunekit.core import backend
 from prunekit.core.output_metrics import Batch, OutputMetrics
 from prunekit.core.statistics import Collectors
 from prunekit.core.suffix_runs import SuffixRuns
+from prunekit.core.weight_scan import WeightScan
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -56,9 +55,6 @@ class SensitivityScan:
         model: The model.
         targets: The weights, in the order in which the model calls them.
         skipped: The weights that are left out, with reasons.
-        dense: Metrics and loss of the model as it is.
-        runs: The cached activations.
-        metrics: Measures metrics and loss.
         reconstructs: True if the criterion would also set the kept weights, which a scan does not.
 
     Raises:
@@ -70,54 +66,52 @@ class SensitivityScan:
     def __init__(
         self, model: Any, batches: Sequence[Batch], options: PruningOptions, levels: Sequence[float], memory: float
     ):
-        jax_state.sync_model_state(model)
         criterion = get_criterion(options.criterion)
         _check(criterion, options)
         self.model, self.reconstructs = model, criterion.reconstructs
         self._batches, self.levels = list(batches), tuple(levels)
         found = resolved_targets(model, OneShot(sparsity=max(levels)), options, training=False)
-        inputs = [batch[0] for batch in self._batches]
-        self.runs = SuffixRuns(model, inputs, [target.variable for target in found.targets], memory)
-        self.metrics = OutputMetrics(model, self._batches)
+        self._scan = WeightScan(model, self._batches, [target.variable for target in found.targets], memory)
         unread = [target for target in found.targets if self.runs.position(target.variable) is None]
         self.skipped = (*found.skipped, *(Skipped(target.name, "no call in inference reads it") for target in unread))
         self._masks = _Masks(model, found.targets, options, levels, self._batches)
         called = [target for target in found.targets if target not in unread]
         self.targets = tuple(sorted(called, key=lambda target: self.runs.position(target.variable) or 0))
-        self._outputs: list[np.ndarray] = []
-        self.dense = self.metrics(self._noting(self.runs.outputs()))
-        self._energy = sum(map(_square, self._outputs))
+
+    @property
+    def runs(self) -> SuffixRuns:
+        """The cached activations."""
+        return self._scan.runs
+
+    @property
+    def metrics(self) -> OutputMetrics:
+        """Measures metrics and loss."""
+        return self._scan.metrics
+
+    @property
+    def dense(self) -> Mapping[str, float]:
+        """Metrics and loss of the model as it is."""
+        return self._scan.dense
 
     def measure(self, target: Target) -> list[Measured]:
         """Returns what each sparsity of a weight does; weights are taken in the order of `targets`.
 
         The weight has its own value again when this returns or raises.
         """
-        self.runs.advance(self.runs.position(target.variable) or 0)
-        rows = []
-        with _varied(target.variable) as value:
-            for level in self.levels:
-                mask = self._masks.mask(target, level)
-                target.variable.assign(backend.select(ops.convert_to_tensor(mask), value))
-                squares: list[float] = []
-                metrics = self.metrics(self._comparing(self.runs.outputs(), squares))
-                error = sum(squares) / self._energy if self._energy else float(bool(sum(squares)))
-                rows.append(Measured(level, mask.size - int(np.count_nonzero(mask)), metrics, float(np.sqrt(error))))
-        return rows
+        masks = [self._masks.mask(target, level) for level in self.levels]
+
+        def pruned(value: Any) -> Iterator[Any]:
+            return (backend.select(ops.convert_to_tensor(mask), value) for mask in masks)
+
+        effects = self._scan.measure(target.variable, pruned)
+        return [
+            Measured(level, mask.size - int(np.count_nonzero(mask)), effect.metrics, effect.output_error)
+            for level, mask, effect in zip(self.levels, masks, effects, strict=True)
+        ]
 
     def end(self) -> None:
         """Resets the model's metrics."""
-        self.metrics.end()
-
-    def _noting(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for outputs in batches:
-            self._outputs.append(_flat(outputs))
-            yield outputs
-
-    def _comparing(self, batches: Iterator[Any], squares: list[float]) -> Iterator[Any]:
-        for outputs, dense in zip(batches, self._outputs, strict=True):
-            squares.append(_square(_flat(outputs).astype("float64") - dense))
-            yield outputs
+        self._scan.end()
 
 
 class _Masks:
@@ -150,28 +144,6 @@ class _Masks:
     def mask(self, target: Target, level: float) -> np.ndarray:
         """Returns the mask, True = kept."""
         return np.unpackbits(self._bits[target.name, level], count=target.size).astype(bool).reshape(target.shape)
-
-
-@contextmanager
-def _varied(variable: Any) -> Iterator[Any]:
-    """Context manager in which a weight may be assigned; yields its value, which it has again afterwards."""
-    value = backend.value_now(variable)
-    if keras.backend.backend() == "torch":
-        value = value.detach().clone()
-    try:
-        yield value
-    finally:
-        variable.assign(value)
-
-
-def _flat(outputs: Any) -> np.ndarray:
-    """Returns all outputs of a batch as one array, at least float32."""
-    arrays = [np.ravel(ops.convert_to_numpy(leaf)) for leaf in keras.tree.flatten(outputs)]
-    return np.concatenate([array.astype(np.promote_types(array.dtype, "float32")) for array in arrays])
-
-
-def _square(values: np.ndarray) -> float:
-    return float(np.sum(np.square(values, dtype="float64")))
 
 
 def _check(criterion: Criterion, options: PruningOptions) -> None:
