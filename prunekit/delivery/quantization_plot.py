@@ -87,7 +87,7 @@ def errors_figure(errors: Sequence[Mapping[str, Any]], *, width: int = 560) -> F
     end = axes.get_xlim()[0]
     for row, one in enumerate(errors):
         error = one["error"]
-        _tell(axes, row, number(error, 2))
+        _tell(axes, row, _figure(error, 2))
         if not is_number(error):
             continue
         colour, marker = _mark(one["bits"])
@@ -137,8 +137,8 @@ def _tell(axes: Axes, row: int, text: str) -> None:
     )  # fmt: skip
 
 
-def _figure(value: float) -> str:
-    return number(value, 3).replace("-", "−")
+def _figure(value: float | None, digits: int = 3) -> str:
+    return number(value, digits).replace("-", "−")
 
 
 # ---- axes ------------------------------------------------------------------------------------------------------------

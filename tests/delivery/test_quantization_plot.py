@@ -165,7 +165,7 @@ def test_an_error_of_zero_is_a_hollow_point_at_the_end_of_the_axis(small):
     filled, hollow, other = points(figure)
     assert hollow.get_xdata()[0] == start and hollow.get_markerfacecolor() == "none"
     assert {filled.get_markerfacecolor(), other.get_markerfacecolor()} == {COLOURS["after"]}
-    assert figure.axes[0].texts[1].get_text() == f"{small:g}"
+    assert figure.axes[0].texts[1].get_text() == {0.0: "0", 1e-30: "1e−30"}[small]
     names = [label.get_window_extent().x1 for label in figure.axes[0].get_yticklabels()]
     assert max(names) <= hollow.get_window_extent().x0
 
