@@ -64,7 +64,7 @@ NO_LIMITS_OF_FILES = {
     "recipe.grid:_LONGEST_NAME",
     "recipe.planned_counts:MOST_WEIGHTS_WITH_DATA",
     "delivery.plot_data:MOST_BARS",
-    "techniques.shrink.shrink_report:MOST_BARS",
+    "anatomy.sections:MOST_BARS",
     "delivery.plot_data:MOST_HISTOGRAMS",
     "delivery.terminal_report:_MOST_NAMES",
     "delivery.sweep_plot:_LONGEST_LABEL",

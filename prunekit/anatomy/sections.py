@@ -7,13 +7,14 @@ Does not import Keras, NumPy or matplotlib: every technique can make sections, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.sparsity.arguments import whole
 
+Item = TypeVar("Item")
 Value: TypeAlias = bool | int | float | str | tuple[str | int, ...] | None
 
 # Kind of a column -> True if the cells are figures, which are aligned to the right and never broken.
@@ -35,6 +36,8 @@ KINDS = {
     "latency": True,  # the duration of one call, in seconds
 }
 SHOWN = ("always", "page", "folded")
+# Most rows of a picture with one row for each layer: it stays readable, and the table has the others.
+MOST_BARS = 60
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class Picture:
         _require_texts(self, "title", "caption", "label", "plot")
         if not isinstance(self.data, Mapping):
             raise TypeError(f"A picture's data is a mapping. Received: {type(self.data).__name__}.")
+
+
+def largest_by(items: Sequence[Item], size: Callable[[Item], float], most: int = MOST_BARS) -> list[Item]:
+    """Returns the `most` items with the largest `size`, in their original order; of equal ones the first."""
+    chosen = sorted(range(len(items)), key=lambda index: (-size(items[index]), index))[:most]
+    return [items[index] for index in sorted(chosen)]
 
 
 @dataclass(frozen=True)

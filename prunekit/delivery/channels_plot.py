@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from prunekit.delivery.formatting import clean, count, shorten
-from prunekit.delivery.plots import COLOURS, new_figure, plain_axes
+from prunekit.delivery.formatting import count
+from prunekit.delivery.plots import COLOURS, NARROW, name_rows, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TEXT = 11.0
 _ROW = 20
-# Below this width names and figures are shortened.
-_NARROW = 500
 
 
 def channels_figure(groups: Sequence[Mapping[str, Any]], *, width: int = 560) -> Figure:
@@ -28,7 +26,7 @@ def channels_figure(groups: Sequence[Mapping[str, Any]], *, width: int = 560) ->
     """
     figure = new_figure(width, 52 + _ROW * max(len(groups), 2))
     axes = figure.add_subplot()
-    plain_axes(axes)
+    name_rows(axes, [group["name"] for group in groups], width, least=2)
     positions = range(len(groups))
     before, after = ([int(group[key]) for group in groups] for key in ("before", "after"))
     axes.barh(positions, before, height=0.66, color=COLOURS["before"], alpha=0.55, linewidth=0)
@@ -39,17 +37,10 @@ def channels_figure(groups: Sequence[Mapping[str, Any]], *, width: int = 560) ->
         axes.annotate(
             text, (old, position), (5, 0), textcoords="offset points", va="center", color=COLOURS["ink"], fontsize=_TEXT
         )
-    names = [shorten(clean(group["name"]), 30 if width >= _NARROW else 17) for group in groups]
-    # Names are user input: matplotlib would read a `$` as the start of a formula.
-    axes.set_yticks(positions, names, parse_math=False, color=COLOURS["ink"])
-    axes.set_ylim(max(len(groups), 2) - 0.4, -0.6)
     # Room for the figures at the right of the longest bar.
-    axes.set_xlim(0, most * (1.32 if width >= _NARROW else 1.7))
+    axes.set_xlim(0, most * (1.32 if width >= NARROW else 1.7))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= most])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
     axes.set_xlabel("channels", color=COLOURS["muted"], fontsize=_TEXT)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.spines["bottom"].set_visible(False)
     return figure

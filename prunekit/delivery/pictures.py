@@ -9,6 +9,7 @@ from prunekit.anatomy.reports import Event
 from prunekit.delivery.channels_plot import channels_figure
 from prunekit.delivery.plot_data import asked_line
 from prunekit.delivery.plots import histogram_figure, schedule_figure, sparsity_figure
+from prunekit.delivery.quantization_plot import errors_figure, ranges_figure
 from prunekit.delivery.stage_plot import stages_figure
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def _channels_plot(data: Mapping[str, Any], width: int) -> Figure:
     return channels_figure(data["groups"], width=width)
 
 
+def _ranges_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return ranges_figure(data["ranges"], width=width)
+
+
+def _errors_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return errors_figure(data["errors"], width=width)
+
+
 def _stages_plot(data: Mapping[str, Any], width: int) -> Figure:
     return stages_figure(data, width=width)
 
@@ -45,5 +54,7 @@ PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "schedule": _schedule_plot,
     "histogram": _histogram_plot,
     "channels": _channels_plot,
+    "ranges": _ranges_plot,
+    "errors": _errors_plot,
     "stages": _stages_plot,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prunekit.anatomy.sections import largest_by
 from prunekit.sparsity.schedules import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def _as_tuple(value: Any) -> Any:
 
 def largest(rows: Sequence[WeightRow], most: int = MOST_BARS) -> list[WeightRow]:
     """Returns the `most` rows with the most parameters, in their original order."""
-    chosen = sorted(range(len(rows)), key=lambda index: (-rows[index].size, index))[:most]
-    return [rows[index] for index in sorted(chosen)]
+    return largest_by(rows, lambda row: row.size, most)
 
 
 def row_sparsities(rows: Sequence[WeightRow]) -> dict[str, float]:

@@ -41,6 +41,8 @@ COLOURS = {
 }
 _TEXT = 11.0
 _UNITS_PER_INCH = 72.0
+# Below this width, in CSS pixels, texts are shortened.
+NARROW = 500
 _SVG_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "prunekit", "axes.unicode_minus": True}
 
 
@@ -56,12 +58,12 @@ def sparsity_figure(values: Mapping[str, float], *, width: int = 560, overall: f
         overall: Sparsity over all targets, drawn as a dashed line.
     """
     figure = new_figure(width, 58 + 22 * max(len(values), 1))
-    _draw_sparsity(figure.add_subplot(), values, overall, name_width=30 if width >= 500 else 17)
+    _draw_sparsity(figure.add_subplot(), values, overall, width)
     return figure
 
 
-def _draw_sparsity(axes: Axes, sparsities: Mapping[str, float], overall: float | None, name_width: int) -> None:
-    plain_axes(axes)
+def _draw_sparsity(axes: Axes, sparsities: Mapping[str, float], overall: float | None, width: int) -> None:
+    name_rows(axes, list(sparsities), width)
     values = list(sparsities.values())
     positions = list(range(len(values)))
     axes.barh(positions, [1.0] * len(values), height=0.62, color=COLOURS["grid"], alpha=0.55, linewidth=0)
@@ -70,16 +72,9 @@ def _draw_sparsity(axes: Axes, sparsities: Mapping[str, float], overall: float |
         axes.axvline(overall, color=COLOURS["zero"], linewidth=1.2, linestyle=(0, (4, 3)))
     for position, value in zip(positions, values, strict=True):
         axes.text(1.02, position, sparsity(value), va="center", ha="left", color=COLOURS["ink"], fontsize=_TEXT)
-    # Names are user input: matplotlib would read a `$` as the start of a formula.
-    names = [shorten(clean(name), name_width) for name in sparsities]
-    axes.set_yticks(positions, names, parse_math=False, color=COLOURS["ink"])
-    axes.set_ylim(len(values) - 0.4, -0.6)
     axes.set_xlim(0, 1.14)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set_xlabel("sparsity (fraction of exact zeros)", color=COLOURS["muted"], fontsize=_TEXT)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.spines["bottom"].set_visible(False)
 
 
 def schedule_figure(
@@ -101,7 +96,7 @@ def schedule_figure(
         metric: Name of the metric.
         width: Width of the figure in CSS pixels.
     """
-    figure = new_figure(width, 270 if width >= 500 else 250)
+    figure = new_figure(width, 270 if width >= NARROW else 250)
     draw_schedule(figure, events, asked, curve, baseline=baseline, metric=metric)
     return figure
 
@@ -244,6 +239,24 @@ def plain_axes(axes: Axes) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(COLOURS["grid"])
+
+
+def name_rows(axes: Axes, names: Sequence[str], width: int, *, least: int = 1) -> None:
+    """Gives a row to each name, from top to bottom, and removes the frame, the background and the ticks of the rows.
+
+    Args:
+        axes: The axes; row 0, 1, 2 ... is at the height 0, 1, 2 ...
+        names: Names of the rows, as the user wrote them.
+        width: Width of the figure in CSS pixels.
+        least: Number of rows for which there is room at least.
+    """
+    plain_axes(axes)
+    shown = [shorten(clean(name), 30 if width >= NARROW else 17) for name in names]
+    # Names are user input: matplotlib would read a `$` as the start of a formula.
+    axes.set_yticks(range(len(shown)), shown, parse_math=False, color=COLOURS["ink"])
+    axes.set_ylim(max(len(shown), least) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Format of integer files, beside the formats of exports.
+INTEGER_FORMAT = "litert-integer"
+
 
 @dataclass(frozen=True)
 class RuntimeAdvice:

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from prunekit.delivery.formatting import clean, is_number, latency, names, shorten, size
 from prunekit.delivery.plot_labels import PointLabel, box_around, place_labels
-from prunekit.delivery.plots import COLOURS, new_figure, plain_axes
+from prunekit.delivery.plots import COLOURS, NARROW, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _TEXT = 11.0
 # Ratio of the largest to the smallest figure above which the axis is logarithmic.
 _FAR = 8.0
-_NARROW = 500
 _AROUND = (45, 135, 90, -45, -135, -90, 0, 180)
 # Points that are nearer to one another than this, in CSS pixels, have one label.
 _NEAR = 9.0
@@ -28,6 +27,7 @@ _KINDS = {
     "before": ("muted", "s", "before"),
     "step": ("after", "o", "after a step"),
     "file": ("zero", "^", "exported file"),
+    "integer": ("metric", "D", "integer file"),
 }
 _AXES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "latency": ("latency of one call, one thread", latency),
@@ -39,14 +39,14 @@ def stages_figure(data: Mapping[str, Any], *, width: int = 560) -> Figure:
     """Returns a chart of a metric against latency or bytes, one numbered point for each model of a run.
 
     Args:
-        data: The `points`, each with `number`, `name`, `kind` ("before", "step" or "file"), `value` of the metric,
-            `figure` (seconds or bytes) and `second` (bytes after gzip, or None); `figure`, "latency" or "bytes";
-            `metric`, its name; `better`, whether higher or lower values are better, in words; `fraction`, True if its
-            values are in [0, 1].
+        data: The `points`, each with `number`, `name`, `kind` ("before", "step", "file" or "integer"), `value` of
+            the metric, `figure` (seconds or bytes) and `second` (bytes after gzip, or None); `figure`, "latency" or
+            "bytes"; `metric`, its name; `better`, whether higher or lower values are better, in words; `fraction`,
+            True if its values are in [0, 1].
         width: Width of the figure in CSS pixels.
     """
-    drawn = new_figure(width, 330 if width >= _NARROW else 310)
-    axes = draw_stages(drawn, data, narrow=width < _NARROW)
+    drawn = new_figure(width, 330 if width >= NARROW else 310)
+    axes = draw_stages(drawn, data, narrow=width < NARROW)
     label_points(drawn, axes, data["points"])
     return drawn
 
@@ -70,8 +70,9 @@ def draw_stages(
     )  # fmt: skip
     _mark(axes, data["points"])
     handles, _ = axes.get_legend_handles_labels()
+    columns = 2 if narrow and len(handles) > 3 else len(handles)
     panel.legend(
-        handles=handles, loc=legend, ncols=len(handles), frameon=False, fontsize=_TEXT,
+        handles=handles, loc=legend, ncols=columns, frameon=False, fontsize=_TEXT,
         labelcolor=COLOURS["ink"], handletextpad=0.2, columnspacing=1.0,
     )  # fmt: skip
     return axes
@@ -107,7 +108,7 @@ def _scale_values(axes: Axes, values: Sequence[float], fraction: bool) -> None:
 
 
 def _mark(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
-    steps = [point for point in points if point["kind"] != "file"]
+    steps = [point for point in points if point["kind"] in ("before", "step")]
     path = [point["figure"] for point in steps], [point["value"] for point in steps]
     axes.plot(*path, color=COLOURS["before"], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     for kind, (colour, marker, name) in _KINDS.items():
@@ -148,7 +149,7 @@ def label_points(
         for key, colour in (("figure", "ink"), ("second", "muted"))[: 2 if rings else 1]
         for found, (x, y) in _together(axes, points, key)
     ]
-    place_labels(drawn, axes, labels, taken, fontsize=_TEXT, distances=(6.0, 12.0, 20.0, 30.0), gap=2.0)
+    place_labels(drawn, axes, labels, taken, fontsize=_TEXT, distances=(6.0, 12.0, 20.0, 30.0), gap=5.0)
 
 
 def _together(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prunekit.anatomy.sections import Column, Picture, Section
 from prunekit.delivery.formatting import is_number, latency, ratio, share, size
 from prunekit.delivery.metrics import Metric
-from prunekit.delivery.rows import StageRow
+from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
 
 TITLE = "Speed and size"
 # A ratio of two latencies within this distance of 1 is no difference: repeated measurements differ as much.
@@ -128,7 +128,7 @@ def _picture(stages: Sequence[StageRow], main: Metric, figure: str) -> Picture |
         {
             "number": number,
             "name": row.name,
-            "kind": row.kind,
+            "kind": "integer" if row.kind == "file" and row.name.startswith(INTEGER_FORMAT) else row.kind,
             "value": row.metrics[main.name],
             "figure": getattr(row, figure),
             "second": row.gzip_bytes if figure == "bytes" else None,

@@ -7,8 +7,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.recipe.fields import Count, Epochs, Name, Positive, Settings, WeightPatterns, refusal, shown
 
-# Format of the files that the step writes, in reports and in the bounds of `expect`.
-INTEGER_FORMAT = "litert-integer"
 _RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
 
 

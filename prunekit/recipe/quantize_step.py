@@ -9,11 +9,11 @@ from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
 from prunekit.delivery.quantizing import IntegerExportError, export_integers, outputs_of
-from prunekit.delivery.rows import ExportRow
+from prunekit.delivery.rows import INTEGER_FORMAT, ExportRow
 from prunekit.recipe.export_samples import export_samples
 from prunekit.recipe.export_step import measure_of_files
 from prunekit.recipe.prune_step import calibration_data
-from prunekit.recipe.quantize_settings import INTEGER_FORMAT, Quantize
+from prunekit.recipe.quantize_settings import Quantize
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prunekit.delivery.rows import INTEGER_FORMAT
 from prunekit.recipe.fields import Settings, refusal
-from prunekit.recipe.quantize_settings import INTEGER_FORMAT, Quantize
+from prunekit.recipe.quantize_settings import Quantize
 from prunekit.recipe.rounds_settings import Rounds
 from prunekit.recipe.shrink_settings import RemoveBlocks, Shrink, Simplify
 from prunekit.recipe.step_settings import Expect, Export, Prune, Train, parse_pattern

@@ -175,6 +175,20 @@ def test_every_point_is_numbered_inside_the_picture_and_no_label_covers_another(
     assert all(0 <= box.x0 and box.x1 <= width for box in [figure.legends[0].get_window_extent()])
 
 
+@pytest.mark.parametrize("width", [340, 560])
+@pytest.mark.parametrize("what", ["latency", "bytes"])
+def test_an_integer_file_has_a_mark_of_its_own_and_the_legend_stays_inside(what, width):
+    integer = dataclasses.replace(STAGES[5], name="litert-integer, model-int4.tflite")
+    picture = pictures([*STAGES[:5], integer])[what]
+    assert [point["kind"] for point in picture.data["points"]][-2:] == ["file", "integer"]
+    figure = PLOTS["stages"](picture.data, width)
+    to_png(figure, scale=1)
+    marks = {line.get_label(): line.get_marker() for line in figure.axes[0].lines if line.get_label()[0] != "_"}
+    assert len(set(marks.values())) == 4 and list(marks)[-1] == "integer file"
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 and box.x1 <= width
+
+
 def test_no_axis_shows_an_accuracy_above_1():
     perfect = [dataclasses.replace(row, metrics={"accuracy": 1.0}) for row in STAGES]
     (axes,) = PLOTS["stages"](pictures(perfect)["latency"].data, 560).axes

@@ -55,6 +55,9 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     )
     assert abs(simulated - before) < 0.1 and abs(in_file - simulated) < 0.1
     assert len(found["Quantized weights"]["rows"]) == 3
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(f"<b>{title}</b>" in page for title in ("Error of each weight", "Range of each tensor"))
+    assert ">integer file</text>" in page and "litert-integer: 0." in page
 
 
 def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):

@@ -3,7 +3,7 @@
 NumPy only. The choice is a multiple-choice knapsack problem: from each class (a weight) one option (its bits) is taken,
 with a cost (bytes) and an error.
 
-Sources: Kellerer, Pferschy & Pisinger 2004, Knapsack Problems, chapter 11 (dominated options, the linear relaxation, and
+Sources: Kellerer, Pferschy & Pisinger 2004, Knapsack Problems, chapter 11 (dominated options, linear relaxation,
     dynamic programming with lists of states); Shoham & Gersho 1988 (bits of quantizers along the convex hull).
 """
 
@@ -106,7 +106,7 @@ def hull_path(options: Sequence[Options]) -> list[list[int]]:
     kept = [one.efficient() for one in options]
     pieces = []
     for index, (one, chosen) in enumerate(zip(options, kept, strict=True)):
-        corners = lower_hull([float(cost) for cost in one.costs[chosen]], [float(error) for error in one.errors[chosen]])
+        corners = _hull(one.costs[chosen], one.errors[chosen])
         for first, last in zip(corners, corners[1:], strict=False):
             before, after = chosen[first], chosen[last]
             slope = (one.errors[after] - one.errors[before]) / (one.costs[after] - one.costs[before])
@@ -144,7 +144,7 @@ def _bounds(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Bound]:
     """Returns the bound of the rows from each one on, and that of no rows."""
     pieces = []
     for index, (costs, errors) in enumerate(rows):
-        corners = lower_hull([float(cost) for cost in costs], [float(error) for error in errors])
+        corners = _hull(costs, errors)
         for first, last in zip(corners, corners[1:], strict=False):
             cost, error = int(costs[last] - costs[first]), float(errors[last] - errors[first])
             pieces.append((error / cost, index, cost, error))
@@ -157,3 +157,7 @@ def _bounds(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Bound]:
         errors = np.cumsum([first, *(piece[3] for piece in rest)])
         found.append(_Bound(sum(int(costs_[0]) for costs_, _ in rows[start:]), costs, errors))
     return found
+
+
+def _hull(costs: np.ndarray, errors: np.ndarray) -> list[int]:
+    return lower_hull([float(cost) for cost in costs], [float(error) for error in errors])

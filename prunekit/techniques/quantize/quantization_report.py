@@ -14,6 +14,7 @@ from prunekit.anatomy.sections import Column, Section
 from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Granularity, Grid
 from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.report_pictures import errors_picture, ranges_picture
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 _FLOAT_BYTES = 4
@@ -265,6 +266,7 @@ def _weights_section(report: QuantizationReport) -> Section:
     rows = tuple(
         (one.name, one.shape, one.bits, one.granularity, one.zeros, one.bytes, one.error) for one in report.weights
     )
+    drawn = [{"name": one.name, "error": one.error, "bits": one.bits} for one in report.weights]
     return Section(
         "Quantized weights",
         columns,
@@ -273,6 +275,7 @@ def _weights_section(report: QuantizationReport) -> Section:
         "outputs, where the weights were chosen with data; else the squared change of the weight relative to its "
         "squares.",
         notes=() if rows else ("No weight is quantized.",),
+        pictures=(errors_picture(drawn),) if drawn else (),
     )
 
 
@@ -290,12 +293,14 @@ def _ranges_section(ranges: Sequence[TensorRange]) -> Section:
     rows = tuple(
         (one.name, one.bits, one.low, one.high, one.scale, one.zero_point, one.chosen, one.tensors) for one in ranges
     )
+    drawn = [{"name": one.name, "low": one.low, "high": one.high, "chosen": one.chosen} for one in ranges]
     return Section(
         "Ranges of tensors",
         columns,
         rows,
         explanation="Tensors that share a range are rounded on one grid, as kernels that move or join values need it. "
         "A range that a kernel prescribes does not depend on data.",
+        pictures=(ranges_picture(drawn),),
     )
 
 

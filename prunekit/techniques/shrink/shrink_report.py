@@ -10,7 +10,7 @@ import numpy as np
 
 from prunekit.anatomy.channels import Stop
 from prunekit.anatomy.display import Displayed
-from prunekit.anatomy.sections import Column, Picture, Section, Value
+from prunekit.anatomy.sections import Column, Picture, Section, Value, largest_by
 from prunekit.techniques.shrink.adjustments import Adjustment, adjustments_section
 from prunekit.techniques.shrink.measured_size import Measured
 from prunekit.techniques.shrink.repair import RepairError
@@ -19,8 +19,6 @@ from prunekit.techniques.shrink.repair import RepairError
 OUTPUTS = "outputs"
 # Title of the section with the bytes or the latency.
 MEASURED_SIZE = "Measured size"
-# Most bars in the picture of the groups.
-MOST_BARS = 60
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,7 @@ def groups_section(groups: Sequence[ShrunkGroup]) -> Section:
 
 def _groups_picture(groups: Sequence[ShrunkGroup]) -> Picture:
     """Returns a picture with a bar for each group, or for each of the largest groups, in the model's order."""
-    largest = sorted(range(len(groups)), key=lambda index: -groups[index].before)[:MOST_BARS]
-    shown = [groups[index] for index in sorted(largest)]
+    shown = largest_by(groups, lambda group: group.before)
     which = f"The {len(shown)} largest of {len(groups)} groups" if len(shown) < len(groups) else "All groups"
     before, after = sum(group.before for group in groups), sum(group.after for group in groups)
     return Picture(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import prunekit as pk
-from prunekit.anatomy.sections import Section
+from prunekit.anatomy.sections import MOST_BARS, Section
 from prunekit.delivery.terminal_report import print_section
 from prunekit.techniques.shrink import shrink_report
 from prunekit.techniques.shrink.shrink_report import ShrunkGroup, groups_section
@@ -124,7 +124,7 @@ def groups_of(count):
 def test_the_picture_has_the_largest_groups_in_the_models_order():
     (picture,) = groups_section(groups_of(75)).pictures
     bars = picture.data["groups"]
-    assert len(bars) == shrink_report.MOST_BARS and "The 60 largest of 75 groups" in picture.caption
+    assert len(bars) == MOST_BARS and "The 60 largest of 75 groups" in picture.caption
     order = [int(bar["name"].removeprefix("layer_")) for bar in bars]
     assert order == sorted(order)
     left = [group.before for group in groups_of(75) if group.name not in {bar["name"] for bar in bars}]
