@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
     from prunekit.techniques.pruning.straight_through import StraightThrough
     from prunekit.techniques.pruning.structure_decay import StructureDecay
+    from prunekit.techniques.quantize.bit_choice import BitChoice
+    from prunekit.techniques.quantize.bit_search import choose_bits
     from prunekit.techniques.quantize.quantization_report import QuantizationReport
     from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile
     from prunekit.techniques.shrink.block_removal import remove_blocks
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Apoz",
     "BatchNormalizationScale",
+    "BitChoice",
     "Block",
     "BlocksReport",
     "Channel",
@@ -142,6 +145,7 @@ __all__ = [
     "WeightSpec",
     "__version__",
     "channel_groups",
+    "choose_bits",
     "compress",
     "cost",
     "distribution",
@@ -214,6 +218,8 @@ _MODULES = {
     "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
     "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
     "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.quantize.bit_choice": ("BitChoice",),
+    "prunekit.techniques.quantize.bit_search": ("choose_bits",),
     "prunekit.techniques.quantize.quantization_report": ("QuantizationReport",),
     "prunekit.techniques.quantize.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
     "prunekit.techniques.shrink.channel_penalties": ("GroupLasso", "GrowingRegularization"),

@@ -61,9 +61,9 @@ ORDER = (
     (
         "techniques/quantize",
         "grids fake_quantization ranges histogram gptq bit_allocation rules units placement channel_scaling rescaling "
-        "equalization awq activation_scaling rounding linear_units simulation calibration targeting options "
+        "equalization awq activation_scaling rounding linear_units simulation calibration options targeting "
         "weight_rounding report_pictures quantization_report quantized_model preparation after_training "
-        "learned_ranges training",
+        "bit_scan bit_choice bit_search learned_ranges training",
     ),
     (
         "loops",
@@ -75,8 +75,8 @@ ORDER = (
         "integer_weights integer_file integer_export advice isolated_run integer_comparison integer_report latency "
         "model_measures shrinking export_reference export quantizing quantization_training "
         "quantization_callback stages run_report plot_data plots channels_plot plot_labels "
-        "stage_plot quantization_plot pictures signal_plot overview_plot model_sections report_sections markup "
-        "html_report terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
+        "stage_plot quantization_plot bits_plot pictures signal_plot overview_plot model_sections report_sections "
+        "markup html_report terminal_report sweeps sweep_plot comparison sensitivity sensitivity_plot notebook",
     ),
     (
         "interop/tfmot",

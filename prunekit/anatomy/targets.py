@@ -178,7 +178,9 @@ def find_targets(
     return targets, skipped
 
 
-def values_by_name(model: Any, targets: Sequence[Target], given: Mapping[str, Any], option: str) -> dict[str, Any]:
+def values_by_name(
+    model: Any, targets: Sequence[Target], given: Mapping[str, Any], option: str, *, verb: str = "prune"
+) -> dict[str, Any]:
     """Returns {target name: value} for patterns of layers and weights.
 
     Args:
@@ -186,6 +188,7 @@ def values_by_name(model: Any, targets: Sequence[Target], given: Mapping[str, An
         targets: Its targets.
         given: Pattern, as in `include` -> value.
         option: Name of the option, for messages.
+        verb: What is done with the targets, for messages: "prune" or another verb that ends with "e".
 
     Raises:
         ValueError: A pattern matches no target, or two patterns give a target different values.
@@ -198,8 +201,8 @@ def values_by_name(model: Any, targets: Sequence[Target], given: Mapping[str, An
         matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
         if not matching:
             raise ValueError(
-                f"A pattern in `{option}` must match a pruned weight. Received: {pattern!r}, which matches only "
-                "weights that are not pruned. Add them to `include`, or remove the pattern."
+                f"A pattern in `{option}` must match a {verb}d weight. Received: {pattern!r}, which matches only "
+                f"weights that are not {verb}d. Add them to `include`, or remove the pattern."
             )
         for name in matching:
             if found.setdefault(name, value) != value:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.reports import Event
+from prunekit.delivery.bits_plot import bits_figure
 from prunekit.delivery.channels_plot import channels_figure
 from prunekit.delivery.plot_data import asked_line
 from prunekit.delivery.plots import histogram_figure, schedule_figure, sparsity_figure
@@ -44,6 +45,10 @@ def _errors_plot(data: Mapping[str, Any], width: int) -> Figure:
     return errors_figure(data["errors"], width=width)
 
 
+def _bits_plot(data: Mapping[str, Any], width: int) -> Figure:
+    return bits_figure(data, width=width)
+
+
 def _stages_plot(data: Mapping[str, Any], width: int) -> Figure:
     return stages_figure(data, width=width)
 
@@ -56,5 +61,6 @@ PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "channels": _channels_plot,
     "ranges": _ranges_plot,
     "errors": _errors_plot,
+    "bits": _bits_plot,
     "stages": _stages_plot,
 }

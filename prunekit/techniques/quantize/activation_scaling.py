@@ -52,8 +52,8 @@ def activation_scaled(
     placement: Placement,
     targets: Mapping[int, Target],
     batches: Callable[[], Iterable[Any]],
-    form: IntegerFormat,
-    rule: RangeRule,
+    bits: Mapping[int, int],
+    rule: Callable[[int], RangeRule],
 ) -> ActivationScaling:
     """Returns weights that compute the same, and that are rounded with a smaller error of the layers' outputs.
 
@@ -65,8 +65,8 @@ def activation_scaled(
         placement: The model's calls in units.
         targets: id of a variable -> the kernel, for those that are rounded.
         batches: Returns the inputs of the calibration data, in batches; called for each pass.
-        form: The codes of the kernels.
-        rule: Chooses the ranges of the kernels.
+        bits: id of a variable -> bits of its codes. Of kernels that read the same channels, the fewest count.
+        rule: Returns what chooses the ranges of kernels with so many bits.
 
     Memory, besides a forward pass of one batch: 1 GiB, or 8 * K ** 2 bytes for the largest layer of K inputs.
     """
@@ -80,7 +80,9 @@ def activation_scaled(
         for inputs in batches():
             moments.observe(inputs, None)
         values = dict(zip([id(target.variable) for target in wanted], moments.values(), strict=True))
-        factors += [one.factors(values, form, rule) for one in group]
+        for one in group:
+            fewest = min(bits[key] for key in one.products)
+            factors.append(one.factors(values, IntegerFormat(fewest), rule(fewest)))
     scalings = [one.scaling for one in found]
     names = placement.graphs.names
     changed = tuple(

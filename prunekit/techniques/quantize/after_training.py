@@ -24,7 +24,7 @@ from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
+from prunekit.techniques.quantize.targeting import bits_of, selected
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -60,12 +60,20 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     Raises:
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
-    selection = selected(model, options.include, options.exclude)
+    selection = selected(model, options.include, options.excluded)
     placement = place(model, selection.kept_float)
+    rounded = unique_weights(placement)
+    bits = bits_of(model, rounded, selection, options)
     form, rule = options.activation_format, rule_name(options.activation_rule)
     weights = tuple(
-        (one.name, tuple(one.variable.shape), options.weight_format.bits, granularity_words(one.granularity))
-        for one in unique_weights(placement)
+        (
+            one.name,
+            tuple(one.variable.shape),
+            bits[id(one.variable)],
+            granularity_words(one.granularity),
+            rule_name(options.weight_rule(bits[id(one.variable)])),
+        )
+        for one in rounded
     )
     chosen = [(one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges]
     return PlannedQuantization(
@@ -73,7 +81,6 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         ranges=() if form is None else tuple(chosen),
         left_float=(*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped),
         bits=None if form is None else form.bits,
-        weight_rule=rule_name(options.weight_rule),
     )
 
 
@@ -94,8 +101,8 @@ class _Quantization(Preparation):
                 self._note_scaling("Equalization", [one.producer for one in equalization.layers], equalization.pairs)
                 scope.enter_context(assigned(equalization.values))
             if self._method == "awq":
-                form, rule = self.options.weight_format, self.options.weight_rule
-                scaling = activation_scaled(self.placement, self.selection.targets, self.inputs, form, rule)
+                rule, targets = self.options.weight_rule, self.selection.targets
+                scaling = activation_scaled(self.placement, targets, self.inputs, self.bits, rule)
                 self._note_scaling("Activation-aware scaling", scaling.layers, scaling.examined)
                 scope.enter_context(assigned(scaling.values))
             rounded = self._rounded()
@@ -114,6 +121,7 @@ class _Quantization(Preparation):
     def _on_data(self) -> RoundedWeights:
         """Rounds layer after layer, each on the inputs that the rounded layers before it compute."""
         fitted, others = [], []
+        weights = {id(weight.variable): weight for weight in self.weights}
         for weight in self.weights:
             target = self.selection.targets[id(weight.variable)]
             try:
@@ -125,9 +133,7 @@ class _Quantization(Preparation):
         options, rest, prunings = self.options, self.nearest(others), self._prunings()
         rounder = WeightRounder(
             fitted,
-            {id(weight.variable): weight.granularity for weight in self.weights},
-            options.weight_format,
-            options.weight_rule,
+            lambda target, value: self.grid_of(weights[id(target.variable)], value),
             method="gptq" if self._method == "gptq" else "nearest",
             corrects_biases=self._corrects_biases,
             damping=options.damping,

@@ -142,7 +142,7 @@ class _Bound:
 
 def _bounds(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Bound]:
     """Returns the bound of the rows from each one on, and that of no rows."""
-    pieces = []
+    pieces: list[tuple[float, int, int, float]] = []
     for index, (costs, errors) in enumerate(rows):
         corners = _hull(costs, errors)
         for first, last in zip(corners, corners[1:], strict=False):
@@ -152,10 +152,10 @@ def _bounds(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[_Bound]:
     found = []
     for start in range(len(rows) + 1):
         rest = [piece for piece in pieces if piece[1] >= start]
-        first = sum(float(errors[0]) for _, errors in rows[start:])
-        costs = np.cumsum([0, *(piece[2] for piece in rest)])
-        errors = np.cumsum([first, *(piece[3] for piece in rest)])
-        found.append(_Bound(sum(int(costs_[0]) for costs_, _ in rows[start:]), costs, errors))
+        least = sum(int(row[0][0]) for row in rows[start:])
+        most = sum(float(row[1][0]) for row in rows[start:])
+        added = np.cumsum([0, *(piece[2] for piece in rest)])
+        found.append(_Bound(least, added, np.cumsum([most, *(piece[3] for piece in rest)])))
     return found
 
 

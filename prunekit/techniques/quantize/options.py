@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypedDict, cast
 
+from prunekit.anatomy.name_patterns import listed_patterns
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
@@ -21,7 +22,7 @@ RULES = ("minmax", "mse", "percentile:0.9999")
 class Options(TypedDict, total=False):
     """Types of the keyword options of `pk.quantize`; see `QuantizationOptions`."""
 
-    weights: int
+    weights: int | Mapping[str, int | None]
     activations: int | None
     method: str
     weight_ranges: str | RangeRule | None
@@ -40,7 +41,9 @@ class QuantizationOptions:
     """What becomes integers, and how the integers are chosen.
 
     Args:
-        weights: Bits of the weights, 2 to 8. Each output channel has a scale, and the zero point is 0.
+        weights: Bits of the weights, 2 to 8. Each output channel has a scale, and the zero point is 0. Or bits by
+            patterns of layers and weights, {"head": 8, "block_*": 4}, with None for layers in floating point; a weight
+            that no pattern matches has 8.
         activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in
             floating point.
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
@@ -68,7 +71,7 @@ class QuantizationOptions:
         TypeError: An option is of another type.
     """
 
-    weights: int = 8
+    weights: int | Mapping[str, int | None] = 8
     activations: int | None = 8
     method: str = "auto"
     weight_ranges: str | RangeRule | None = None
@@ -82,9 +85,11 @@ class QuantizationOptions:
     exclude: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
-        bits = whole("weights", self.weights)
-        if not 2 <= bits <= 8:
-            raise ValueError(f"`weights` is the number of bits of a weight, 2 to 8. Received: {self.weights!r}.")
+        if isinstance(self.weights, Mapping):
+            _check_patterns(self.weights)
+            object.__setattr__(self, "weights", dict(self.weights))
+        else:
+            _check_bits(self.weights, "`weights`")
         known = isinstance(self.activations, int) and not isinstance(self.activations, bool)
         if self.activations is not None and not (known and self.activations in (8, 16)):
             raise ValueError(
@@ -103,9 +108,8 @@ class QuantizationOptions:
         if isinstance(self.damping, bool) or not isinstance(self.damping, Real) or not 0 <= self.damping < 100:
             raise ValueError(f"`damping` is a fraction of the mean diagonal, in [0, 100). Received: {self.damping!r}.")
         self._check_pruning()
-        default = "minmax" if bits == 8 else "mse"
-        weight_ranges = default if self.weight_ranges is None else self.weight_ranges
-        object.__setattr__(self, "weight_ranges", as_range_rule(weight_ranges, "weight_ranges"))
+        if self.weight_ranges is not None:
+            object.__setattr__(self, "weight_ranges", as_range_rule(self.weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
 
     def _check_pruning(self) -> None:
@@ -126,19 +130,35 @@ class QuantizationOptions:
             )
 
     @property
-    def weight_rule(self) -> RangeRule:
-        """Chooses the range of each output channel of a weight."""
+    def patterns(self) -> dict[str, int]:
+        """Bits by patterns of layers and weights; weights that none of them matches have `default_bits`."""
+        if not isinstance(self.weights, Mapping):
+            return {}
+        return {pattern: bits for pattern, bits in self.weights.items() if bits is not None}
+
+    @property
+    def default_bits(self) -> int:
+        """Bits of the weights that no pattern matches."""
+        return 8 if isinstance(self.weights, Mapping) else self.weights
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Patterns of the layers that compute in floating point."""
+        given = listed_patterns(self.exclude, "exclude")
+        if not isinstance(self.weights, Mapping):
+            return tuple(given)
+        return (*given, *(pattern for pattern, bits in self.weights.items() if bits is None))
+
+    def weight_rule(self, bits: int) -> RangeRule:
+        """Chooses the range of each output channel of a weight with so many bits."""
+        if self.weight_ranges is None:
+            return MinMax() if bits == 8 else MeanSquaredError()
         return cast("RangeRule", self.weight_ranges)
 
     @property
     def activation_rule(self) -> RangeRule:
         """Chooses the range of each tensor between layers."""
         return cast("RangeRule", self.activation_ranges)
-
-    @property
-    def weight_format(self) -> IntegerFormat:
-        """The codes of weights."""
-        return IntegerFormat(self.weights)
 
     @property
     def activation_format(self) -> IntegerFormat | None:
@@ -155,7 +175,9 @@ class QuantizationOptions:
         """
         method = self.method
         if method == "auto":
-            fits = self.sparsity is not None or (data is not None and self.weight_format.bits < 8)
+            fits = self.sparsity is not None or (
+                data is not None and min(self.default_bits, *self.patterns.values(), 8) < 8
+            )
             method = "gptq" if fits else "nearest"
         corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
         needed = [
@@ -174,6 +196,21 @@ class QuantizationOptions:
                 "hundred examples of the training data as `data`, or quantize the weights alone with activations=None."
             )
         return method, corrects
+
+
+def _check_patterns(weights: Mapping[Any, Any]) -> None:
+    if not weights or not all(isinstance(pattern, str) for pattern in weights):
+        raise ValueError(
+            f"`weights` by patterns names layers or weights with their bits, {{'head': 8}}. Received: {weights!r}."
+        )
+    for pattern, bits in weights.items():
+        if bits is not None:
+            _check_bits(bits, f"`weights[{pattern!r}]`")
+
+
+def _check_bits(bits: Any, name: str) -> None:
+    if not 2 <= whole(name.strip("`"), bits) <= 8:
+        raise ValueError(f"{name} is the number of bits of a weight, 2 to 8. Received: {bits!r}.")
 
 
 def as_range_rule(given: str | RangeRule, option: str) -> RangeRule:

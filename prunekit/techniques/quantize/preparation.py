@@ -13,12 +13,12 @@ from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
-from prunekit.techniques.quantize.grids import Grid
+from prunekit.techniques.quantize.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
+from prunekit.techniques.quantize.targeting import bits_of, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
@@ -52,6 +52,7 @@ class Preparation:
         selection: What is quantized and what is not.
         placement: Where tensors are rounded.
         weights: The weights that are rounded, each once.
+        bits: id of a variable -> bits of its codes.
 
     Raises:
         TypeError, ValueError: As for `pk.quantize`.
@@ -63,14 +64,16 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
-        self.selection = selected(model, options.include, options.exclude)
+        self.selection = selected(model, options.include, options.excluded)
         self.placement = place(model, self.selection.kept_float)
         self.weights = unique_weights(self.placement)
+        self.bits = bits_of(model, self.weights, self.selection, options)
 
     @property
     def formats(self) -> Formats:
         """The codes."""
-        return Formats(self.options.weight_format, self.options.activation_format)
+        widest = IntegerFormat(max(self.bits.values(), default=self.options.default_bits))
+        return Formats(widest, self.options.activation_format)
 
     def inputs(self) -> Iterator[Any]:
         """Yields the inputs of the calibration data in batches."""
@@ -84,10 +87,12 @@ class Preparation:
             return {}
         return calibrated(self.model, self.placement, self.inputs(), form, self.options.activation_rule)
 
-    def grid_of(self, weight: RoundedWeight) -> Grid:
-        """Returns the grid of a weight's present values."""
-        options, value = self.options, array_of(weight.variable).astype("float32")
-        return grid_of_weight(weight.name, value, options.weight_format, weight.granularity, options.weight_rule)
+    def grid_of(self, weight: RoundedWeight, value: np.ndarray | None = None) -> Grid:
+        """Returns the grid of a weight: of a value, or of its present one."""
+        value = array_of(weight.variable).astype("float32") if value is None else value
+        bits = self.bits[id(weight.variable)]
+        form, rule = IntegerFormat(bits), self.options.weight_rule(bits)
+        return grid_of_weight(weight.name, value, form, weight.granularity, rule)
 
     def nearest(self, weights: Sequence[RoundedWeight], grids: Mapping[int, Grid] | None = None) -> RoundedWeights:
         """Returns the nearest values of weights on their grids.
@@ -99,7 +104,7 @@ class Preparation:
         found = RoundedWeights([], {}, {})
         for weight in weights:
             value = array_of(weight.variable).astype("float32")
-            grid = self.grid_of(weight) if grids is None else grids[id(weight.variable)]
+            grid = self.grid_of(weight, value) if grids is None else grids[id(weight.variable)]
             nearest = grid.nearest(value)
             found.values.append((weight.variable, nearest))
             found.grids[id(weight.variable)] = grid

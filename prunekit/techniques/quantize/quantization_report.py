@@ -153,18 +153,16 @@ class PlannedQuantization:
     """What a quantization would do to a model.
 
     Attributes:
-        weights: Name, shape, bits and granularity of each weight that is quantized.
+        weights: Name, shape, bits, granularity and range rule of each weight that is quantized.
         ranges: Name of each range of tensors, and how it is chosen.
         left_float: Layers, operations and weights that stay in floating point, with reasons.
         bits: Bits of the tensors; None if they stay in floating point.
-        weight_rule: How the ranges of weights are chosen.
     """
 
-    weights: tuple[tuple[str, tuple[int, ...], int, str], ...]
+    weights: tuple[tuple[str, tuple[int, ...], int, str, str], ...]
     ranges: tuple[tuple[str, str], ...]
     left_float: tuple[Skipped, ...]
     bits: int | None
-    weight_rule: str
 
     def sections(self) -> tuple[Section, ...]:
         """Returns tables: weights, tensors, what stays in floating point."""
@@ -177,7 +175,7 @@ class PlannedQuantization:
                 Column("Scales", "label", keep=5),
                 Column("Range", "label", keep=5),
             ),
-            tuple((*row, self.weight_rule) for row in self.weights),
+            self.weights,
         )
         tensors = Section(
             "Tensors to round",

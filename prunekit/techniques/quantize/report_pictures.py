@@ -51,6 +51,25 @@ def errors_picture(errors: Sequence[Mapping[str, Any]]) -> Picture:
     )
 
 
+def bits_picture(data: Mapping[str, Any]) -> Picture:
+    """Returns a picture of what bits cost: bytes of the model against its error, or against the evaluated metric.
+
+    Args:
+        data: `path`, the best choices as [bytes, error], from few bits to many; `chosen`, [bytes, error] of the choice;
+            `budget` in bytes or None; `trials`, the evaluated choices as [bytes, metric]; `floor` of the metric or
+            None.
+    """
+    size, error = data["chosen"]
+    if data["trials"]:
+        title, told = "Metric against bytes", f"{len(data['trials'])} evaluated choices, floor {data['floor']:.6g}"
+        caption = "Each point is a choice of bits that was quantized and evaluated; the dashed line is the floor."
+    else:
+        title, told = "Error against bytes", f"from {data['path'][0][0]:,} to {data['path'][-1][0]:,} bytes"
+        caption = "The best choices from the fewest to the most bits; the dashed line is the budget."
+    label = f"{told}; the choice has {size:,} bytes and a summed error of {error:.3g}. The table has the figures."
+    return Picture(title, caption, label, "bits", dict(data), wide=True)
+
+
 def _which(shown: int, total: int, chosen: str) -> str:
     if shown < total:
         return f"The {shown} {chosen} of {total}, in the model's order; the table has the others."

@@ -10,8 +10,9 @@ from prunekit.anatomy.layers import weights_of
 from prunekit.anatomy.model_weights import places, weights_in
 from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, prefixes
 from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.targets import Target, find_targets
-from prunekit.techniques.quantize.units import WEIGHT_ROLES
+from prunekit.anatomy.targets import Target, find_targets, values_by_name
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.units import WEIGHT_ROLES, RoundedWeight
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +63,23 @@ def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[st
     # Integer files store biases with 32 bits, and normalizations are folded or compute in floating point.
     usual = {weight.name for weight in weights if weight.spec.role in ("bias", "normalization")}
     return Selection(targets, kept, tuple(item for item in skipped if item.name not in usual))
+
+
+def bits_of(
+    model: Any, weights: Sequence[RoundedWeight], selection: Selection, options: QuantizationOptions
+) -> dict[int, int]:
+    """Returns the bits of each weight that is rounded, by the id of its variable.
+
+    Args:
+        model: The model.
+        weights: The weights that are rounded.
+        selection: What is quantized.
+        options: Bits, also by patterns.
+
+    Raises:
+        ValueError: A pattern matches no weight that is quantized, or two patterns give a weight different bits.
+    """
+    targets = list(selection.targets.values())
+    named = values_by_name(model, targets, options.patterns, "weights", verb="quantize")
+    names = {id(target.variable): target.name for target in targets}
+    return {id(one.variable): named.get(names.get(id(one.variable), one.name), options.default_bits) for one in weights}

@@ -192,7 +192,7 @@ class QuantizationTraining(Preparation):
             kinds = [(form, PER_TENSOR, ()) for place in places if place.signed is None]
         for one in self.weights:
             shape = one.granularity.parameter_shape(tuple(one.variable.shape))
-            kinds.append((self.formats.weights, one.granularity, shape))
+            kinds.append((IntegerFormat(self.bits[id(one.variable)]), one.granularity, shape))
         arrays = snapshot.arrays
         found = [arrays.get(f"scale/{index}") for index in range(len(kinds))]
         if [None if one is None else one.shape for one in found] != [shape for _, _, shape in kinds]:

@@ -35,9 +35,7 @@ class WeightRounder:
 
     Args:
         targets: The weights.
-        granularities: id of a variable -> which of its entries share a scale.
-        form: The codes.
-        rule: Chooses the range of each scale.
+        grid_of: Returns the grid of a target for a value.
         method: "nearest" or "gptq".
         corrects_biases: True if biases make up for the mean error of outputs.
         damping: Fraction of the mean diagonal of a Hessian that is added to its diagonal.
@@ -50,9 +48,7 @@ class WeightRounder:
     def __init__(  # noqa: PLR0913
         self,
         targets: Sequence[Target],
-        granularities: Mapping[int, Granularity],
-        form: IntegerFormat,
-        rule: RangeRule,
+        grid_of: Callable[[Target, np.ndarray], Grid],
         *,
         method: str,
         corrects_biases: bool,
@@ -60,7 +56,7 @@ class WeightRounder:
         prunings: Mapping[int, Pruning] | None = None,
     ):
         self._prunings = prunings or {}
-        self._targets, self._granularities, self._form, self._rule = targets, granularities, form, rule
+        self._targets, self._grid_of = targets, grid_of
         self._method, self._corrects_biases, self._damping = method, corrects_biases, damping
         self.grids: dict[int, Grid] = {}
 
@@ -95,10 +91,10 @@ class WeightRounder:
         self, index: int, product: LayerProduct, wanted: np.ndarray, kept: np.ndarray, gram: np.ndarray
     ) -> np.ndarray:
         """Returns a kernel on its grid, from matrices of shape (groups, inputs, outputs); zeros where not `kept`."""
-        scales = self._scales(index, product, np.where(kept, wanted, 0.0))
+        scales, form = self._scales(index, product, np.where(kept, wanted, 0.0))
         rows = zip(wanted, gram, scales, kept, strict=True)
         found = [
-            gptq(matrix, hessian, scale, self._form, mask=mask, damping=self._damping)
+            gptq(matrix, hessian, scale, form, mask=mask, damping=self._damping)
             for matrix, hessian, scale, mask in rows
         ]
         return product.kernel(np.stack(found)).astype("float32")
@@ -120,21 +116,21 @@ class WeightRounder:
             fitted.append(refit(matrix, mask, damped_hessian(hessian, self._damping)[0], start=start))
             masks.append(mask)
         found = []
-        scales = self._scales(index, product, np.stack(fitted))
+        scales, form = self._scales(index, product, np.stack(fitted))
         for (matrix, hessian, factor, (runs, select)), scale, start, mask in zip(
             groups, scales, fitted, masks, strict=True
         ):
-            joint = sparse_gptq(matrix, factor, scale, self._form, runs, select)
-            after = gptq(start, hessian, scale, self._form, mask=mask, damping=self._damping), mask
+            joint = sparse_gptq(matrix, factor, scale, form, runs, select)
+            after = gptq(start, hessian, scale, form, mask=mask, damping=self._damping), mask
             found.append(_better(joint, after, matrix, hessian))
         weights, kept = (np.stack(part) for part in zip(*found, strict=True))
         return product.kernel(weights).astype("float32"), product.kernel(kept)
 
-    def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> np.ndarray:
-        """Returns the scales of the kernel with these matrices, shape (groups, 1, outputs)."""
+    def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
+        """Returns the scales of the kernel with these matrices, shape (groups, 1, outputs), and its codes."""
         grid = self._grid(index, product.kernel(matrices))
         # Inputs of one output share a scale.
-        return product.matrix(np.broadcast_to(grid.scale, self._targets[index].shape))[:, :1]
+        return product.matrix(np.broadcast_to(grid.scale, self._targets[index].shape))[:, :1], grid.format
 
     def _wanted(self, matrices: np.ndarray, fit: LayerFit) -> np.ndarray:
         """Returns the weights that give the layer's former outputs best on its present inputs."""
@@ -146,8 +142,7 @@ class WeightRounder:
 
     def _grid(self, index: int, weight: np.ndarray) -> Grid:
         target = self._targets[index]
-        granularity = self._granularities[id(target.variable)]
-        grid = grid_of_weight(target.name, weight, self._form, granularity, self._rule)
+        grid = self._grid_of(target, weight)
         self.grids[id(target.variable)] = grid
         return grid
 

@@ -11,7 +11,6 @@ from prunekit.core.variable_values import assigned
 from prunekit.techniques.quantize import activation_scaling
 from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import MeanSquaredError
@@ -23,9 +22,11 @@ pytestmark = pytest.mark.every_backend
 def scaled(model, data, exclude=(), bits=3):
     selection = selected(model, (), exclude)
     batches = [data[:100], data[100:]]
-    form = IntegerFormat(bits)
     placement = place(model, selection.kept_float)
-    return activation_scaled(placement, selection.targets, lambda: iter(batches), form, MeanSquaredError())
+    widths = dict.fromkeys(selection.targets, bits)
+    return activation_scaled(
+        placement, selection.targets, lambda: iter(batches), widths, lambda bits: MeanSquaredError()
+    )
 
 
 def with_outliers(seed=0):
@@ -76,10 +77,10 @@ def test_the_outputs_of_architectures_stay(name):
     randomize(model)
     data = inputs_of(model, examples=6)
     selection = selected(model)
-    form = IntegerFormat(4)
+    widths = dict.fromkeys(selection.targets, 4)
     before = ops.convert_to_numpy(model(data))
     found = activation_scaled(
-        place(model, selection.kept_float), selection.targets, lambda: [data], form, MeanSquaredError()
+        place(model, selection.kept_float), selection.targets, lambda: [data], widths, lambda bits: MeanSquaredError()
     )
     with assigned(found.values):
         after = ops.convert_to_numpy(model(data))

@@ -73,17 +73,17 @@ def test_a_value_of_another_type_is_refused(name):
 
 def test_the_defaults_are_eight_bits_with_the_extremes_of_weights_and_the_best_ranges_of_tensors():
     options = QuantizationOptions()
-    assert (options.weight_format, options.activation_format) == (IntegerFormat(8), IntegerFormat(8, symmetric=False))
-    assert (options.weight_ranges, options.activation_ranges) == (MinMax(), MeanSquaredError())
+    assert (options.default_bits, options.activation_format) == (8, IntegerFormat(8, symmetric=False))
+    assert (options.weight_rule(8), options.activation_ranges) == (MinMax(), MeanSquaredError())
     assert (options.method, options.correct_biases, options.equalize) == ("auto", None, False)
     assert (options.include, options.exclude) == ((), ())
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
 def test_ranges_of_weights_are_the_extremes_for_eight_bits_and_the_best_ones_for_fewer(bits):
-    assert QuantizationOptions(weights=bits).weight_ranges == (MinMax() if bits == 8 else MeanSquaredError())
+    assert QuantizationOptions(weights=bits).weight_rule(bits) == (MinMax() if bits == 8 else MeanSquaredError())
     assert QuantizationOptions(weights=bits, weight_ranges="percentile:0.99").weight_ranges == Percentile(0.99)
-    assert QuantizationOptions(weights=bits).weight_format == IntegerFormat(bits)
+    assert QuantizationOptions(weights=bits).default_bits == bits
 
 
 @pytest.mark.parametrize(
