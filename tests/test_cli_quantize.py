@@ -85,13 +85,14 @@ def test_options_are_those_of_python(quantize):
     assert [(one["name"], one["reason"]) for one in report["left_float"]] == [("out", "excluded by 'out'")]
 
 
-def test_integer_inputs_and_outputs_are_written_where_asked(quantize):
+@pytest.mark.parametrize("bits", ["8", "16"])
+def test_integer_inputs_and_outputs_are_written_where_asked(quantize, bits):
     from ai_edge_litert.interpreter import Interpreter
 
-    code, _, _ = quantize("--integer-io")
+    code, _, _ = quantize("--integer-io", "--activations", bits)
     interpreter = Interpreter(model_path="new.tflite")
     found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
-    assert code == 0 and [one["dtype"].__name__ for one in found] == ["int8", "int8"]
+    assert code == 0 and [one["dtype"].__name__ for one in found] == [f"int{bits}"] * 2
 
 
 def test_force_replaces_an_existing_file(quantize):

@@ -21,7 +21,7 @@ from prunekit.commands.output import print_json, print_sections
 from prunekit.options import json_option
 from prunekit.terminal import load_keras_quietly
 
-_ACTIVATIONS = {"8": 8, "float": None}
+_ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 
 
 @click.command()
@@ -48,7 +48,7 @@ _ACTIVATIONS = {"8": 8, "float": None}
 @click.option(
     "--ranges", default="mse", help="Ranges of the tensors: mse, minmax or percentile:0.9999.  [default: mse]"
 )
-@click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are int8, not float32.")
+@click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
 @json_option

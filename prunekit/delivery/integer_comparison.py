@@ -14,11 +14,10 @@ import numpy as np
 from keras import ops
 
 from prunekit.delivery import tensor_probe
-from prunekit.delivery.integer_file import IntegerFile
+from prunekit.delivery.integer_file import FileRounding, IntegerFile
 from prunekit.delivery.isolated_run import run_script
 from prunekit.delivery.litert import InputSpec
 from prunekit.techniques.quantize.calibration import GridRounding
-from prunekit.techniques.quantize.grids import Grid
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.units import Range
@@ -32,11 +31,18 @@ class TensorDifference:
         name: Name of the range.
         largest: Largest difference, in steps; None for a tensor that the converter merged with another one, or moved.
         share: Share of the codes that differ.
+        allowed: How many steps LiteRT's kernels may be off.
     """
 
     name: str
     largest: int | None
     share: float
+    allowed: int = 1
+
+    @property
+    def is_too_large(self) -> bool:
+        """True if the difference is larger than kernels explain."""
+        return (self.largest or 0) > self.allowed
 
 
 def tensor_differences(
@@ -57,7 +63,7 @@ def tensor_differences(
         ScriptFailed: The file does not load or run.
     """
     tensors = _tensors(made, path, specs, sample)
-    following = _Following(quantized, [(grid, tensors.get(index)) for grid, index in made.roundings])
+    following = _Following(quantized, [(one, tensors.get(one.index)) for one in made.roundings])
     with simulating(quantized.placement, following):
         quantized.model(keras.tree.map_structure(ops.convert_to_tensor, sample), training=False)
     if len(following.differences) < len(made.roundings):
@@ -68,7 +74,7 @@ def tensor_differences(
 
 
 def file_inputs(made: IntegerFile, specs: Sequence[InputSpec], arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Returns the inputs of a file by name: codes for its int8 inputs.
+    """Returns the inputs of a file by name: codes for its inputs of integers.
 
     Args:
         made: The file.
@@ -78,13 +84,13 @@ def file_inputs(made: IntegerFile, specs: Sequence[InputSpec], arrays: Sequence[
     found = {}
     for spec, one in zip(specs, arrays, strict=True):
         values, grid = np.asarray(one).astype(spec.dtype), made.grids.get(spec.name)
-        found[spec.name] = values if grid is None else grid.codes(values.astype("float32")).astype("int8")
+        found[spec.name] = values if grid is None else grid.codes(values.astype("float32")).astype(grid.format.dtype)
     return found
 
 
 def _tensors(made: IntegerFile, path: Path, specs: Sequence[InputSpec], sample: Any) -> Mapping[int | None, np.ndarray]:
     flat = file_inputs(made, specs, keras.tree.flatten(sample))
-    indices = sorted({index for _, index in made.roundings if index is not None})
+    indices = sorted({one.index for one in made.roundings if one.index is not None})
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "inputs.npz", Path(folder) / "tensors.npz"
         np.savez(source, allow_pickle=False, **flat)
@@ -96,7 +102,7 @@ def _tensors(made: IntegerFile, path: Path, specs: Sequence[InputSpec], sample: 
 class _Following(GridRounding):
     """Rounds as the simulation, and then continues with what the file computed."""
 
-    def __init__(self, quantized: QuantizedModel, codes: Sequence[tuple[Grid, np.ndarray | None]]):
+    def __init__(self, quantized: QuantizedModel, codes: Sequence[tuple[FileRounding, np.ndarray | None]]):
         super().__init__(quantized.formats, quantized.ranges, quantized.weights)
         self._codes = codes
         self.differences: list[TensorDifference] = []
@@ -106,20 +112,22 @@ class _Following(GridRounding):
         result = super().tensor(value, place)
         if len(self.differences) == len(self._codes):
             raise ValueError(f"The file has {len(self._codes)} roundings. Received: another one, of {place.name!r}.")
-        grid, theirs = self._codes[len(self.differences)]
+        rounding, theirs = self._codes[len(self.differences)]
+        grid = rounding.grid
         if theirs is None:
             self.differences.append(TensorDifference(place.name, None, 0.0))
             return result
         mine = grid.codes(ops.convert_to_numpy(result))
         found = _in_layout(theirs.astype("int32"), mine)
         apart = np.abs(mine - found)
-        if apart.max(initial=0) > 1:
+        if apart.max(initial=0) > rounding.steps:
             # The converter may round behind a shuffle of channels: the values are the same in another order.
             ordered = np.abs(np.sort(mine, axis=None) - np.sort(found, axis=None))
-            if ordered.max(initial=0) <= 1:
+            if ordered.max(initial=0) <= rounding.steps:
                 self.differences.append(TensorDifference(place.name, None, 0.0))
                 return result
-        self.differences.append(TensorDifference(place.name, int(apart.max(initial=0)), float((apart > 0).mean())))
+        share = float((apart > 0).mean())
+        self.differences.append(TensorDifference(place.name, int(apart.max(initial=0)), share, rounding.steps))
         return ops.cast(ops.convert_to_tensor(grid.values(found)), value.dtype)
 
 

@@ -38,24 +38,30 @@ def integer_file(
         structure: Any structure nested like the model's inputs.
         specs: The inputs, from `input_specs`.
         folder: Existing folder for temporary files of the model's size.
-        integer_io: What of "inputs" and "outputs" is int8 instead of float32.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32.
 
     Raises:
         ConversionError: The model cannot be traced or converted.
-        ValueError: The codes of activations are others than all of 8 bits.
+        ValueError: The codes of activations are others than all of 8 bits, or 16 bits.
     """
-    if formats.activations not in (None, IntegerFormat(8, symmetric=False)):
+    if formats.activations not in (None, IntegerFormat(8, symmetric=False), IntegerFormat(16)):
         raise ValueError(
-            "Integer files have activations of 8 bits with a zero point, or in floating point. "
-            f"Received: {formats.activations}. Quantize with activations=8 or activations=None."
+            "Integer files have activations of 8 bits with a zero point, of 16 bits without, or in floating point. "
+            f"Received: {formats.activations}. Quantize with activations=8, activations=16 or activations=None."
         )
     marking = _Marking(grids, formats)
     with simulating(placement, marking):
         traced, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
     if formats.activations is None:
-        made = with_integer_weights(content, formats.weights)
+        made = with_integer_weights(content, formats.of_weights)
     else:
-        made = with_integers(content, marking.marks, formats.weights, integer_io=integer_io)
+        made = with_integers(
+            content,
+            marking.marks,
+            weights=formats.of_weights,
+            activations=formats.activations,
+            integer_io=integer_io,
+        )
     return replace(made, outputs=traced.outputs, batch=traced.batch)
 
 
@@ -96,4 +102,6 @@ class _Marking(Unchanged):
         name = f"{kind}_{self._number}_of_prunekit"
         self.marks[name] = grid
         low, high = (float(grid.scale * (code - grid.zero_point)) for code in (grid.format.lowest, grid.format.highest))
-        return tf.quantization.fake_quant_with_min_max_args(value, low, high, num_bits=grid.format.bits, name=name)
+        return tf.quantization.fake_quant_with_min_max_args(
+            value, low, high, num_bits=grid.format.bits, narrow_range=grid.format.symmetric, name=name
+        )

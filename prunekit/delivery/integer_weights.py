@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.ranges import grid_holding
+from prunekit.techniques.quantize.ranges import narrowest_grid
 
 # Constants with fewer entries, or fewer for each scale, would not become smaller.
 _ENTRIES, _PER_SCALE = 64, 8
@@ -14,24 +16,24 @@ _ENTRIES, _PER_SCALE = 64, 8
 _PER_CHANNEL, _FOUR_BITS = 5, 6
 
 
-def store_weights(graph: LiteRTGraph, form: IntegerFormat) -> None:
+def store_weights(graph: LiteRTGraph, forms: Sequence[IntegerFormat]) -> None:
     """Replaces constants of floats whose values lie on grids by integers, with a DEQUANTIZE before the first reader.
 
     The operations compute what they did: an interpreter converts the constants when it first runs.
 
     Args:
         graph: The file; changed.
-        form: Codes of the weights.
+        forms: Codes of the weights, those with the fewest bits first.
     """
     added = []
     for index in sorted({int(index) for one in graph.operators for index in one.inputs}):
         values = graph.values(index)
-        found = None if values is None else _grid(values, form)
+        found = None if values is None else _grid(values, forms)
         if values is None or found is None:
             continue
         grid, axis = found
         codes = grid.codes(values).astype("int8")
-        few = form.bits <= 4
+        few = grid.format.bits <= 4
         name = graph.name(index)
         constant = graph.new_int4_constant(name, codes) if few else graph.new_constant(name, codes)
         graph.set_scales(constant, grid.scale.reshape(-1), grid.zero_point.reshape(-1), axis)
@@ -43,14 +45,14 @@ def store_weights(graph: LiteRTGraph, form: IntegerFormat) -> None:
     graph.operators = [*added, *graph.operators]
 
 
-def _grid(values: np.ndarray, form: IntegerFormat) -> tuple[Grid, int] | None:
+def _grid(values: np.ndarray, forms: Sequence[IntegerFormat]) -> tuple[Grid, int] | None:
     """Returns the grid on which the values lie, and the axis of its scales; None if there is none."""
     if values.size < _ENTRIES or not values.any():
         return None
     for axis, length in enumerate(values.shape):
         if values.size < _PER_SCALE * length:
             continue
-        grid = grid_holding(values, form, Granularity((axis,)))
+        grid = narrowest_grid(values, forms, Granularity((axis,)))
         if grid.holds(values):
             return grid, axis
     return None

@@ -150,6 +150,10 @@ class LiteRTGraph:
         """Returns True for a tensor of 32-bit floating-point numbers."""
         return index >= 0 and self.tensor(index).type == self._schema.TensorType.FLOAT32
 
+    def is_int4(self, index: int) -> bool:
+        """Returns True for a tensor of codes of 4 bits, two in each byte."""
+        return bool(self.tensor(index).type == self._schema.TensorType.INT4)
+
     def values(self, index: int) -> np.ndarray | None:
         """Returns the values of a constant of floats; None for other tensors."""
         if not self.is_float(index):

@@ -28,6 +28,7 @@ from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, comp
 from prunekit.delivery.litert import ConversionError
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
@@ -37,6 +38,8 @@ _EXAMPLES = 64
 # Largest and mean difference of a file's outputs from those of the simulation, as fractions of their range. Kernels
 # and simulation round values between two codes differently here and there, which adds up from layer to layer.
 _LARGEST, _MEAN = 0.25, 0.02
+# Steps of 16 bits are a 256th as long, but kernels are off by several.
+_FINER = 1 / 16
 # Or this multiple of the differences of the simulation from the float model.
 _OF_ROUNDING = 3.0
 # With activations in floating point: another order of summation.
@@ -89,30 +92,25 @@ class Quantized:
     ) -> IntegerExport:
         """Writes the model as a LiteRT file with the grids of this quantization, and returns how the file compares.
 
-        The file is run before it is kept: each tensor must be at most one step of its grid from the simulation.
+        The file is run before it is kept: each tensor must be at most one step of its grid from the simulation, or the
+        few steps that kernels of 16 bits are known to be off.
 
         Args:
             path: Name of the file, which ends with ".tflite". An existing file is replaced.
             samples: Examples in the model's input structure that the file is compared on; None = some of the
                 calibration data.
-            integer_io: "inputs", "outputs" or both: these are int8 in the file, with scale and zero point of their
-                grids, instead of float32, as microcontrollers want them.
+            integer_io: "inputs", "outputs" or both: these are int8 or int16 in the file, with scale and zero point of
+                their grids, instead of float32, as microcontrollers want them.
 
         Raises:
             ValueError: The name has another ending; there are no samples; the weights were changed since; an input or
-                output that is to be int8 is read or computed in floating point.
+                output that is to be integers is read or computed in floating point.
             IntegerExportError: The model cannot be converted on this backend, or the file computes something else. No
                 file is written then.
         """
         target = Path(path)
         if target.suffix != ".tflite":
             raise ValueError(f'An integer file is a LiteRT file, "NAME.tflite". Received: {str(path)!r}.')
-        bits = self.found.formats.activations
-        if bits is not None and bits.bits != 8:
-            raise ValueError(
-                "Integer files have activations of 8 bits or in floating point. Received: a quantization with "
-                f"activations={bits.bits}, which can be simulated alone. Quantize with activations=8 or None."
-            )
         self.found.check_unchanged()
         if samples is not None:
             check_inputs(self.model, samples)
@@ -155,7 +153,7 @@ def export_integers(  # noqa: PLR0913
         target: Name of the file.
         float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
         labels: Classes of the samples for the first output, for the accuracy.
-        integer_io: What of "inputs" and "outputs" is int8 instead of float32.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32.
 
     Raises:
         IntegerExportError: As for `Quantized.export`.
@@ -222,7 +220,7 @@ class _Export:
         if float_outputs is not None:
             rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None)
             before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
-        _check(tensors, simulation, rounding, integers=found.formats.activations is not None)
+        _check(tensors, simulation, rounding, found.formats.activations)
         float_bytes = self._float_bytes(len(made.content))
         notes = _notes(len(made.content), float_bytes, tensors)
         write_bytes(target, made.content)
@@ -261,7 +259,10 @@ class _Export:
 
 
 def _check(
-    tensors: list[TensorDifference], simulation: Comparison, rounding: Comparison | None, *, integers: bool
+    tensors: list[TensorDifference],
+    simulation: Comparison,
+    rounding: Comparison | None,
+    activations: IntegerFormat | None,
 ) -> None:
     """Raises if a file is too far from the simulation; with activations in floating point it computes the same.
 
@@ -269,18 +270,20 @@ def _check(
         tensors: Differences of the tensors.
         simulation: Differences of the outputs from those of the simulation.
         rounding: Differences of the simulation from the float model, in the same unit; None if they are not known.
-        integers: True for activations of integers.
+        activations: Codes of the tensors between layers; None = these are in floating point.
     """
-    wrong = [one for one in tensors if (one.largest or 0) > 1]
+    wrong = [one for one in tensors if one.is_too_large]
     if wrong:
         worst = max(wrong, key=lambda one: one.largest or 0)
+        kernel = "" if worst.allowed == 1 else f" ({worst.allowed} steps for the kernel of this one)"
         raise IntegerExportError(
-            "Each tensor of an integer file is at most one step from the simulation. Received: "
+            f"Each tensor of an integer file is at most one step from the simulation{kernel}. Received: "
             f"{worst.name!r} with {worst.largest} steps, and {len(wrong) - 1} more. The file is not written. Leave the "
             "layer in floating point with `exclude`, and report this model to prunekit."
         )
-    largest, mean = (_LARGEST, _MEAN) if integers else (_SAME, _SAME)
-    if integers and rounding is not None and np.isfinite(rounding.max_error):
+    finer = _FINER if activations is not None and activations.bits == 16 else 1.0
+    largest, mean = (_SAME, _SAME) if activations is None else (_LARGEST * finer, _MEAN * finer)
+    if activations is not None and rounding is not None and np.isfinite(rounding.max_error):
         # Where rounding changes the outputs much, as in deep networks or with outputs of a few steps, so does another
         # rounding of single values.
         largest = max(largest, _OF_ROUNDING * rounding.max_error)

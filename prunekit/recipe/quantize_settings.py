@@ -7,15 +7,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.recipe.fields import Count, Epochs, Name, Positive, Settings, WeightPatterns, refusal, shown
 
+# Ends of the names of the files, by the activations.
+_ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
 _RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
 
 
 def _activations(value: Any) -> Any:
-    if value == 8 and not isinstance(value, bool):
+    if value in (8, 16, "float"):
         return value
-    if value == "float":
-        return value
-    raise refusal(f"expected 8 bits, or float for tensors in floating point. Received: {shown(value)}.")
+    raise refusal(f"expected 8 or 16 bits, or float for tensors in floating point. Received: {shown(value)}.")
 
 
 def _rule(value: Any) -> Any:
@@ -38,7 +38,7 @@ class Quantize(Settings):
         learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
         begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
         weights: Bits of the weights, 2 to 8.
-        activations: 8 bits for the tensors between layers, or "float".
+        activations: 8 or 16 bits for the tensors between layers, or "float".
         method: How weights are rounded.
         weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
         activation_ranges: Ranges of tensors.
@@ -55,7 +55,7 @@ class Quantize(Settings):
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
     weights: Annotated[int, Field(ge=2, le=8)] = 8
-    activations: Annotated[Literal[8, "float"], BeforeValidator(_activations)] = 8
+    activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
     method: Literal["auto", "nearest", "gptq"] = "auto"
     weight_ranges: RangeRule | None = None
     activation_ranges: RangeRule = "mse"
@@ -91,4 +91,4 @@ class Quantize(Settings):
     @property
     def file(self) -> str:
         """Name of the written file."""
-        return f"{self.name}-int{self.weights}{'' if self.activations == 8 else '-weights'}.tflite"
+        return f"{self.name}-int{self.weights}{_ENDINGS[self.activations]}.tflite"

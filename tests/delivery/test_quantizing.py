@@ -233,18 +233,6 @@ def test_an_export_without_samples_is_refused(small, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_activations_of_16_bits_are_refused_in_files_and_simulated(small, tmp_path):
-    model, inputs = small
-    done = pk.quantize(model, inputs, activations=16)
-    with pytest.raises(ValueError, match="Integer files have activations of 8 bits.*Quantize with activations=8"):
-        done.export(tmp_path / "m.tflite")
-    assert not list(tmp_path.iterdir())
-    exact = np.array(model(inputs))
-    with done.simulating():
-        simulated = np.array(model(inputs))
-    assert 0.0 < np.abs(simulated - exact).max() < 1e-3
-
-
 def test_weights_that_changed_since_are_refused_by_name(small, tmp_path):
     model, inputs = small
     done = pk.quantize(model, inputs)

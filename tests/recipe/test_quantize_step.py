@@ -60,6 +60,16 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     assert ">integer file</text>" in page and "litert-integer: 0." in page
 
 
+@pytest.mark.parametrize("settings", [{}, {"epochs": 1}], ids=["after training", "in training"])
+def test_activations_of_16_bits_are_written_in_a_file_of_their_name(pairs, tmp_path, settings):
+    result = compress(recipe(quantize(activations=16, **settings)), network(), pairs, tmp_path / "run")
+    assert (tmp_path / "run" / "exports" / "model-int8-activations16.tflite").is_file()
+    (row,) = result.report.to_dict()["exports"]
+    assert row["status"] == "ok"
+    rows = sections_of(result, 0)["Tensors of the file and of the simulation"]["rows"]
+    assert [largest <= 2 for _, largest, _ in rows] == [True] * 4
+
+
 def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):
     model = compress(recipe(prune(exclude=["logits"]), quantize(weights=4)), network(), pairs).model
     for name, kernel in kernels(model).items():
@@ -98,7 +108,8 @@ def test_bytes_of_the_integer_file_can_be_expected(pairs):
     ("steps", "message"),
     [
         ([quantize(weights=9)], "weights"),
-        ([quantize(activations=16)], "expected 8 bits, or float"),
+        ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
+        ([quantize(activations=True)], "expected 8 or 16 bits, or float .*Received: true"),
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
         ([quantize(bits=4)], "unknown key 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),

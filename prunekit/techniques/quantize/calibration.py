@@ -30,10 +30,22 @@ _VALUES = 1 << 28
 
 @dataclass(frozen=True)
 class Formats:
-    """The codes of weights, and of the tensors between layers (None: these stay in floating point)."""
+    """The codes of weights, and of the tensors between layers.
+
+    Attributes:
+        weights: The codes of weights with the most bits.
+        activations: The codes of tensors; None: these stay in floating point.
+        fewer: Codes of weights with fewer bits, where the weights of a model have different ones.
+    """
 
     weights: IntegerFormat = IntegerFormat(8)
     activations: IntegerFormat | None = IntegerFormat(8, symmetric=False)
+    fewer: tuple[IntegerFormat, ...] = ()
+
+    @property
+    def of_weights(self) -> tuple[IntegerFormat, ...]:
+        """All codes of weights, those with the fewest bits first."""
+        return tuple(sorted({*self.fewer, self.weights}, key=lambda form: form.bits))
 
 
 def calibrated(

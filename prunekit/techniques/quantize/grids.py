@@ -19,8 +19,6 @@ from prunekit.sparsity.array_ops import ops_for
 
 # LiteRT divides by scales, which underflow to 0 below the smallest normal number.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-# Bits of the largest code of a bias: one fewer than an accumulator of 32 bits has, whose sum must not overflow.
-_BIAS_BITS = 30
 # Values up to here times the last number of steps count as inside of a range.
 _END = 1 + 2.0**-20
 # Largest distance of a value from the grid that it lies on, in steps: products of float32 numbers are rounded.
@@ -63,6 +61,11 @@ class IntegerFormat:
     def highest(self) -> int:
         """The highest code."""
         return 2 ** (self.bits - 1) - 1
+
+    @property
+    def dtype(self) -> str:
+        """Type of the integers that hold the codes."""
+        return "int16" if self.bits == 16 else "int8"
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ def _first_wrong(ends: np.ndarray) -> str:
     return f"[{low[wrong]:g}, {high[wrong]:g}]"
 
 
-def grid_for_bias(grid: Grid, *, used: np.ndarray, bias: np.ndarray, input_scale: float) -> Grid:
+def grid_for_bias(grid: Grid, *, used: np.ndarray, bias: np.ndarray, input_scale: float, bits: int) -> Grid:
     """Returns the grid of a weight with scales at which the bias of its layer can be stored.
 
     A bias is stored as the integer round(bias / (input_scale * scale)). Where all weights of a channel are small, as
@@ -257,17 +260,18 @@ def grid_for_bias(grid: Grid, *, used: np.ndarray, bias: np.ndarray, input_scale
         used: False where all weights that share a scale are zero; broadcasts against `grid.scale`, as `bias` does.
         bias: Biases.
         input_scale: Scale of the layer's input.
+        bits: Bits of the largest integer that stores a bias.
 
     Raises:
         ValueError: A bias is not finite, or so large that no scale in float32 stores it.
     """
     size = np.abs(np.asarray(bias, "float64"))
-    smallest = size / input_scale / 2.0**_BIAS_BITS
+    smallest = size / input_scale / 2.0**bits
     best = np.where(size == 0.0, 1.0, size / input_scale / 2.0**_EXACT_BITS)
     scale = np.where(used, np.maximum(grid.scale, smallest), np.maximum(best, SMALLEST_SCALE))
     if not (scale <= np.finfo(np.float32).max).all():
         raise ValueError(
-            f"A bias must be finite and fit in {_BIAS_BITS} bits. Received: biases up to {size.max():g}, for inputs "
+            f"A bias must be finite and fit in {bits} bits. Received: biases up to {size.max():g}, for inputs "
             f"in steps of {input_scale:g}."
         )
     return replace(grid, scale=np.broadcast_to(scale, grid.scale.shape).astype("float32"))

@@ -72,8 +72,8 @@ class Preparation:
     @property
     def formats(self) -> Formats:
         """The codes."""
-        widest = IntegerFormat(max(self.bits.values(), default=self.options.default_bits))
-        return Formats(widest, self.options.activation_format)
+        *fewer, widest = sorted(set(self.bits.values()) or {self.options.default_bits})
+        return Formats(IntegerFormat(widest), self.options.activation_format, tuple(map(IntegerFormat, fewer)))
 
     def inputs(self) -> Iterator[Any]:
         """Yields the inputs of the calibration data in batches."""

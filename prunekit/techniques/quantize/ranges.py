@@ -5,7 +5,7 @@ Every range contains zero, so that zero is a value of the grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -179,6 +179,24 @@ def grid_of(
         )
     low, high = (rule or MinMax())(sample_of(values, granularity), form)
     return grid_between(low.reshape(shape), high.reshape(shape), form, granularity)
+
+
+def narrowest_grid(values: np.ndarray, forms: Sequence[IntegerFormat], granularity: Granularity = PER_TENSOR) -> Grid:
+    """Returns the grid on which all values of an array lie, of the first format that has one; else that of the last.
+
+    Args:
+        values: The array; converted to float32.
+        forms: The codes, symmetric; those with the fewest bits first.
+        granularity: Which entries share a scale; no groups.
+
+    Raises:
+        ValueError: As for `grid_of`.
+    """
+    for form in forms[:-1]:
+        grid = grid_holding(values, form, granularity)
+        if grid.holds(values):
+            return grid
+    return grid_holding(values, forms[-1], granularity)
 
 
 def grid_holding(

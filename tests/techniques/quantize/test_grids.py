@@ -219,7 +219,7 @@ def test_a_channel_without_weights_gets_a_scale_that_stores_its_bias():
     kernel = np.array([[1.0, 0.0, 1e-12], [0.5, 0.0, 0.0]], "float32")
     bias = np.array([0.25, 0.7, 0.3], "float32")
     grid = grid_of(kernel, IntegerFormat(), Granularity((1,)))
-    suited = grid_for_bias(grid, used=(kernel != 0).any(0)[None], bias=bias[None], input_scale=0.1)
+    suited = grid_for_bias(grid, used=(kernel != 0).any(0)[None], bias=bias[None], input_scale=0.1, bits=30)
     stored = np.round(bias / (0.1 * suited.scale[0].astype("float64")))
     assert suited.scale[0, 0] == grid.scale[0, 0]
     # The scale is rounded to float32.
@@ -230,13 +230,12 @@ def test_a_channel_without_weights_gets_a_scale_that_stores_its_bias():
 
 def test_a_channel_without_weights_and_bias_has_the_scale_one():
     grid = grid_of(np.zeros((4, 2), "float32"), IntegerFormat(), Granularity((1,)))
-    assert grid_for_bias(grid, used=np.zeros((1, 2), bool), bias=np.zeros((1, 2)), input_scale=0.1).scale.tolist() == [
-        [1.0, 1.0]
-    ]
+    suited = grid_for_bias(grid, used=np.zeros((1, 2), bool), bias=np.zeros((1, 2)), input_scale=0.1, bits=30)
+    assert suited.scale.tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("bias", [np.inf, np.nan, 1e38])
 def test_biases_that_no_scale_stores_are_refused(bias):
     grid = grid_between([[0.0]], [[1.0]], IntegerFormat(), Granularity((1,)))
     with pytest.raises(ValueError, match="A bias must be finite and fit in 30 bits"):
-        grid_for_bias(grid, used=np.ones((1, 1), bool), bias=np.array([[bias]]), input_scale=1e-20)
+        grid_for_bias(grid, used=np.ones((1, 1), bool), bias=np.array([[bias]]), input_scale=1e-20, bits=30)

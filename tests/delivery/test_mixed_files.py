@@ -1,0 +1,98 @@
+"""Integer files whose weights have different bits, and files of weights that were pruned while they were rounded."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as L
+
+import prunekit as pk
+from prunekit.delivery.litert_graph import LiteRTGraph
+
+pytestmark = pytest.mark.one_backend
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((12, 12, 3)),
+            L.Conv2D(16, 3, activation="relu", name="first"),
+            L.Conv2D(16, 3, activation="relu", name="second"),
+            L.GlobalAveragePooling2D(name="pool"),
+            L.Dense(32, activation="relu", name="hidden"),
+            L.Dense(10, name="head"),
+        ]
+    )
+    return model, np.random.default_rng(0).normal(size=(64, 12, 12, 3)).astype("float32")
+
+
+def types_of(path):
+    """Returns the types of the constants with more than 100 entries, by size."""
+    graph = LiteRTGraph(path.read_bytes())
+    found = {}
+    for operator in graph.operators:
+        for index in map(int, operator.inputs):
+            size = int(np.prod(graph.shape(index)))
+            if index >= 0 and graph.tensor(index).buffer and size > 100 and graph.kind(operator) != "RESHAPE":
+                kind = "int4" if graph.is_int4(index) else "float32" if graph.is_float(index) else "int8"
+                if graph._model.buffers[graph.tensor(index).buffer].data is not None:
+                    found[size] = kind
+    return found
+
+
+@pytest.mark.parametrize("activations", [8, None])
+def test_each_weight_is_stored_with_its_bits(tmp_path, activations):
+    model, data = network()
+    found = pk.quantize(model, data, weights={"second": 4, "hidden": 3, "head": 8}, activations=activations)
+    made = found.export(tmp_path / "mixed.tflite")
+    assert types_of(tmp_path / "mixed.tflite") == {432: "int8", 2304: "int4", 512: "int4", 320: "int8"}
+    assert not made.left_float and made.largest_difference in (None, 0, 1)
+
+
+def test_a_layer_without_bits_stays_in_floating_point(tmp_path):
+    model, data = network()
+    made = pk.quantize(model, data, weights={"second": None, "first": 4}).export(tmp_path / "mixed.tflite")
+    assert types_of(tmp_path / "mixed.tflite") == {432: "int4", 2304: "float32", 512: "int8", 320: "int8"}
+    assert [one.split()[0] for one in made.left_float] == ["CONV_2D"]
+
+
+def test_a_choice_under_a_budget_is_a_file_of_about_these_bytes(tmp_path):
+    model, data = network()
+    choice = pk.choose_bits(model, data, budget=3600)
+    assert set(choice.bits.values()) == {4, 8}
+    # Corrected biases would be stored, where biases of zeros are not.
+    mixed = pk.quantize(model, data, weights=choice.bits, correct_biases=False)
+    assert mixed.report.bytes[1] == choice.bytes <= 3600
+    size = mixed.export(tmp_path / "mixed.tflite").bytes
+    keras.utils.set_random_seed(0)
+    model, _ = network()
+    whole = pk.quantize(model, data)
+    # What a file holds besides the weights is the same.
+    others = whole.export(tmp_path / "whole.tflite").bytes - whole.report.bytes[1]
+    assert abs(size - choice.bytes - others) < 400
+
+
+def test_zeros_of_one_pass_are_zeros_of_the_file(tmp_path):
+    model, data = network()
+    found = pk.quantize(model, data, weights=4, sparsity=0.75)
+    made = found.export(tmp_path / "sparse.tflite")
+    assert made.gzip_bytes < 0.8 * made.bytes
+    graph = LiteRTGraph((tmp_path / "sparse.tflite").read_bytes())
+    shares = {}
+    for operator in graph.operators:
+        for index in map(int, operator.inputs):
+            if index >= 0 and graph.is_int4(index):
+                data = np.asarray(graph._model.buffers[graph.tensor(index).buffer].data, "uint8")
+                codes = np.stack([data & 15, data >> 4])
+                shares[data.size * 2] = float(np.mean(codes == 0))
+    assert set(shares) == {432, 2304, 512, 320} and min(shares.values()) >= 0.75
+
+
+def test_trained_bits_of_patterns_stay(tmp_path):
+    model, data = network()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callback = pk.QuantizationCallback(data, weights={"second": 4})
+    model.fit(data, np.arange(64) % 10, epochs=1, verbose=0, callbacks=[callback])
+    assert {row.name: row.bits for row in callback.report.weights}["second/kernel"] == 4
+    callback.quantized.export(tmp_path / "trained.tflite")
+    assert types_of(tmp_path / "trained.tflite")[2304] == "int4"

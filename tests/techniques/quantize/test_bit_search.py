@@ -1,0 +1,261 @@
+"""choose_bits: budgets of bytes, floors of a metric, the table that it reads, and models that stay as they are."""
+
+import itertools
+import json
+
+import keras
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, inputs_of, randomize, stack
+from keras import layers as L
+from keras import ops
+
+from prunekit.delivery.pictures import PLOTS
+from prunekit.delivery.plots import to_svg
+from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.bit_scan import bytes_in_file
+from prunekit.techniques.quantize.bit_search import choose_bits
+from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
+
+pytestmark = pytest.mark.every_backend
+
+
+def network(seed=0):
+    """Returns a model of four layers with random weights, and data."""
+    keras.utils.set_random_seed(seed)
+    model = stack(
+        (10,),
+        L.Dense(24, activation="relu", name="first"),
+        L.Dense(24, activation="relu", name="second"),
+        L.Dense(12, activation="relu", name="third"),
+        L.Dense(4, name="head"),
+    )
+    randomize(model)
+    return model, np.random.default_rng(seed).normal(size=(96, 10)).astype("float32")
+
+
+def outputs_of(model, data):
+    return ops.convert_to_numpy(model(data))
+
+
+def closeness(model, data):
+    """Returns what `evaluate` returns: minus the relative squared change of the outputs."""
+    before = outputs_of(model, data)
+
+    def evaluate(changed):
+        return -float(np.sum(np.square(outputs_of(changed, data) - before)) / np.sum(np.square(before)))
+
+    return evaluate
+
+
+def variables_of(model):
+    return [ops.convert_to_numpy(one).tobytes() for one in model.variables]
+
+
+def test_the_table_has_the_error_of_the_outputs_with_one_weight_rounded():
+    model, data = network()
+    choice = choose_bits(model, data, budget=10_000, activations=None)
+    before = outputs_of(model, data)
+    for row, layer in zip(choice.weights, model.layers[-4:], strict=True):
+        own = ops.convert_to_numpy(layer.kernel)
+        for bits, error, rule in zip(row.bits, row.errors, (MeanSquaredError(), MinMax()), strict=True):
+            layer.kernel.assign(grid_of(own, IntegerFormat(bits), Granularity((1,)), rule).nearest(own))
+            found = np.sum(np.square(outputs_of(model, data) - before)) / np.sum(np.square(before))
+            assert error == pytest.approx(found, rel=1e-3), (row.name, bits)
+            layer.kernel.assign(own)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
+def test_a_budget_is_kept_and_no_other_choice_has_a_smaller_error(share):
+    model, data = network()
+    least, most = (choose_bits(model, data, budget=one).bytes for one in (2300, 10**6))
+    budget = round(least + share * (most - least))
+    choice = choose_bits(model, data, budget=budget)
+    rows = choice.weights
+    every = itertools.product(*(range(len(row.bits)) for row in rows))
+    errors = [
+        sum(row.errors[at] for row, at in zip(rows, chosen, strict=True))
+        for chosen in every
+        if choice.other_bytes + sum(row.bytes[at] for row, at in zip(rows, chosen, strict=True)) <= budget
+    ]
+    assert choice.bytes <= budget and choice.error == pytest.approx(min(errors))
+    assert choice.verdict().endswith(f"of {budget:,}, summed error {choice.error:.3g}.")
+
+
+def test_the_bytes_are_those_of_codes_scales_and_floats():
+    model, data = network()
+    choice = choose_bits(model, data, budget=10**6, candidates=(4, 8, None))
+    biases = 4 * (24 + 24 + 12 + 4)
+    assert choice.other_bytes == biases and set(choice.bits.values()) == {None}
+    first = choice.weights[0]
+    assert first.bytes == (10 * 24 // 2 + 4 * 24, 10 * 24 + 4 * 24, 4 * 10 * 24)
+    assert bytes_in_file((3, 3), 3, 3) == 5 + 12 and bytes_in_file((3, 3), 5, 3) == 9 + 12
+
+
+def test_a_budget_below_the_fewest_bits_is_refused_with_the_least():
+    model, data = network()
+    with pytest.raises(ValueError, match=r"the weights of .* have 1,\d+ bytes, 256 of them in floating point.*=1000"):
+        choose_bits(model, data, budget=1000)
+
+
+@pytest.mark.parametrize("floor", [-1e-1, -1e-3, -1e-5, 0.0])
+def test_a_floor_is_reached_by_the_model_that_is_quantized_with_the_choice(floor):
+    model, data = network()
+    evaluate, former = closeness(model, data), variables_of(model)
+    choice = choose_bits(model, data, evaluate=evaluate, floor=floor, activations=None)
+    assert variables_of(model) == former
+    if set(choice.bits.values()) != {None}:
+        found = quantized(model, QuantizationOptions(weights=choice.bits, activations=None), data)
+        with found.simulating():
+            assert evaluate(model) >= floor
+        # Reproducible: the choice was evaluated with the same result.
+        reached = [one.metric for one in choice.trials if one.bytes == choice.bytes]
+        assert reached and min(reached) >= floor
+    else:
+        assert floor == 0.0, "only a model in floating point has no error at all"
+
+
+def test_a_lower_floor_needs_fewer_bytes():
+    model, data = network()
+    sizes = [
+        choose_bits(model, data, evaluate=closeness(model, data), floor=floor, activations=None).bytes
+        for floor in (-1e-1, -1e-3, -1e-6)
+    ]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_a_floor_above_the_float_model_is_refused_and_the_model_stays():
+    model, data = network()
+    former = variables_of(model)
+    with pytest.raises(ValueError, match=r"The metric of .* in floating point is 0.5. Received: floor=0.6"):
+        choose_bits(model, data, evaluate=lambda _: 0.5, floor=0.6)
+    assert variables_of(model) == former
+
+
+def test_an_error_in_evaluate_leaves_the_model_as_it_was():
+    model, data = network()
+    former = variables_of(model)
+
+    def evaluate(changed):
+        if variables_of(changed) != former:
+            raise RuntimeError("no metric")
+        return 1.0
+
+    with pytest.raises(RuntimeError, match="no metric"):
+        choose_bits(model, data, evaluate=evaluate, floor=0.5)
+    assert variables_of(model) == former
+
+
+@pytest.mark.parametrize(
+    "name", ["mobilenetv2", "transformer_encoder", "tied", "bidirectional", "nested", "two_towers"]
+)
+def test_every_kind_of_model_has_a_table(name):
+    keras.utils.set_random_seed(0)
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    data = inputs_of(model, examples=4)
+    former = variables_of(model)
+    choice = choose_bits(model, (data, None) if isinstance(data, list | tuple) else data, budget=10**9)
+    assert variables_of(model) == former
+    assert set(choice.bits.values()) == {8}
+    assert all(row.errors[0] >= row.errors[1] >= 0 for row in choice.weights if max(row.errors) > 1e-9)
+    assert any(row.errors[0] > 0 for row in choice.weights)
+
+
+def test_excluded_weights_have_no_bits():
+    model, data = network()
+    choice = choose_bits(model, data, budget=10**6, exclude="head")
+    assert list(choice.bits) == ["first/kernel", "second/kernel", "third/kernel"]
+
+
+def test_progress_is_told_of_each_weight():
+    model, data = network()
+    told = []
+    choose_bits(model, data, budget=10**6, progress=lambda *step: told.append(step))
+    assert told == [(i, 4, f"{name}/kernel") for i, name in enumerate(("first", "second", "third", "head"), 1)]
+
+
+def test_the_report_is_text_json_and_pictures():
+    model, data = network()
+    for choice in (
+        choose_bits(model, data, budget=2600),
+        choose_bits(model, data, evaluate=closeness(model, data), floor=-1e-4),
+    ):
+        assert "first/kernel: " in str(choice) and choice.verdict() in str(choice)
+        assert json.loads(json.dumps(choice.to_dict()))["bits"] == choice.bits
+        for picture in choice.sections()[0].pictures:
+            for width in (320, 560):
+                drawn = to_svg(PLOTS[picture.plot](picture.data, width), picture.label, prefix="p")
+                assert "chosen" in drawn or "bits" in drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(), "for a budget of bytes, or for a floor"),
+        (dict(budget=10, floor=0.5, evaluate=len), "for a budget of bytes, or for a floor"),
+        (dict(floor=0.5), "for a budget of bytes, or for a floor"),
+        (dict(evaluate=len), "for a budget of bytes, or for a floor"),
+        (dict(budget=5000, candidates=()), "`candidates` are numbers of bits, 2 to 8, or None"),
+        (dict(budget=5000, candidates=(4, 16)), r"`candidates` are .* Received: \(4, 16\)"),
+        (dict(budget=0), "budget"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, message):
+    model, data = network()
+    with pytest.raises(ValueError, match=message):
+        choose_bits(model, data, **options)
+
+
+def test_bits_are_no_option_and_data_are_needed():
+    model, data = network()
+    with pytest.raises(TypeError, match="weights"):
+        choose_bits(model, data, budget=10**6, weights=4)
+    with pytest.raises(ValueError, match="measured on calibration data. Received: data=None"):
+        choose_bits(model, None, budget=10**6)
+    with pytest.raises(TypeError, match="activatons"):
+        choose_bits(model, data, budget=10**6, activatons=None)
+
+
+# Bits by patterns -----------------------------------------------------------------------------------------------------
+
+
+def test_patterns_give_weights_their_bits_and_the_others_have_8():
+    model, data = network()
+    found = quantized(model, QuantizationOptions(weights={"first": 4, "re:(second|third)/kernel": 3}), data)
+    assert {row.name: row.bits for row in found.report.weights} == {
+        "first/kernel": 4,
+        "second/kernel": 3,
+        "third/kernel": 3,
+        "head/kernel": 8,
+    }
+    assert found.report.method == "gptq" and "grids of 3 and 4 and 8 bits" in found.report.verdict()
+    for grid, row in zip(found.weights.values(), found.report.weights, strict=True):
+        assert grid.format.bits == row.bits
+
+
+def test_no_bits_are_floating_point():
+    model, data = network()
+    former = ops.convert_to_numpy(model.get_layer("first").kernel)
+    found = quantized(model, QuantizationOptions(weights={"first": None}), data)
+    np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("first").kernel), former)
+    assert [one.name for one in found.report.left_float] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"first": 4, "first/kernel": 8}, "Each weight takes one value. Received: 4 and 8 for first/kernel"),
+        ({"first/bias": 4}, "A pattern in `weights` must match a quantized weight. Received: 'first/bias'"),
+        ({"frist": 4}, "frist"),
+        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, 2 to 8. Received: 9"),
+        ({}, "names layers or weights with their bits"),
+        ({1: 4}, "names layers or weights with their bits"),
+    ],
+)
+def test_wrong_patterns_are_refused(weights, message):
+    model, data = network()
+    with pytest.raises(ValueError, match=message):
+        quantized(model, QuantizationOptions(weights=weights), data)
