@@ -78,7 +78,7 @@ def quantize(  # noqa: PLR0913
             raise click.UsageError(f"--keras names a new file; MODEL is not changed. Received: {keras!r} for both.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
-    from prunekit.delivery.quantizing import IntegerExportError
+    from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.delivery.quantizing import quantize as quantize_model
 
     found, given = load_model(model, compile=False), read_examples(data, examples)
