@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Measure, Subject

@@ -24,8 +24,7 @@ class IntegerExport(Displayed):
         path: The file.
         bytes: Its size.
         gzip_bytes: Its size after `gzip -9`.
-        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still, and
-            for a Keras file.
+        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
         left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; weights on grids that a
             Keras file has in floating point, as "NAME: reason".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.

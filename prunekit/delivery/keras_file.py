@@ -46,6 +46,21 @@ def saved_and_loaded(model: keras.Model, path: Path) -> tuple[keras.Model, int]:
         Unfit: Keras cannot save the model, the file does not load in safe mode, or holds other weights.
         OSError: The file cannot be written.
     """
+    save(model, path)
+    try:
+        loaded = keras.models.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:
+        raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
+    return loaded, _zeros_where_both_are_the_same(model, loaded)
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Saves a model without its optimizer.
+
+    Raises:
+        Unfit: Keras cannot save the model.
+        OSError: The file cannot be written.
+    """
     with _without_training_state(model):
         try:
             model.save(path)
@@ -53,11 +68,6 @@ def saved_and_loaded(model: keras.Model, path: Path) -> tuple[keras.Model, int]:
             raise
         except Exception as error:  # user-defined layers may raise any exception
             raise Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
-    try:
-        loaded = keras.models.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:
-        raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
-    return loaded, _zeros_where_both_are_the_same(model, loaded)
 
 
 def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> int:

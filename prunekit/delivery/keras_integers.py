@@ -18,12 +18,13 @@ from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.formatting import names
 from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
-from prunekit.delivery.keras_file import kept, saved_and_loaded, temporary
+from prunekit.delivery.keras_file import kept, save, saved_and_loaded, temporary
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids import Grid
 from prunekit.techniques.quantize.placement import LayerOpener
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.shrink.graph_builder import build
+from prunekit.techniques.shrink.layer_copies import Variables
 from prunekit.techniques.shrink.layer_graph import LayerGraph
 from prunekit.techniques.shrink.optimizer_state import class_notes
 
@@ -72,7 +73,7 @@ def export_keras_integers(
         _check(same, found.model)
         before = None if float_outputs is None else compare(float_outputs, answers, None)
         size, compressed = kept(path, target)
-    float_bytes = found.report.bytes[0]
+    float_bytes = _float_bytes(found, target, size)
     notes = _notes(found, copy, size, float_bytes)
     return IntegerExport(
         str(target), size, compressed, float_bytes, copy.left_float, (), same, before, notes, copy.int8_layers
@@ -98,11 +99,18 @@ class _Int8Copy:
 
 def _int8_copy(found: QuantizedModel) -> _Int8Copy:
     model = found.model
+    adapted = [layer.name for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
+    if adapted:
+        raise IntegerExportError(
+            "Keras saves LoRA weights as a part of the kernel, which then lies on no grid. Received: LoRA in the "
+            f"layers {names(adapted, _LISTED)}. Assign the sums, `layer.kernel`, to a model without LoRA, and quantize "
+            "that."
+        )
     if not any(_weights_in_int8(layer, found.weights) for layer in model._flatten_layers()):
         raise _nothing_in_int8(found, set())
     opener = _Opener(found)
     try:
-        made, variables = build(LayerGraph(model, opener if opener.is_needed else None))
+        made, variables = _built(model, opener)
     except ValueError as error:
         raise IntegerExportError(f"The Keras file holds a copy of the model, which cannot be made. {error}") from error
     former = {id(new): old for old, new in variables.values()}
@@ -119,6 +127,15 @@ def _int8_copy(found: QuantizedModel) -> _Int8Copy:
     return _Int8Copy(made, tuple(int8_layers), _left_float(found, done), tuple(opener.opened))
 
 
+def _built(model: Any, opener: _Opener) -> tuple[Any, Variables]:
+    """Returns a copy of a model, with opened layers if it can be made so, and the new variable of each former one."""
+    if opener.is_needed:
+        with contextlib.suppress(ValueError):
+            return build(LayerGraph(model, opener))
+        opener.opened.clear()
+    return build(LayerGraph(model))
+
+
 def _weights_in_int8(layer: Any, grids: Mapping[int, Grid]) -> list[Any]:
     """Returns the weights of a layer that Keras has in int8; [] for another layer, or if one lies on no grid.
 
@@ -126,8 +143,8 @@ def _weights_in_int8(layer: Any, grids: Mapping[int, Grid]) -> list[Any]:
         layer: A layer.
         grids: id of a variable -> its grid.
     """
-    # Keras refuses float16, where sums of codes overflow. It saves LoRA merged into the kernel, on a grid of its own.
-    if type(layer) not in _INT8 or layer.compute_dtype == "float16" or layer.lora_enabled:
+    # Keras refuses float16, where sums of codes overflow.
+    if type(layer) not in _INT8 or layer.compute_dtype == "float16":
         return []
     attributes = [name for name in _INT8[type(layer)] if hasattr(layer, name)]
     weights = [getattr(layer, name) for name in attributes]
@@ -151,7 +168,9 @@ class _Opener:
 
     def __call__(self, node: Any) -> Any:
         layer = getattr(node, "operation", None)
-        found = self._open(node) if isinstance(layer, keras.layers.Layer) and self._holds_int8(layer) else None
+        if not isinstance(layer, keras.layers.Layer) or not self._holds_int8(layer):
+            return None
+        found = self._open(node)
         if found is not None:
             self.opened[layer.name] = None
         return found
@@ -224,8 +243,8 @@ def _nothing_in_int8(found: QuantizedModel, done: set[int]) -> IntegerExportErro
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
         f"Keras has int8 forms of the layers {kinds}, not of convolutions, recurrent layers and subclasses. Received: "
-        f'a model without a quantized one: {left or "no quantized weight"}. Write a LiteRT file, export("NAME.tflite"), '
-        "which has integers for all of them; on the command line, -o NAME.tflite."
+        f"a model without a quantized one: {left or 'no quantized weight'}. Write a LiteRT file, "
+        'export("NAME.tflite"), which has integers for all of them; on the command line, -o NAME.tflite.'
     )
 
 
@@ -239,6 +258,17 @@ def _check(same: Comparison, model: Any) -> None:
             f"{same.max_error:.3g} and a mean one of {same.mean_error:.3g} of the outputs' range (allowed: "
             f"{largest:g} and {mean:g}). The file is not written. Report this model to prunekit."
         )
+
+
+def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
+    """Returns the size of the float32 file; writes it only where the int8 file may have grown."""
+    weights = found.report.bytes[0]
+    if size < weights:
+        return weights
+    with temporary(target) as path, contextlib.suppress(Unfit):
+        save(found.model, path)
+        return path.stat().st_size
+    return weights
 
 
 def _notes(found: QuantizedModel, copy: _Int8Copy, size: int, float_bytes: int) -> tuple[str, ...]:
@@ -257,7 +287,7 @@ def _notes(found: QuantizedModel, copy: _Int8Copy, size: int, float_bytes: int) 
         )
     if size >= float_bytes:
         notes.append(
-            f"The file is not smaller than the float32 weights ({size:,} and {float_bytes:,} bytes): the description "
-            "of the layers needs more than the integers save."
+            f"The file is not smaller than the float32 file ({size:,} and {float_bytes:,} bytes): scales and settings "
+            "of the layers need more than the integers save."
         )
     return tuple(notes)

@@ -137,8 +137,8 @@ def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bo
         raise ValueError(f'`integer_io` lists "inputs", "outputs" or both. Received: {given!r}.')
     if kinds and (found.formats.activations is None or not is_litert):
         raise ValueError(
-            "A file with activations in floating point, as each Keras file is, has inputs and outputs in floating point. "
-            f"Received: integer_io={given!r}."
+            "A file with activations in floating point, as each Keras file is, has inputs and outputs in floating "
+            f"point. Received: integer_io={given!r}."
         )
     return kinds
 
