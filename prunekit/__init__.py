@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from prunekit.anatomy.weight_spec import WeightSpec
     from prunekit.core import distribution
     from prunekit.delivery.export import export
-    from prunekit.delivery.integer_report import IntegerExport
+    from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
     from prunekit.delivery.quantization_callback import QuantizationCallback
     from prunekit.delivery.quantization_training import Quantizer
-    from prunekit.delivery.quantizing import IntegerExportError, Quantized, quantize
+    from prunekit.delivery.quantizing import Quantized, quantize
     from prunekit.delivery.sensitivity import SensitivityReport
     from prunekit.delivery.shrinking import shrink
     from prunekit.delivery.signal_plot import signal_picture
@@ -176,10 +176,10 @@ _MODULES = {
     "prunekit.anatomy.weight_spec": ("WeightSpec",),
     "prunekit.core": ("distribution",),
     "prunekit.delivery.export": ("export",),
-    "prunekit.delivery.integer_report": ("IntegerExport",),
+    "prunekit.delivery.integer_report": ("IntegerExport", "IntegerExportError"),
     "prunekit.delivery.quantization_callback": ("QuantizationCallback",),
     "prunekit.delivery.quantization_training": ("Quantizer",),
-    "prunekit.delivery.quantizing": ("IntegerExportError", "Quantized", "quantize"),
+    "prunekit.delivery.quantizing": ("Quantized", "quantize"),
     "prunekit.delivery.sensitivity": ("SensitivityReport",),
     "prunekit.delivery.shrinking": ("shrink",),
     "prunekit.delivery.signal_plot": ("signal_picture",),

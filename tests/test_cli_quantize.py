@@ -76,6 +76,26 @@ def test_the_keras_model_is_written_with_its_weights_on_grids(quantize):
     assert [path.name for path in Path("models").iterdir()] == ["new.keras"]
 
 
+def test_a_keras_file_has_int8_layers_and_no_ranges(quantize):
+    import keras
+
+    code, out, err = quantize("--json", output="models/new.keras")
+    found = json.loads(out)
+    layers = keras.models.load_model("models/new.keras").layers
+    assert (code, err, found["file"]["int8_layers"]) == (0, "", ["hidden", "out"])
+    assert found["report"]["ranges"] == [] and found["file"]["notes"] == []
+    assert [layer.quantization_mode for layer in layers] == ["int8", "int8"]
+    assert [path.name for path in Path("models").iterdir()] == ["new.keras"]
+
+
+def test_the_model_is_not_the_file_to_write(run, stored):
+    model = stored / "net.keras"
+    before = model.read_bytes()
+    found = run("quantize", model, "--data", stored / "d.npz", "-o", model, "--force")
+    assert_mistake(found, "-o names a new file; MODEL is another one.")
+    assert model.read_bytes() == before
+
+
 def test_options_are_those_of_python(quantize):
     options = ("--method", "nearest", "--ranges", "minmax", "--exclude", "out", "--bits", "4")
     code, out, _ = quantize(*options, "--json")
@@ -108,8 +128,10 @@ def test_force_replaces_an_existing_file(quantize):
 @pytest.mark.parametrize(
     ("options", "words", "message"),
     [
-        ({"output": "new.keras"}, [], "-o takes the name of a .tflite file. Received: 'new.keras'."),
-        ({"output": "new"}, [], "-o takes the name of a .tflite file. Received: 'new'."),
+        ({"output": "new.h5"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new.h5'."),
+        ({"output": "new"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new'."),
+        ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
+        ({"output": "new.keras"}, ["--integer-io"], "as each Keras file is, has inputs and outputs in floating point"),
         ({"data": "gone.npz"}, [], "gone.npz"),
         ({"data": "d.csv"}, [], "--data takes an .npz file or a folder of tf.data.Dataset.save."),
         ({"data": "other.npz"}, [], "24"),

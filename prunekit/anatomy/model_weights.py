@@ -163,6 +163,12 @@ def unbuilt_layers(model: Any) -> Iterator[Place]:
             yield place
 
 
+def quantized_by_keras(model: Any) -> list[str]:
+    """Returns the layers on which Keras's `quantize` was called, as "PATH (MODE)"."""
+    modes = {place.path: getattr(place.layer, "quantization_mode", None) for place in places(model)}
+    return [f"{path or model.name} ({mode})" for path, mode in modes.items() if mode is not None]
+
+
 def raw_variables_in(model: Any) -> list[Skipped]:
     """Returns the variables in the model's layers that Keras does not track, as skipped weights with that reason."""
     return [

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +80,29 @@ def showing_progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str
         yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
 
 
-def check_files(model: str, output: str, force: bool, suffix: str = ".keras", option: str = "-o") -> None:
+def check_files(
+    model: str, output: str, force: bool, suffixes: Sequence[str] = (".keras",), option: str = "-o"
+) -> None:
     """Checks the names of a model to read and of a file to write.
 
     Args:
         model: The model's file.
         output: The file to write.
         force: True if the file to write may exist.
-        suffix: Ending of the file to write.
+        suffixes: Endings that the file to write may have.
         option: The option that names it.
 
     Raises:
         UsageError: The model does not exist; the file to write has another ending, exists, or cannot be written.
     """
-    for name, path, ending in (("MODEL", model, ".keras"), (option, output, suffix)):
+    endings = " or ".join(suffixes)
+    for name, path, ending in (("MODEL", model, ".keras"), (option, output, endings)):
         if Path(path).is_dir():
             raise click.UsageError(f"{name} takes the name of a {ending} file. Received: the folder {path!r}.")
     if not Path(model).is_file():
         raise click.UsageError(f"{model}: no such file.")
-    if not output.endswith(suffix):
-        raise click.UsageError(f"{option} takes the name of a {suffix} file. Received: {output!r}.")
+    if not output.endswith(tuple(suffixes)):
+        raise click.UsageError(f"{option} takes the name of a {endings} file. Received: {output!r}.")
     if Path(output).exists() and not force:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
     folder = next(parent for parent in Path(output).absolute().parents if parent.exists())

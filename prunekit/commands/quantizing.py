@@ -3,6 +3,7 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 
 @click.command()
 @click.argument("model")
-@click.option("-o", "--output", metavar="NEW.tflite", required=True, help="The LiteRT file to write.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="NEW",
+    required=True,
+    help="The file to write: NAME.tflite, or NAME.keras with int8 layers.",
+)
 @click.option("--keras", metavar="NEW.keras", help="Also write the Keras model whose weights lie on the grids.")
 @click.option(
     "--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set; for the ranges."
@@ -36,8 +43,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 @click.option(
     "--activations",
     type=click.Choice(list(_ACTIVATIONS)),
-    default="8",
-    help="Bits of the tensors between layers, or float.  [default: 8]",
+    help="Bits of the tensors between layers, or float.  [default: 8; float for a .keras file]",
 )
 @click.option(
     "--method",
@@ -59,26 +65,30 @@ def quantize(  # noqa: PLR0913
     data: str,
     examples: int,
     bits: int,
-    activations: str,
+    activations: str | None,
     ranges: str,
     integer_io: bool,
     force: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Write a model as an integer LiteRT file.
+    """Write a model as an integer file, for LiteRT or for Keras.
 
     MODEL is a .keras file; it is not changed. The ranges of the tensors between layers are chosen from the examples;
     weights of fewer than 8 bits are fitted to what each layer computes on them. The file is run and compared with the
     model before it is kept."""
-    check_files(model, output, force, ".tflite")
+    check_files(model, output, force, (".tflite", ".keras"))
+    if activations is None:
+        activations = "8" if output.endswith(".tflite") else "float"
     if keras is not None:
         check_files(model, keras, force, option="--keras")
-        if Path(keras).resolve() == Path(model).resolve():
-            raise click.UsageError(f"--keras names a new file; MODEL is not changed. Received: {keras!r} for both.")
+    files = [(model, "MODEL"), (output, "-o"), *([] if keras is None else [(keras, "--keras")])]
+    for (one, first), (other, second) in itertools.combinations(files, 2):
+        if Path(one).resolve() == Path(other).resolve():
+            raise click.UsageError(f"{second} names a new file; {first} is another one. Received: {other!r} for both.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
-    from prunekit.delivery.quantizing import IntegerExportError
+    from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.delivery.quantizing import quantize as quantize_model
 
     found, given = load_model(model, compile=False), read_examples(data, examples)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import numpy as np
 
 from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Measure, Subject
-from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
+from prunekit.delivery.keras_file import kept, saved_and_loaded, temporary
 from prunekit.delivery.litert import ConversionError, Traced, convert
 from prunekit.delivery.rows import ExportRow, RuntimeAdvice
 from prunekit.delivery.xnnpack import read_verdict
@@ -138,48 +137,12 @@ def _figures(found: Comparison | None) -> tuple[Any, ...]:
 
 def _export_keras(subject: Subject, target: Path) -> ExportRow:
     model = subject.model
-    with _temporary(target) as path:
-        with _without_training_state(model):
-            try:
-                model.save(path)
-            except OSError:
-                raise
-            except Exception as error:  # user-defined layers may raise any exception
-                raise Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
-        try:
-            loaded = keras.models.load_model(path, compile=False, safe_mode=True)
-        except Exception as error:
-            raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
-        zeros = _zeros_where_both_are_the_same(model, loaded)
+    with temporary(target) as path:
+        loaded, zeros = saved_and_loaded(model, path)
         answers = subject.answers(loaded)
         found = subject.measured(subject.compare(FORMATS["keras"], answers, "the samples"), answers)
         total = sum(math.prod(weight.shape) for weight in model.weights)
         return _ship("keras", path, target, f"{zeros} zeros in {total} weights, each where the model has it", found)
-
-
-def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> int:
-    """Returns the number of zero weights, which is equal in both models.
-
-    Raises:
-        Unfit: The weights of the two models differ.
-    """
-    zeros, same = 0, len(model.weights) == len(loaded.weights)
-    for pair in zip(model.weights, loaded.weights, strict=False):
-        # Convert one weight at a time: a model may fill half of the memory.
-        left, right = map(keras.ops.convert_to_numpy, pair)
-        same = same and _same(left, right)
-        zeros += left.size - np.count_nonzero(left)
-    if not same:
-        raise Unfit("failed", "the weights in the file differ from the model's weights")
-    return int(zeros)
-
-
-def _same(left: np.ndarray, right: np.ndarray) -> bool:
-    """Returns True if the arrays are bitwise equal: -0.0 differs from 0.0, and NaN equals the same NaN."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    left_bytes, right_bytes = (np.ascontiguousarray(one).reshape(-1).view("uint8") for one in (left, right))
-    return np.array_equal(left_bytes, right_bytes)
 
 
 def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
@@ -194,7 +157,7 @@ def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
     notes = _sparse_notes(content, dense_size if chosen.weights == "float32" else None) if chosen.sparse else []
     if traced.batch is not None:
         notes.append(f"takes batches of {traced.batch}")
-    with _temporary(target) as path:
+    with temporary(target) as path:
         path.write_bytes(content)
         found = _run_and_compare(subject, key, traced, path)
         return _ship(key, path, target, "; ".join(notes), found)
@@ -245,37 +208,5 @@ def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> E
     """Renames a checked file to its final name; returns its row."""
     if found.alike:
         note += "; " * bool(note) + "the model gives all samples the same answer, so agreeing with it proves little"
-    with path.open("rb") as stream:
-        compressed = gzip_size(iter(lambda: stream.read(1 << 20), b""))
-    size = path.stat().st_size
-    os.replace(path, target)
+    size, compressed = kept(path, target)
     return ExportRow(key, target.name, size, compressed, "ok", note, *_figures(found))
-
-
-@contextlib.contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """Yields a temporary path next to `target`; removes a file that remains there at the end."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    path = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _without_training_state(model: keras.Model) -> Iterator[None]:
-    """Detaches the optimizer while the model is saved: an exported file needs no slots, which triple its size."""
-    state = vars(model)
-    hidden = {name: state[name] for name in ("optimizer", "compiled") if name in state}
-    state.pop("optimizer", None)
-    state["compiled"] = False
-    try:
-        yield
-    finally:
-        state.pop("compiled", None)
-        state.update(hidden)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
-from prunekit.delivery.litert import ConversionError, InputSpec, Traced, input_specs, trace_and_convert
+from prunekit.delivery.litert import ConversionError, InputSpec, Refused, Traced, input_specs, trace_and_convert
 
 # Examples that a model computes at once: outside of a compiled function it keeps the outputs of all its layers.
 _BATCH = 16
@@ -123,7 +123,7 @@ class Subject:
         """The traced model and its plain float32 file.
 
         Raises:
-            Unfit: The conversion failed, or this backend has no converter.
+            Unfit: The conversion failed, this backend has no converter, or Keras has quantized layers of the model.
         """
         if keras.backend.backend() != "tensorflow":
             raise Unfit(
@@ -137,6 +137,8 @@ class Subject:
                 self._converted = trace_and_convert(self.model, self.structure, self.fixed, folder)
             except ConversionError as error:
                 self._converted = error
+        if isinstance(self._converted, Refused):
+            raise Unfit("refused", str(self._converted))
         if isinstance(self._converted, ConversionError):
             raise Unfit("failed", f"the conversion failed: {self._converted}")
         return self._converted

@@ -12,6 +12,10 @@ from prunekit.delivery.integer_comparison import TensorDifference
 from prunekit.delivery.isolated_run import Comparison
 
 
+class IntegerExportError(RuntimeError):
+    """The model cannot be written as an integer file, or the file does not compute what the simulation does."""
+
+
 @dataclass(frozen=True)
 class IntegerExport(Displayed):
     """A written integer file, and how it compares.
@@ -21,12 +25,15 @@ class IntegerExport(Displayed):
         bytes: Its size.
         gzip_bytes: Its size after `gzip -9`.
         float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
-        left_float: Operations of the file that compute in floating point, as "KIND name".
+        left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; weights on grids that a
+            Keras file has in floating point, as "NAME: reason".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
-        simulation: Differences of its outputs from those of the simulation.
+        simulation: Differences of its outputs from those of the simulation; of a Keras file, whose tensors are in
+            floating point, from those of the model with weights on grids.
         float_model: Differences of its outputs from those of the model before its quantization; None where these are
             not known, because there were no calibration data.
         notes: Remarks.
+        int8_layers: Names of the layers of a Keras file that Keras has in int8; empty for a LiteRT file.
     """
 
     path: str
@@ -38,6 +45,7 @@ class IntegerExport(Displayed):
     simulation: Comparison
     float_model: Comparison | None
     notes: tuple[str, ...] = ()
+    int8_layers: tuple[str, ...] = ()
 
     @property
     def largest_difference(self) -> int:
@@ -45,12 +53,15 @@ class IntegerExport(Displayed):
         return max((one.largest or 0 for one in self.tensors), default=0)
 
     def verdict(self) -> str:
-        """Returns one sentence: size, differences, and operations in floating point."""
+        """Returns one sentence: size, differences, and what is in floating point."""
         text = f"{self.path}: {self.bytes:,} bytes ({self.bytes / self.float_bytes:.3f} of the float32 file)"
         if self.tensors:
             steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
             text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
-        left = len(self.left_float)
+        left, layers = len(self.left_float), len(self.int8_layers)
+        if layers:
+            text += f"; {layers} {'layer has' if layers == 1 else 'layers have'} int8 weights"
+            return f"{text}, {left} {'weight is' if left == 1 else 'weights are'} in floating point."
         return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
 
     def sections(self) -> list[Section]:
@@ -59,7 +70,8 @@ class IntegerExport(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
-        return {**asdict(self), "left_float": list(self.left_float), "largest_difference": self.largest_difference}
+        lists = {"left_float": list(self.left_float), "int8_layers": list(self.int8_layers)}
+        return {**asdict(self), **lists, "largest_difference": self.largest_difference}
 
     def __str__(self) -> str:
         lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]

@@ -17,9 +17,18 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.model_weights import quantized_by_keras
+
+# Most layers that a refusal names.
+_LISTED = 5
+
 
 class ConversionError(RuntimeError):
     """The model cannot be converted; the message is the converter's message, shortened."""
+
+
+class Refused(ConversionError):
+    """The model is not given to the converter, for the reason in the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +160,21 @@ def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -
         raise ConversionError(_shorten(str(error))) from error
 
 
+def check_convertible(model: Any) -> None:
+    """Raises if Keras has quantized layers of a model, before a converter makes something else of them.
+
+    Raises:
+        Refused: There are such layers.
+    """
+    found = quantized_by_keras(model)
+    if found:
+        raise Refused(
+            f"Keras has quantized its layers {', '.join(found[:_LISTED])}. The converter fails on int8 layers, or has "
+            "files convert each weight to floating point in every call; those of int4 layers are larger than float32 "
+            "files. Export the model as it was before, or write integers with pk.quantize"
+        )
+
+
 def trace_and_convert(
     model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder: Path
 ) -> tuple[Traced, bytes]:
@@ -159,8 +183,10 @@ def trace_and_convert(
     For example, the tensor lists of recurrent layers need a known batch size.
 
     Raises:
+        Refused: Keras has quantized layers of the model.
         ConversionError: The conversion fails with an open batch size and with batch size 1.
     """
+    check_convertible(model)
     traced = trace(model, structure, specs, folder)
     try:
         return traced, convert(traced)

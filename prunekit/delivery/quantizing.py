@@ -23,8 +23,9 @@ from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.integer_export import integer_file
 from prunekit.delivery.integer_file import IntegerFile
-from prunekit.delivery.integer_report import IntegerExport
+from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
 from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
+from prunekit.delivery.keras_integers import export_keras_integers
 from prunekit.delivery.litert import ConversionError
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
@@ -47,10 +48,6 @@ _SAME = 1e-4
 _FLOAT_BYTES = 4
 # Most tensors that a note names.
 _LISTED = 8
-
-
-class IntegerExportError(RuntimeError):
-    """The model cannot be written as an integer file, or the file does not compute what the simulation does."""
 
 
 class Quantized:
@@ -90,27 +87,33 @@ class Quantized:
         samples: Any = None,
         integer_io: Sequence[str] | str = (),
     ) -> IntegerExport:
-        """Writes the model as a LiteRT file with the grids of this quantization, and returns how the file compares.
+        """Writes the model as a file with the grids of this quantization, and returns how the file compares.
 
-        The file is run before it is kept: each tensor must be at most one step of its grid from the simulation, or the
-        few steps that kernels of 16 bits are known to be off.
+        The file is run before it is kept. In a LiteRT file each tensor must be at most one step of its grid from the
+        simulation, or the few steps that kernels of 16 bits are known to be off. A Keras file has the weights of Dense,
+        EinsumDense and Embedding layers in int8, computes in floating point as the model with weights on grids, and
+        loads without prunekit.
 
         Args:
-            path: Name of the file, which ends with ".tflite". An existing file is replaced.
+            path: Name of the file, which ends with ".tflite" or ".keras". An existing file is replaced.
             samples: Examples in the model's input structure that the file is compared on; None = some of the
                 calibration data.
-            integer_io: "inputs", "outputs" or both: these are int8 or int16 in the file, with scale and zero point of
-                their grids, instead of float32, as microcontrollers want them.
+            integer_io: "inputs", "outputs" or both: these are int8 or int16 in the LiteRT file, with scale and zero
+                point of their grids, instead of float32, as microcontrollers want them.
 
         Raises:
             ValueError: The name has another ending; there are no samples; the weights were changed since; an input or
                 output that is to be integers is read or computed in floating point.
-            IntegerExportError: The model cannot be converted on this backend, or the file computes something else. No
-                file is written then.
+            IntegerExportError: The model cannot be converted on this backend, Keras has none of its layers in int8, or
+                the file computes something else. No file is written then.
         """
         target = Path(path)
-        if target.suffix != ".tflite":
-            raise ValueError(f'An integer file is a LiteRT file, "NAME.tflite". Received: {str(path)!r}.')
+        if target.suffix not in (".tflite", ".keras"):
+            raise ValueError(
+                'An integer file is a LiteRT file, "NAME.tflite", or a Keras file, "NAME.keras". '
+                f"Received: {str(path)!r}."
+            )
+        is_litert = target.suffix == ".tflite"
         self.found.check_unchanged()
         if samples is not None:
             check_inputs(self.model, samples)
@@ -121,17 +124,20 @@ class Quantized:
                 "without calibration data. Pass some inputs as `samples`."
             )
         reference = self._float_outputs if samples is None else None
-        kinds = _integer_io(integer_io, self.found)
+        kinds = _integer_io(integer_io, self.found, is_litert)
+        if not is_litert:
+            return export_keras_integers(self.found, given, target, reference)
         return export_integers(self.found, given, target, reference, integer_io=kinds)[0]
 
 
-def _integer_io(given: Sequence[str] | str, found: QuantizedModel) -> tuple[str, ...]:
+def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
     kinds = (given,) if isinstance(given, str) else tuple(given)
     if set(kinds) - {"inputs", "outputs"}:
         raise ValueError(f'`integer_io` lists "inputs", "outputs" or both. Received: {given!r}.')
-    if kinds and found.formats.activations is None:
+    if kinds and (found.formats.activations is None or not is_litert):
         raise ValueError(
-            f"A file with activations in floating point has float32 inputs and outputs. Received: integer_io={given!r}."
+            "A file with activations in floating point, as each Keras file is, has inputs and outputs in floating "
+            f"point. Received: integer_io={given!r}."
         )
     return kinds
 

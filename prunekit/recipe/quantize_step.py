@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
-from prunekit.delivery.quantizing import IntegerExportError, export_integers, outputs_of
+from prunekit.delivery.quantizing import export_integers, outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, ExportRow
 from prunekit.recipe.export_samples import export_samples
 from prunekit.recipe.export_step import measure_of_files

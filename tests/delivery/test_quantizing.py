@@ -218,10 +218,10 @@ def test_a_file_of_4_bits_is_smaller_than_one_of_8(tmp_path):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["m.keras", "m", "m.tflite.gz", "m.TFLITE"])
+@pytest.mark.parametrize("name", ["m.h5", "m", "m.tflite.gz", "m.TFLITE", "m.KERAS"])
 def test_another_ending_is_refused(small, name, tmp_path):
     done = pk.quantize(*small)
-    with pytest.raises(ValueError, match='An integer file is a LiteRT file, "NAME.tflite". Received: .*' + name):
+    with pytest.raises(ValueError, match='"NAME.tflite", or a Keras file, "NAME.keras". Received: .*' + name):
         done.export(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -67,11 +67,15 @@ def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    return _Placer(model, read_graphs(model, _Opener(kept_float)), kept_float).placed()
+    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float).placed()
 
 
-class _Opener:
-    """Returns the calls inside a layer without a rule, in order to round between them; None if it stays whole."""
+class LayerOpener:
+    """Returns the calls inside a layer without a rule, in order to round between them; None if it stays whole.
+
+    Args:
+        kept_float: id of a layer that stays whole -> the reason.
+    """
 
     def __init__(self, kept_float: Mapping[int, str]) -> None:
         self._kept_float = kept_float

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.layers import weights_of
-from prunekit.anatomy.model_weights import places, weights_in
+from prunekit.anatomy.model_weights import check_built, places, quantized_by_keras, weights_in
 from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, prefixes
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets, values_by_name
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.units import WEIGHT_ROLES, RoundedWeight
+
+# Most layers that an error names.
+_LISTED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,15 @@ def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[st
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
-        ValueError: The model is not built, or a pattern matches nothing.
+        ValueError: The model is not built, Keras quantized layers of it, or a pattern matches nothing.
     """
+    check_built(model)
+    others = quantized_by_keras(model)
+    if others:
+        raise ValueError(
+            "pk.quantize chooses the integers itself, from weights in floating point. Received: layers that Keras has "
+            f"quantized already: {', '.join(others[:_LISTED])}. Quantize the model as it was before."
+        )
     found, skipped = find_targets(model, include, exclude, also=("depthwise_kernel", "embedding"), verb="quantize")
     targets = {id(target.variable): target for target in found if target.role in WEIGHT_ROLES}
     reasons = {item.name: item.reason for item in skipped}

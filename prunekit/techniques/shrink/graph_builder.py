@@ -15,6 +15,7 @@ from prunekit.techniques.shrink.layer_copies import (
     Variables,
     assign,
     input_like,
+    known_lengths,
     made_again,
     pairs_of,
     takes_a_graph,
@@ -92,8 +93,10 @@ class _Building:
                 self._models[key] = operation, self.model(graph, [one.shape for one in keras.tree.flatten(inputs)])
             return self._models[key][1]
         if key not in self._layers:
-            change = self._graph.changes.get(key, Change())
-            self._layers[key] = operation, made_again(operation, change.config, self._graph.names.get(key))
+            config = self._graph.changes.get(key, Change()).config
+            if self._graph.calls_of(operation) == 1:
+                config = config | known_lengths(operation, inputs)
+            self._layers[key] = operation, made_again(operation, config, self._graph.names.get(key))
         return self._layers[key][1]
 
     def assigned(self, value_of: Callable[[Any], np.ndarray]) -> Variables:

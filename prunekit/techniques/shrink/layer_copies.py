@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.keras_hub_layers import PACKAGE
 from prunekit.anatomy.layers import sublayers
 
@@ -82,6 +83,26 @@ def can_be_made_again(layer: Any) -> bool:
     except Exception:  # noqa: BLE001  # a class of the user may raise anything
         return False
     return True
+
+
+def known_lengths(layer: Any, inputs: Any) -> dict[str, Any]:
+    """Returns the entry of an EinsumDense's config with the lengths of its outputs that its inputs have.
+
+    The layers of an attention leave these lengths open. Around them the attention knows them; without it they would be
+    lost, and a Flatten after it would have no length.
+
+    Args:
+        layer: A layer or operation.
+        inputs: What it is called on.
+    """
+    if type(layer) is not keras.layers.EinsumDense or None not in layer.partial_output_shape:
+        return {}
+    data, _, output = einsum_labels(layer)
+    if "..." in data:
+        return {}
+    lengths = dict(zip(data, inputs.shape, strict=True))
+    open_shape = zip(output[-len(layer.partial_output_shape) :], layer.partial_output_shape, strict=True)
+    return {"output_shape": tuple(lengths.get(label) if length is None else length for label, length in open_shape)}
 
 
 def _is_array_initializer(name: str, value: Any) -> bool:
