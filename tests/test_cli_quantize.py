@@ -139,7 +139,7 @@ def test_force_replaces_an_existing_file(quantize):
         ({}, ["--bits", "9"], "9 is not in the range 2<=x<=8"),
         ({}, ["--bits", "1"], "1 is not in the range 2<=x<=8"),
         ({}, ["--activations", "4"], "'4' is not one of '8'"),
-        ({}, ["--method", "awq"], "'awq' is not one of 'auto', 'nearest', 'gptq'"),
+        ({}, ["--method", "awk"], "'awk' is not one of 'auto', 'nearest', 'gptq', 'awq'"),
         ({}, ["--ranges", "mes"], "`activation_ranges` is one of minmax, mse, percentile:0.9999. Received: 'mes'."),
         ({}, ["--ranges", "percentile:2"], 'write "percentile:0.9999"'),
         ({}, ["--exclude", "hiden"], "Did you mean 'hidden'"),
@@ -184,3 +184,32 @@ def test_a_file_that_fails_its_comparison_is_an_error_and_is_not_written(quantiz
     monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
     assert_mistake(quantize("--keras", "new.keras"), "error: Each tensor of an integer file is at most one step")
     assert list(Path().iterdir()) == []
+
+
+def test_bits_are_chosen_for_a_budget(quantize):
+    code, out, err = quantize("--budget", "1700")
+    assert (code, err) == (0, "")
+    assert "Bits of each weight" in out and "grids of 4 and 8 bits" in out
+    code, out, _ = quantize("--budget", "1700", "--json", "--force")
+    found = json.loads(out)
+    assert found["choice"]["bytes"] <= 1700 and found["choice"]["bits"] == {
+        one["name"]: one["bits"] for one in found["report"]["weights"]
+    }
+
+
+def test_a_budget_and_bits_exclude_each_other_and_a_small_budget_is_refused(quantize):
+    assert_mistake(quantize("--budget", "1700", "--bits", "4"), "--budget chooses the bits of each weight")
+    assert_mistake(quantize("--budget", "100"), "With the fewest bits the weights of 'net' have")
+
+
+def test_kernels_are_pruned_while_they_are_rounded(quantize):
+    code, out, err = quantize("--bits", "4", "--sparsity", "0.5", "--pattern", "2:4", "--json")
+    assert (code, err) == (0, "")
+    for one in json.loads(out)["report"]["weights"]:
+        assert one["zeros"] >= one["shape"][0] * one["shape"][1] // 2
+    assert_mistake(quantize("--pattern", "2:4", "--force"), "`pattern` is that of new zeros: pass `sparsity`, too")
+
+
+def test_awq_is_a_method(quantize):
+    code, out, err = quantize("--bits", "4", "--method", "awq")
+    assert (code, err) == (0, "") and "grids of 4 bits (awq)" in out

@@ -39,7 +39,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     "--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set; for the ranges."
 )
 @examples_option(512)
-@click.option("--bits", type=click.IntRange(2, 8), default=8, help="Bits of the weights.  [default: 8]")
+@click.option("--bits", type=click.IntRange(2, 8), help="Bits of the weights.  [default: 8]")
 @click.option(
     "--activations",
     type=click.Choice(list(_ACTIVATIONS)),
@@ -47,13 +47,21 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 )
 @click.option(
     "--method",
-    type=click.Choice(["auto", "nearest", "gptq"]),
+    type=click.Choice(["auto", "nearest", "gptq", "awq"]),
     default="auto",
     help="How weights are rounded; auto: gptq for fewer than 8 bits.  [default: auto]",
 )
 @click.option(
     "--ranges", default="mse", help="Ranges of the tensors: mse, minmax or percentile:0.9999.  [default: mse]"
 )
+@click.option(
+    "--budget",
+    type=click.IntRange(1),
+    metavar="BYTES",
+    help="4 or 8 bits for each weight, so that all fit in so many bytes.",
+)
+@click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes each kernel while it is rounded.")
+@click.option("--pattern", default="unstructured", help="Pattern of these zeros, such as 2:4.  [default: unstructured]")
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
@@ -64,7 +72,8 @@ def quantize(  # noqa: PLR0913
     keras: str | None,
     data: str,
     examples: int,
-    bits: int,
+    bits: int | None,
+    budget: int | None,
     activations: str | None,
     ranges: str,
     integer_io: bool,
@@ -77,31 +86,25 @@ def quantize(  # noqa: PLR0913
     MODEL is a .keras file; it is not changed. The ranges of the tensors between layers are chosen from the examples;
     weights of fewer than 8 bits are fitted to what each layer computes on them. The file is run and compared with the
     model before it is kept."""
-    check_files(model, output, force, (".tflite", ".keras"))
-    if activations is None:
-        activations = "8" if output.endswith(".tflite") else "float"
-    if keras is not None:
-        check_files(model, keras, force, option="--keras")
-    files = [(model, "MODEL"), (output, "-o"), *([] if keras is None else [(keras, "--keras")])]
-    for (one, first), (other, second) in itertools.combinations(files, 2):
-        if Path(one).resolve() == Path(other).resolve():
-            raise click.UsageError(f"{second} names a new file; {first} is another one. Received: {other!r} for both.")
+    if budget is not None and bits is not None:
+        raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
+    _check_names(model, output, keras, force)
+    activations = activations or ("8" if output.endswith(".tflite") else "float")
+    options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
     from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.delivery.quantizing import quantize as quantize_model
+    from prunekit.techniques.quantize.bit_search import choose_bits
 
     found, given = load_model(model, compile=False), read_examples(data, examples)
+    choice = None
+    if budget is not None:
+        with showing_progress("Measured", shown=True) as progress:
+            choice = choose_bits(found, given, budget=budget, progress=progress, **options)
+    weights = (bits or 8) if choice is None else choice.bits
     with showing_progress("Quantized", shown=True) as progress:
-        done = quantize_model(
-            found,
-            given,
-            progress=progress,
-            weights=bits,
-            activations=_ACTIVATIONS[activations],
-            activation_ranges=ranges,
-            **options,
-        )
+        done = quantize_model(found, given, progress=progress, weights=weights, **options)
     try:
         exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else ())
     except IntegerExportError as error:
@@ -109,9 +112,23 @@ def quantize(  # noqa: PLR0913
     if keras is not None:
         write_model(done.model, Path(keras))
     if as_json:
-        print_json({"path": output, "report": done.report.to_dict(), "file": exported.to_dict()})
+        chosen = {} if choice is None else {"choice": choice.to_dict()}
+        print_json({"path": output, **chosen, "report": done.report.to_dict(), "file": exported.to_dict()})
         return 0
+    if choice is not None:
+        print_sections(choice)
     print_sections(done.report)
     print_sections(exported)
     click.echo(f"\n{done.report.verdict()}\n{exported.verdict()}")
     return 0
+
+
+def _check_names(model: str, output: str, keras: str | None, force: bool) -> None:
+    """Raises a usage error unless the files to write can be written, and are others than the one to read."""
+    check_files(model, output, force, (".tflite", ".keras"))
+    if keras is not None:
+        check_files(model, keras, force, option="--keras")
+    files = [(model, "MODEL"), (output, "-o"), *([] if keras is None else [(keras, "--keras")])]
+    for (one, first), (other, second) in itertools.combinations(files, 2):
+        if Path(one).resolve() == Path(other).resolve():
+            raise click.UsageError(f"{second} names a new file; {first} is another one. Received: {other!r} for both.")

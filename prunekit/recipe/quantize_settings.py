@@ -3,9 +3,21 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from prunekit.recipe.fields import Count, Epochs, Name, Positive, Settings, WeightPatterns, refusal, shown
+from prunekit.recipe.fields import (
+    Count,
+    Epochs,
+    Name,
+    Positive,
+    Settings,
+    Sparsity,
+    WeightPattern,
+    WeightPatterns,
+    refusal,
+    shown,
+)
+from prunekit.recipe.step_settings import checked_pattern
 
 # Ends of the names of the files, by the activations.
 _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
@@ -18,12 +30,30 @@ def _activations(value: Any) -> Any:
     raise refusal(f"expected 8 or 16 bits, or float for tensors in floating point. Received: {shown(value)}.")
 
 
+def _weights(value: Any) -> Any:
+    if _are_bits(value):
+        return value
+    if isinstance(value, list | tuple) and value and all(map(_are_bits, value)) and len(set(value)) == len(value):
+        return tuple(sorted(value))
+    if isinstance(value, dict) and value and all(_are_bits(bits) or bits == "float" for bits in value.values()):
+        return value
+    raise refusal(
+        "expected bits, 2 to 8; a list of bits to choose from, with budget or drop; or bits by patterns of layers, "
+        f"such as {{head: 8, 'block_*': 4}}, with float for floating point. Received: {shown(value)}."
+    )
+
+
+def _are_bits(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= 8
+
+
 def _rule(value: Any) -> Any:
     if value is None or (isinstance(value, str) and _RULE.fullmatch(value)):
         return value
     raise refusal(f"expected minmax, mse or percentile:0.9999. Received: {shown(value)}.")
 
 
+Bits = int | tuple[int, ...] | dict[WeightPattern, int | str]
 RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 
@@ -37,13 +67,17 @@ class Quantize(Settings):
         epochs: Epochs of training on integers; None = no training.
         learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
         begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
-        weights: Bits of the weights, 2 to 8.
+        weights: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float".
+        budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
+        drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
         activations: 8 or 16 bits for the tensors between layers, or "float".
         method: How weights are rounded.
         weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
         activation_ranges: Ranges of tensors.
         correct_biases: Whether biases make up for mean errors; None means with GPTQ.
         equalize: Whether the ranges of channels are equalized first.
+        sparsity: Fraction of each kernel that becomes zero while it is rounded; None = no further zeros.
+        pattern: Pattern of these zeros.
         calibration: Number of training examples that are read.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
@@ -54,13 +88,17 @@ class Quantize(Settings):
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
-    weights: Annotated[int, Field(ge=2, le=8)] = 8
+    weights: Annotated[Bits, BeforeValidator(_weights)] = 8
+    budget: Count | None = None
+    drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
-    method: Literal["auto", "nearest", "gptq"] = "auto"
+    method: Literal["auto", "nearest", "gptq", "awq"] = "auto"
     weight_ranges: RangeRule | None = None
     activation_ranges: RangeRule = "mse"
     correct_biases: bool | None = None
     equalize: bool = False
+    sparsity: Sparsity | None = None
+    pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     calibration: Count = 512
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -73,7 +111,7 @@ class Quantize(Settings):
                 if self._is_given(name):
                     raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
             return self
-        for name in ("method", "correct_biases", "equalize"):
+        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern", "budget", "drop"):
             if self._is_given(name):
                 raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
         if self.begin_epoch >= self.epochs:
@@ -84,6 +122,40 @@ class Quantize(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _of_choice(self) -> Self:
+        bounds = [name for name in ("budget", "drop") if getattr(self, name) is not None]
+        listed = isinstance(self.weights, tuple)
+        if len(bounds) > 1 or (listed and not bounds):
+            raise refusal(
+                "bits are chosen for a budget of bytes, or for a drop of the main metric. Received: "
+                f"{' and '.join(bounds) or 'weights ' + shown(list(self.weights)) + ' alone'}.",  # type: ignore[arg-type]
+                "weights",
+            )
+        if bounds and not listed and self._is_given("weights"):
+            raise refusal(
+                f"{bounds[0]} chooses the bits: write a list, such as [4, 8]. Received: {shown(self.weights)}.",
+                "weights",
+            )
+        return self
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Numbers of bits among which are chosen for each weight; () where none are chosen."""
+        if self.budget is None and self.drop is None:
+            return ()
+        return self.weights if isinstance(self.weights, tuple) else (4, 8)
+
+    @property
+    def bits_text(self) -> str:
+        """Bits of the weights, in words."""
+        if self.candidates:
+            bound = f"at most {self.budget:,} bytes" if self.drop is None else f"a drop of at most {self.drop:g}"
+            return f"weights of {' or '.join(map(str, self.candidates))} bits for {bound}"
+        if isinstance(self.weights, dict):
+            return f"weights of {', '.join(f'{bits} bits in {pattern!r}' for pattern, bits in self.weights.items())}"
+        return f"{self.weights}-bit weights"
+
     def _is_given(self, name: str) -> bool:
         # Not `model_fields_set`: the recipe that a run locks has every setting.
         return bool(getattr(self, name) != type(self).model_fields[name].default)
@@ -91,4 +163,5 @@ class Quantize(Settings):
     @property
     def file(self) -> str:
         """Name of the written file."""
-        return f"{self.name}-int{self.weights}{_ENDINGS[self.activations]}.tflite"
+        alike = isinstance(self.weights, int) and not self.candidates
+        return f"{self.name}-{f'int{self.weights}' if alike else 'mixed'}{_ENDINGS[self.activations]}.tflite"

@@ -19,6 +19,8 @@ from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
+from prunekit.techniques.quantize.bit_choice import BitChoice
+from prunekit.techniques.quantize.bit_search import choose_bits
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
@@ -51,7 +53,13 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         options = _options(settings)
         options.with_data(run.data)
         export_samples(run.model, run.data, run.recipe.seed)
-        return PreparedQuantize(settings, options=options, plan=planned_quantization(run.model, options))
+        if settings.drop is not None and not run.metrics:
+            raise ValueError("drop is about the main metric. Received: a recipe without data or compile settings.")
+        plan = planned_quantization(run.model, options)
+        if settings.candidates:
+            bits = " or ".join(map(str, settings.candidates))
+            plan = dataclasses.replace(plan, weights=tuple((*row[:2], bits, *row[3:]) for row in plan.weights))
+        return PreparedQuantize(settings, options=options, plan=plan)
 
     def planned(self, prepared: PreparedQuantize, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with tables of the weights and of the tensors between layers."""
@@ -66,8 +74,11 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         floats, before = outputs_of(workspace.model, samples), dict(state.metrics)
 
         history: dict[str, list[float]] = {}
+        choice = _choice(prepared, workspace, data)
         if settings.epochs is None:
-            found = _after_training(prepared, workspace, data)
+            options = prepared.options
+            options = options if choice is None else dataclasses.replace(options, weights=choice.bits)
+            found = _after_training(options, workspace, data)
         else:
             found, history = _in_training(prepared, workspace, data)
         workspace.report_progress(0.5, "measuring the simulation")
@@ -80,17 +91,44 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             workspace.note(f"quantize: {note}")
         return StepResult(
             history=history,
-            sections=[*_metrics_sections(before, simulated, row), *found.report.sections(), *sections],
+            sections=[
+                *_metrics_sections(before, simulated, row),
+                *([] if choice is None else choice.sections()),
+                *found.report.sections(),
+                *sections,
+            ],
             text=text,
         )
 
 
-def _after_training(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> QuantizedModel:
+def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitChoice | None:
+    """Returns the bits of each weight for the step's budget or drop; None for a step that names the bits."""
+    settings, options = prepared.settings, prepared.options
+    if not settings.candidates:
+        return None
+
+    def progress(done: int, total: int, name: str) -> None:
+        workspace.report_progress(0.2 * done / total, f"errors of fewer bits, {name}, {done} of {total}")
+
+    names = ("activations", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize", "sparsity")
+    given = {name: getattr(options, name) for name in (*names, "pattern", "include", "exclude")}
+    shared = {"candidates": settings.candidates, "progress": progress, **given}
+    if settings.drop is None:
+        return choose_bits(workspace.model, data, budget=settings.budget, **shared)
+    metric, before = workspace.metrics[0], workspace.validate()
+
+    def evaluate(_: Any) -> float:
+        return -metric.drop(before[metric.name], workspace.validate()[metric.name])
+
+    return choose_bits(workspace.model, data, evaluate=evaluate, floor=-settings.drop, **shared)
+
+
+def _after_training(options: QuantizationOptions, workspace: Workspace, data: Any) -> QuantizedModel:
     def progress(done: int, total: int, name: str) -> None:
         workspace.report_progress(0.5 * done / total, f"{name}, {done} of {total}")
 
     with workspace.run.replicas.scope(), workspace.noting():
-        return quantized(workspace.model, prepared.options, data, progress)
+        return quantized(workspace.model, options, data, progress)
 
 
 def _in_training(
@@ -106,13 +144,20 @@ def _in_training(
 
 def _arguments(settings: Quantize, names: Iterable[str]) -> dict[str, Any]:
     given = {name: getattr(settings, name) for name in names}
-    return given | {"activations": None if settings.activations == "float" else settings.activations}
+    given["activations"] = None if settings.activations == "float" else settings.activations
+    if settings.candidates:
+        given["weights"] = min(settings.candidates)
+    elif isinstance(settings.weights, dict):
+        given["weights"] = {name: None if bits == "float" else bits for name, bits in settings.weights.items()}
+    return given
 
 
 def _options(settings: Quantize) -> QuantizationOptions:
     names = TRAINING_OPTIONS
     if settings.epochs is None:
-        return QuantizationOptions(**_arguments(settings, (*names, "method", "correct_biases", "equalize")))
+        return QuantizationOptions(
+            **_arguments(settings, (*names, "method", "correct_biases", "equalize", "sparsity", "pattern"))
+        )
     return training_options(_arguments(settings, names))
 
 

@@ -244,7 +244,8 @@ def _simplify_text(simplify: Simplify) -> str:
 
 def _quantize_text(quantize: Quantize) -> str:
     activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
-    parts = [f"{quantize.weights}-bit weights, {activations} activations"]
+    parts = [f"{quantize.bits_text}, {activations} activations"]
+    parts += [] if quantize.sparsity is None else [f"{quantize.sparsity:g} of them zero, {quantize.pattern}"]
     if quantize.epochs is None:
         parts += [f"method {quantize.method}", *(["equalized"] if quantize.equalize else [])]
     else:

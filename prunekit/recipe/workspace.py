@@ -27,7 +27,7 @@ from prunekit.recipe.compile_settings import (
     reason_of,
 )
 from prunekit.recipe.data import Data
-from prunekit.recipe.datasets.parts import Order
+from prunekit.recipe.datasets.parts import Order, Part
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
@@ -312,12 +312,16 @@ class Workspace:
 
     def evaluate(self) -> dict[str, float]:
         """Returns the metrics and the loss on the test data, by name; {} without data."""
-        data = self.run.data
-        if data is None:
-            return {}
+        return {} if self.run.data is None else self._evaluated(self.run.data.test)
+
+    def validate(self) -> dict[str, float]:
+        """Returns the metrics and the loss on the validation data, by name; {} without data."""
+        return {} if self.run.data is None else self._evaluated(self.run.data.validation)
+
+    def _evaluated(self, part: Part) -> dict[str, float]:
         with ctrl_c_held_back() as interruptible:
             results = self.model.evaluate(
-                *data.test.evaluation_data(self._evaluation_batch),
+                *part.evaluation_data(self._evaluation_batch),
                 batch_size=self._evaluation_batch,
                 callbacks=[interruptible],
                 verbose=0,

@@ -83,7 +83,7 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
     assert "4-bit weights, 8-bit activations" in found.text and "model-int4.tflite" in found.text
     weights, tensors, left = found.sections
     assert [row[0] for row in weights.rows] == ["hidden/kernel", "second/kernel"]
-    assert weights.rows[0][2:] == (4, "per index of axis 1", "mse")
+    assert weights.rows[0][2:] == ("4", "per index of axis 1", "mse")
     assert [row[0] for row in tensors.rows] == ["features", "relu", "second"]
     assert ("logits", "excluded by 'logits'") in left.rows
 
@@ -104,10 +104,66 @@ def test_bytes_of_the_integer_file_can_be_expected(pairs):
     assert steps == ["quantize", "expect"]
 
 
+def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_path):
+    steps = recipe(quantize(weights=[4, 8], budget=2000))
+    found = plan(steps, network(), pairs).steps[0]
+    assert "weights of 4 or 8 bits for at most 2,000 bytes" in found.text and "model-mixed.tflite" in found.text
+    assert [row[2] for row in found.sections[0].rows] == ["4 or 8"] * 3
+    result = compress(steps, network(), pairs, tmp_path / "run")
+    assert (tmp_path / "run" / "exports" / "model-mixed.tflite").is_file()
+    chosen = sections_of(result, 0)["Bits of each weight"]["rows"]
+    assert {row[-2] for row in chosen} == {"4", "8"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>Error against bytes</b>" in page
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.02, 1.0])
+def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
+    result = compress(recipe(TRAIN, quantize(weights=[2, 4, 8], drop=drop)), network(), pairs)
+    found = sections_of(result, 1)
+    trials = found["Evaluated choices"]["rows"]
+    size = sum(row[-1] for row in found["Bits of each weight"]["rows"])
+    # The chosen one is the largest of those that hold: trials in between failed.
+    held = [(one, metric) for one, metric, reaches in trials if reaches == "yes"]
+    assert all(metric >= -drop - 1e-9 for _, metric in held)
+    assert min(one for one, _ in held) >= size
+    if drop == 1.0:
+        # A file stores 2 bits as 4.
+        assert {row[-2] for row in found["Bits of each weight"]["rows"]} == {"4"}
+
+
+def test_bits_by_patterns_and_zeros_of_the_step(pairs):
+    settings = dict(weights={"hidden": 4, "logits": "float"}, sparsity=0.5, pattern="2:4", exclude=[])
+    found = plan(recipe(quantize(**settings)), network(), pairs).steps[0]
+    assert "4 bits in 'hidden'" in found.text and "0.5 of them zero, 2:4" in found.text
+    result = compress(recipe(quantize(**settings)), network(), pairs)
+    rows = {row[0]: row for row in sections_of(result, 0)["Quantized weights"]["rows"]}
+    assert set(rows) == {"hidden/kernel", "second/kernel"}
+    assert (rows["hidden/kernel"][2], rows["second/kernel"][2]) == (4, 8)
+    groups = kernels(result.model)["second"].reshape(8, 4, 32)
+    assert (np.count_nonzero(groups, axis=1) <= 2).all()
+
+
+def test_awq_is_a_method_of_the_step(pairs):
+    result = compress(recipe(quantize(weights=4, method="awq")), network(), pairs)
+    assert any("Activation-aware scaling changed the channels" in note for note in result.report.notes)
+
+
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
         ([quantize(weights=9)], "weights"),
+        ([quantize(weights=[4, 8])], "for a budget of bytes, or for a drop of the main metric. Received: weights"),
+        ([quantize(weights=[4, 8], budget=9000, drop=0.1)], "Received: budget and drop"),
+        ([quantize(weights=4, budget=9000)], "budget chooses the bits: write a list"),
+        ([quantize(weights=[4, 4], budget=9000)], "expected bits, 2 to 8; a list of bits"),
+        ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
+        ([quantize(weights={"hiden": 4})], "Did you mean 'hidden'"),
+        ([quantize(epochs=1, budget=9000)], "budget is about rounding without training"),
+        ([quantize(epochs=1, sparsity=0.5)], "sparsity is about rounding without training"),
+        ([quantize(sparsity=0.5, method="nearest")], "rounded by"),
+        ([quantize(pattern="2:4")], "pass `sparsity`, too"),
+        ([quantize(drop=-0.1)], "drop"),
         ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
         ([quantize(activations=True)], "expected 8 or 16 bits, or float .*Received: true"),
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),

@@ -69,7 +69,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         (
             one.name,
             tuple(one.variable.shape),
-            bits[id(one.variable)],
+            str(bits[id(one.variable)]),
             granularity_words(one.granularity),
             rule_name(options.weight_rule(bits[id(one.variable)])),
         )

@@ -159,7 +159,7 @@ class PlannedQuantization:
         bits: Bits of the tensors; None if they stay in floating point.
     """
 
-    weights: tuple[tuple[str, tuple[int, ...], int, str, str], ...]
+    weights: tuple[tuple[str, tuple[int, ...], str, str, str], ...]
     ranges: tuple[tuple[str, str], ...]
     left_float: tuple[Skipped, ...]
     bits: int | None
@@ -171,7 +171,7 @@ class PlannedQuantization:
             (
                 Column("Weight", "name"),
                 Column("Shape", "shape", keep=4),
-                Column("Bits", "count"),
+                Column("Bits", "label"),
                 Column("Scales", "label", keep=5),
                 Column("Range", "label", keep=5),
             ),
