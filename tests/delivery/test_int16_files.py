@@ -52,6 +52,16 @@ def attention():
     return model
 
 
+def mixed():
+    """A model whose tanh is rounded again on the grid of what it is joined with."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((12,))
+    y = L.Dense(6)(x)
+    model = keras.Model(x, L.Dense(3)(L.Concatenate()([L.Activation("tanh")(y), y])))
+    randomize(model)
+    return model
+
+
 # Names -> (model, largest difference that the kernels explain, in steps).
 NETWORKS = {
     "dense": (lambda: network(L.Dense(16, activation="relu"), L.Dense(5), shape=(12,)), 2),
@@ -70,6 +80,7 @@ NETWORKS = {
     "leaky relu": (lambda: network(L.Dense(10), L.LeakyReLU(), L.Dense(3), shape=(12,)), 2),
     "resizing": (lambda: network(L.Conv2D(3, 3), L.UpSampling2D(interpolation="bilinear"), L.UpSampling2D()), 2),
     "attention": (attention, 2),
+    "tanh on two grids": (mixed, 4),
 }
 
 
