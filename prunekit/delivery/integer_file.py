@@ -8,7 +8,6 @@ a scale for each output of a Dense layer, with 4 bits, or with weights alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,9 +193,8 @@ class _Rewriter:
             return
         if held is not None:
             operator.inputs = np.array([held], "int32")
-            steps = 1 + math.ceil((steps - 1) * float(self.grids[held].scale) / float(grid.scale))
         self._set_grid(target, grid)
-        self.found[name], self.steps[name] = target, steps
+        self.found[name], self.steps[name] = target, 1
         self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
         self._operators.append(operator)
 

@@ -68,7 +68,7 @@ class Kernels:
         """Returns True for an operation that has a kernel which rounds its results on a grid of their own."""
         kind = graph.kind(operator)
         most = self.softmax_entries if kind == "SOFTMAX" else None
-        return kind in self.computes and (most is None or _entries(graph, operator) <= most)
+        return kind in self.computes and (most is None or 0 < _entries(graph, operator) <= most)
 
     def steps_of(self, graph: LiteRTGraph, operator: Any) -> int:
         """Returns how many steps the results of an operation may be off those of exact numbers, rounded."""
@@ -93,11 +93,14 @@ class Kernels:
         if kind == "TRANSPOSE_CONV" and operator.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
             return 4
         rank = max(len(graph.shape(int(index))) for index in (*operator.inputs, *operator.outputs) if index >= 0)
+        if kind == "TRANSPOSE" and rank > 5:
+            return 6
         return max(version, self.wide_versions.get(kind, 1)) if rank > 4 else version
 
 
 def _entries(graph: LiteRTGraph, operator: Any) -> int:
-    return graph.shape(int(operator.outputs[0]))[-1]
+    """Returns the length of the last axis of the results; -1 if it is open."""
+    return graph.open_shape(int(operator.outputs[0]))[-1]
 
 
 _WITHOUT_VERSION = dict.fromkeys("RESHAPE SQUEEZE EXPAND_DIMS SELECT_V2 PRELU ELU HARD_SWISH".split(), 1)

@@ -146,6 +146,11 @@ class LiteRTGraph:
         shape = self.tensor(index).shape
         return () if shape is None else tuple(int(length) for length in shape)
 
+    def open_shape(self, index: int) -> tuple[int, ...]:
+        """Returns the shape of a tensor, with -1 for open lengths."""
+        signature = self.tensor(index).shapeSignature
+        return self.shape(index) if signature is None else tuple(int(length) for length in signature)
+
     def is_float(self, index: int) -> bool:
         """Returns True for a tensor of 32-bit floating-point numbers."""
         return index >= 0 and self.tensor(index).type == self._schema.TensorType.FLOAT32

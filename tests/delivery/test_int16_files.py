@@ -52,6 +52,16 @@ def attention():
     return model
 
 
+def mixed():
+    """A model whose tanh is rounded again on the grid of what it is joined with."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((12,))
+    y = L.Dense(6)(x)
+    model = keras.Model(x, L.Dense(3)(L.Concatenate()([L.Activation("tanh")(y), y])))
+    randomize(model)
+    return model
+
+
 # Names -> (model, largest difference that the kernels explain, in steps).
 NETWORKS = {
     "dense": (lambda: network(L.Dense(16, activation="relu"), L.Dense(5), shape=(12,)), 2),
@@ -70,6 +80,7 @@ NETWORKS = {
     "leaky relu": (lambda: network(L.Dense(10), L.LeakyReLU(), L.Dense(3), shape=(12,)), 2),
     "resizing": (lambda: network(L.Conv2D(3, 3), L.UpSampling2D(interpolation="bilinear"), L.UpSampling2D()), 2),
     "attention": (attention, 2),
+    "tanh on two grids": (mixed, 4),
 }
 
 
@@ -108,6 +119,20 @@ def test_tensors_are_as_near_to_the_simulation_as_kernels_of_16_bits_are(name, t
     assert {one.allowed for one in made.tensors} <= {1, 2, steps}
     # A thousandth of the range is a quarter of a step of 8 bits.
     assert made.simulation.max_error < 1e-3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name", "resnet20 mobilenetv2 efficientnet_v2 densenet unet shuffle conv1d transformer_encoder lstm_stack".split()
+)
+def test_architectures_are_written_with_16_bits(name, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = ARCHITECTURES[name]()
+    randomize(model)
+    made = quantized(model, activation_ranges="minmax")[0].export(tmp_path / "m.tflite")
+    assert made.tensors and not any(one.is_too_large for one in made.tensors)
+    assert max(one.allowed for one in made.tensors) <= (22 if name == "transformer_encoder" else 2)
+    assert made.simulation.max_error < 1e-3 and np.mean([one.share for one in made.tensors]) < 0.12
 
 
 def test_a_dense_layer_is_the_product_of_its_integers_in_64_bits(tmp_path):
@@ -185,6 +210,16 @@ def test_a_softmax_of_32_entries_is_no_more_than_half_a_step_of_8_bits_off(tmp_p
     made = done.export(tmp_path / "m.tflite")
     (softmax,) = [one for one in made.tensors if one.allowed > 2]
     assert made.left_float == () and softmax.allowed == 66 and 30 < softmax.largest <= 66
+
+
+def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((None, 5))
+    y = L.Softmax()(ops.swapaxes(L.Dense(4)(x), 1, 2))
+    model = keras.Model(x, L.Dense(3)(ops.swapaxes(y, 1, 2)))
+    inputs = np.random.default_rng(0).normal(size=(16, 6, 5)).astype("float32")
+    made = pk.quantize(model, inputs, activations=16).export(tmp_path / "m.tflite")
+    assert "SOFTMAX" in [one.split()[0] for one in made.left_float]
 
 
 def test_operations_have_the_versions_of_kernels_of_16_bits(tmp_path):
