@@ -34,7 +34,8 @@ class TestRecipes:
         code, out, _ = run("recipes")
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()] == [
-            *("diabetes", "digits", "fashion-cnn", "fashion-cnn-95", "fashion-mlp", "fashion-mlp-98", "one-shot")
+            *("diabetes", "digits", "fashion-cnn", "fashion-cnn-95", "fashion-mlp", "fashion-mlp-98", "one-shot"),
+            "pqat-digits",
         ]
 
     def test_json_gives_their_paths(self, run):
