@@ -170,8 +170,8 @@ def check_convertible(model: Any) -> None:
     if found:
         raise Refused(
             f"Keras has quantized its layers {', '.join(found[:_LISTED])}. The converter fails on int8 layers, or has "
-            "files convert each weight to floating point in every call; those of int4 layers are larger than float32 "
-            "files. Export the model as it was before, or write integers with pk.quantize"
+            "files convert each weight to floating point in every call; files of int4 layers in groups are larger than "
+            "those in float32. Export the model as it was before, or write integers with pk.quantize"
         )
 
 

@@ -95,7 +95,7 @@ class _Building:
         if key not in self._layers:
             config = self._graph.changes.get(key, Change()).config
             if self._graph.calls_of(operation) == 1:
-                config = config | known_lengths(operation, inputs)
+                config = known_lengths(operation, inputs, config)
             self._layers[key] = operation, made_again(operation, config, self._graph.names.get(key))
         return self._layers[key][1]
 

@@ -85,8 +85,8 @@ def can_be_made_again(layer: Any) -> bool:
     return True
 
 
-def known_lengths(layer: Any, inputs: Any) -> dict[str, Any]:
-    """Returns the entry of an EinsumDense's config with the lengths of its outputs that its inputs have.
+def known_lengths(layer: Any, inputs: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns changes of an EinsumDense's config, with the lengths of its outputs that its inputs have.
 
     The layers of an attention leave these lengths open. Around them the attention knows them; without it they would be
     lost, and a Flatten after it would have no length.
@@ -94,15 +94,19 @@ def known_lengths(layer: Any, inputs: Any) -> dict[str, Any]:
     Args:
         layer: A layer or operation.
         inputs: What it is called on.
+        changes: Entries of its config that differ; returned as they are for other layers.
     """
     if type(layer) is not keras.layers.EinsumDense or None not in layer.partial_output_shape:
-        return {}
+        return changes
     data, _, output = einsum_labels(layer)
     if "..." in data:
-        return {}
-    lengths = dict(zip(data, inputs.shape, strict=True))
-    open_shape = zip(output[-len(layer.partial_output_shape) :], layer.partial_output_shape, strict=True)
-    return {"output_shape": tuple(lengths.get(label) if length is None else length for label, length in open_shape)}
+        return changes
+    lengths, shape = dict(zip(data, inputs.shape, strict=True)), changes.get("output_shape", layer.partial_output_shape)
+    known = [
+        lengths.get(label) if length is None else length
+        for label, length in zip(output[-len(shape) :], shape, strict=True)
+    ]
+    return {**changes, "output_shape": tuple(known)}
 
 
 def _is_array_initializer(name: str, value: Any) -> bool:
