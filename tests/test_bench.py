@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scripts" / "benchmarks"
 # What sections share, in order: a module imports only from modules before it. A new module is a new name here.
-SHARED = "figures tables machine workers models contestants trainings".split()
+SHARED = "figures tables machine workers models first_steps contestants trainings".split()
 TOP = ["page", "__main__"]
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -97,6 +97,7 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
         "## Finding the largest fifth",
         "## Cached prefixes",
         "## Backward in parts",
+        "## Quantization",
         "## Scale",
         "## Backends",
         "## Start: time before the first step",
@@ -232,6 +233,55 @@ def test_the_section_on_the_start_says_met_only_where_the_figures_do(start):
     assert line.endswith("| at least 1 | 2.00 | met |")
     found["updates"]["prunekit"] = [0.08]
     assert "| at least 1 | 0.75 | **not met** |" in start.section(found)
+
+
+@pytest.fixture
+def quantization(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks.sections import quantization
+
+    return quantization
+
+
+def test_the_section_on_quantization_compares_turns_and_says_met_only_where_the_figures_do(quantization):
+    def calibration(times):
+        ways = {"predict": 1.0, "quantize": times}
+        # What belongs together was measured in one turn: each takes 10 times as long as the one before.
+        return {
+            way: {"wall": [factor * t for t in (1.0, 10.0, 100.0)], "cpu": [2.0], "peak": factor * 1e9}
+            for way, factor in ways.items()
+        }
+
+    def run(seconds):
+        # The first round traces.
+        return {"steps": [(0, 9.0, 9.0, False), *((n, n * seconds, 2 * n * seconds, False) for n in (1, 2, 3))]}
+
+    start = [[{"layers": 70, "seconds": [4.0 * t, 1.0]}, {"layers": 70, "seconds": [5.0 * t, 3.0]}] for t in (1, 2, 3)]
+    file = {"bytes": 1234, "gzip": 1000, "seconds": [0.002, 0.004]}
+    found = {
+        "calibrations": [calibration(1.5), calibration(3.0), calibration(20.0)],
+        "steps": {name: {"plain": run(0.1), "integers": run(0.15)} for name in quantization.TRAINED},
+        "starts": {name: start for name in quantization.TRAINED},
+        "files": {
+            name: {
+                title: file | {"seconds": [factor * one for one in file["seconds"]]}
+                for title, factor in zip(quantization.FILE_TITLES, (1.0, 0.5, 0.25), strict=True)
+            }
+            for name in quantization.TRAINED
+        },
+    }
+    lines = quantization.section(found).splitlines()
+    assert "| ResNet50, 224x224: calibration, ratio to `predict` | at most 2 | 1.50 | met |" in lines
+    (line,) = (line for line in lines if line.startswith("| ResNet-20, 32x32: 4-bit weights, GPTQ"))
+    assert line.endswith("| 20.00 (20.00 to 20.00) | 1.00 (1.00 to 1.00) | 1.00, 20.00 |")
+    (line,) = (line for line in lines if line.startswith("| ResNet-20, 32x32: on integers |"))
+    assert line.endswith("| 300.0 (150.0 to 450.0) | 1.50 (1.50 to 1.50) | 1.50 (1.50 to 1.50) |")
+    (line,) = (line for line in lines if line.startswith("| MobileNetV2 0.35, 96x96, 70 layers"))
+    assert "| 8.0 (4.0 to 12.0) | 10.0 (5.0 to 15.0) | 1.25 (1.25 to 1.25) |" in line
+    (line,) = (line for line in lines if line.startswith("| ResNet-20, 32x32: int8, `pk.quantize`"))
+    assert "| 1,234 | 1,000 |" in line and line.endswith("| 0.25 (0.25 to 0.25) |")
+    found["calibrations"][0] = calibration(2.5)
+    assert "| 2.50 | **not met**, 1.25 times the limit |" in quantization.section(found)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import keras
 
 from prunekit.core import backend, compilation, jax_state, patching
 from prunekit.core.optimizers import optimizers_of, parts_of
+from prunekit.core.step_state import create_step_state
 
 
 class ScopedFunction:
@@ -95,6 +96,8 @@ class ScopedFunction:
 
     def _call(self, *args):
         self.disarm()
+        if self._kind == "train":
+            create_step_state(self._model, *args[-1:])
         # Two callbacks in one fit: the function armed first runs inside the scope of the other, traced in both scopes.
         inner = _is_scoped(self._original)
         if not inner:

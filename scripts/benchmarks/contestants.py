@@ -110,6 +110,16 @@ class Tfmot(Library):
         return model, [sparsity.UpdatePruningStep()], lambda: int(counter) // frequency
 
 
+class Quantization(Library):
+    """Plain Keras 3 with prunekit's quantization in training; the frequency is its `freeze_step`."""
+
+    def pruned(self, model, frequency: int, steps: int) -> tuple[Any, list[Any], Callable[[], int]]:
+        import prunekit as pk
+
+        images = self.x[: -(-64 // self.batch)].reshape(-1, *self.x.shape[2:])
+        return model, [pk.QuantizationCallback(images, freeze_step=frequency)], lambda: 0
+
+
 # Taking turns ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +184,7 @@ class Contestant(threading.Thread):
         return {"name": self.title, "seconds": self.seconds, "steps": self.steps}
 
 
-LIBRARY_CLASSES = {"prunekit": Library, "tfmot": Tfmot}
+LIBRARY_CLASSES = {"prunekit": Library, "quantization": Quantization, "tfmot": Tfmot}
 
 
 def take_turns(

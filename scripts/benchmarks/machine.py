@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -26,6 +27,14 @@ def machine() -> str:
 def peak_memory() -> float:
     """Most resident memory this process ever had, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def peak(reset: bool = False) -> int:
+    """The most bytes of memory that this process has held, since the last reset where the system can do that."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) * 1024
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, float]:

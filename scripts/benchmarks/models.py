@@ -40,8 +40,14 @@ def resnet20(keras, width: int = 16):
     return keras.Model(inputs, layers.Dense(10, name="logits")(x))
 
 
+def mobilenetv2(keras, width: int = 35):
+    """MobileNetV2 for 96x96x3 with `width` percent of the channels (Sandler et al. 2018)."""
+    return keras.applications.MobileNetV2((96, 96, 3), alpha=width / 100, weights=None, classes=10)
+
+
 # name -> (builder, batch size, shape of one input, optimizer as (class name, arguments), width for a smoke test)
 MODELS: dict[str, tuple[Callable, int, tuple[int, ...], tuple[str, dict], int]] = {
     "perceptron": (perceptron, 64, (784,), ("Adam", {"learning_rate": 1e-4}), 32),
     "resnet20": (resnet20, 32, (32, 32, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 2),
+    "mobilenetv2": (mobilenetv2, 16, (96, 96, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 5),
 }

@@ -13,8 +13,8 @@ import numpy as np
 import prunekit as pk
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
-from prunekit.delivery.litert import input_specs, trace
 from studies import fashion, mnist
+from studies.converter import converter_integers
 from studies.results import Results
 
 NETWORKS = {
@@ -108,7 +108,7 @@ class Study:
         """Writes the file of one way."""
         chosen, model = WAYS[way], self.dense()
         if chosen.converter:
-            path.write_bytes(self._converted(model))
+            path.write_bytes(converter_integers(model, self.images))
             return
         if chosen.zeros:
             pk.prune(model, SPARSITY, self.images, criterion="sparsegpt", allocation="lamp")
@@ -129,17 +129,6 @@ class Study:
         callbacks = [one for one in (pk.KeepZeros() if way.zeros else None, callback) if one is not None]
         keras.utils.set_random_seed(0)
         model.fit(*self.train, batch_size=fashion.BATCH, epochs=way.epochs, callbacks=callbacks, verbose=2)
-
-    def _converted(self, model: Any) -> bytes:
-        import tensorflow as tf
-
-        specs = input_specs(model, self.images)
-        with tempfile.TemporaryDirectory() as folder:
-            traced = trace(model, self.images, specs, Path(folder))
-            converter = tf.lite.TFLiteConverter.from_saved_model(str(traced.saved))
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-            converter.representative_dataset = lambda: ({specs[0].name: one[None]} for one in self.images)
-            return bytes(converter.convert())
 
     def accuracy(self, path: Path) -> float:
         """Accuracy of a file on the test images."""

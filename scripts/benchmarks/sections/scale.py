@@ -3,13 +3,13 @@
 `measure` runs one operation in its own process. `section` and `picture` need no TensorFlow.
 """
 
-import re
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import verdict
+from benchmarks.machine import peak
 from benchmarks.tables import table
 from benchmarks.workers import Workers
 
@@ -48,14 +48,6 @@ def network(weights: int, layers: int) -> Any:
         # Whole: TensorFlow copies a variable at every read from then on, once a part of it has been assigned.
         layer.kernel.assign(rng.standard_normal((width, width), "float32"))
     return model
-
-
-def peak(reset: bool = False) -> int:
-    """The most bytes of memory that this process has held, since the last reset where the system can do that."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(re.search(r"VmHWM:\s+(\d+)", text)[1]) * 1024
 
 
 def measure(operation: str, weights: int, layers: int) -> dict[str, Any]:

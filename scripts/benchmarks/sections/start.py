@@ -6,7 +6,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.figures import number, spread, verdict
-from benchmarks.models import FINAL_SPARSITY, MODELS
+from benchmarks.first_steps import fits_of_one_step
+from benchmarks.models import FINAL_SPARSITY, MODELS, mobilenetv2
 from benchmarks.tables import table
 from benchmarks.trainings import LIBRARIES, Plan, trainings, update_seconds
 from benchmarks.workers import Workers
@@ -42,7 +43,7 @@ def network(name: str, smoke: bool) -> Any:
     if name in MODELS:
         return MODELS[name][0](keras)
     if name == "MobileNetV2":
-        return keras.applications.MobileNetV2((96, 96, 3), alpha=0.35, weights=None, classes=CLASSES)
+        return mobilenetv2(keras)
     return keras.applications.NASNetMobile(weights=None, classes=CLASSES)
 
 
@@ -73,26 +74,11 @@ def measure_one_shot(name: str, smoke: bool) -> dict[str, Any]:
 
 def measure_fits(name: str, smoke: bool, pruned: bool) -> dict[str, Any]:
     """Seconds of the first and the second `fit` of one step of a model, each with a new callback where it is pruned."""
-    import keras
-    import numpy as np
-
     import prunekit as pk
 
-    callback, schedule = pk.PruningCallback, pk.ConstantSparsity(FINAL_SPARSITY)
-    # Another model is trained first, so that the start of TensorFlow is not measured.
-    warm = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    warm.compile("adam", "mse")
-    warm.fit(np.zeros((2, 4)), np.zeros((2, 2)), verbose=0)
-    model = network(name, smoke)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy())
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(BATCH, *model.input_shape[1:])).astype("float32")
-    y = generator.integers(0, CLASSES, BATCH)
-    seconds = [
-        seconds_of(model.fit, x, y, BATCH, verbose=0, callbacks=[callback(schedule)] if pruned else [])
-        for _ in range(2)
-    ]
-    return {**sizes(model), "seconds": seconds}
+    callback, schedule, model = pk.PruningCallback, pk.ConstantSparsity(FINAL_SPARSITY), network(name, smoke)
+    rows = fits_of_one_step(model, lambda: [callback(schedule)] if pruned else [], BATCH, CLASSES)
+    return {**sizes(model), "seconds": [row["fit"] for row in rows]}
 
 
 # The page -------------------------------------------------------------------------------------------------------------
