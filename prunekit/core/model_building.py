@@ -9,6 +9,7 @@ import keras
 
 from prunekit.anatomy.model_weights import unbuilt_layers
 from prunekit.core.backend import on_tensorflow
+from prunekit.core.calibration import batches_of
 from prunekit.core.optimizers import optimizers_of
 from prunekit.core.patching import around_updates
 
@@ -22,6 +23,17 @@ def waits_for_data(model) -> bool:
     if not on_tensorflow() or getattr(model, "_distribute_strategy", None) is not None:
         return False
     return any(True for _ in unbuilt_layers(model)) or not (model.built or model.weights)
+
+
+def build_from_data(model: Any, data: Any) -> None:
+    """Builds the layers of a model by calling it on one example of calibration data.
+
+    Args:
+        model: A Keras model.
+        data: Calibration data, as `batches_of` takes them.
+    """
+    inputs, _ = next(batches_of(data, 1))
+    model(keras.tree.map_structure(lambda array: keras.ops.convert_to_tensor(array[:1]), inputs), training=False)
 
 
 def build_from_batch(model, batches: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from prunekit.core import distribution, jax_state
 from prunekit.core.backup_sync import Resumption
 from prunekit.core.last_callback import LastCallback
+from prunekit.core.model_building import build_from_data, waits_for_data
 from prunekit.core.optimizers import updates_in
 from prunekit.core.snapshot import Snapshot, lacking
 from prunekit.core.step_counter import StepCounter
@@ -123,6 +124,9 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._last = None if found is None else LastCallback.placed_after_all(found, self)
         self.resumption.look(self, found)
         if self._run is None or self._run.model is not model:
+            if self._data is not None and waits_for_data(model):
+                # Keras would build it in the first step, after the ranges are chosen.
+                build_from_data(model, self._data)
             self._run = QuantizationRun(model, self._data, self.options, self._learning_rate)
             self._counter = None
         if not model.trainable_variables:

@@ -115,6 +115,9 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
     shared = {"candidates": settings.candidates, "progress": progress, **given}
     if settings.drop is None:
         return choose_bits(workspace.model, data, budget=settings.budget, **shared)
+    known = workspace.run.data
+    if known is not None and known.test is known.validation:
+        workspace.note("quantize: the drop is measured on the test data, since no data are held out for validation.")
     metric, before = workspace.metrics[0], workspace.validate()
 
     def evaluate(_: Any) -> float:

@@ -131,7 +131,8 @@ def page(results: Results) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for title, found in measured.items():
-        for one in found["mixed"].values():
+        # Where one weight has nearly all bytes, several budgets have the same choice.
+        for one in {one["bytes"]: one for one in found["mixed"].values()}.values():
             lines.append(
                 f"| {title} | {one['bytes']:,} | {one['least']:,} / {one['most']:,} | {one['few']} | {_cell(one)} |"
             )

@@ -395,3 +395,23 @@ def test_the_file_computes_what_was_trained(tmp_path):
     assert made.bytes == (tmp_path / "model.tflite").stat().st_size
     assert made.simulation.max_error < 0.05 and max(one.largest or 0 for one in made.tensors) <= 1
     assert made.float_model is not None
+
+
+def test_a_model_that_waits_for_its_first_batch_is_built_from_the_calibration_data():
+    keras.utils.set_random_seed(3)
+    hidden = keras.layers.Dense(8, activation="relu", name="hidden")
+    model = keras.Sequential([keras.layers.Flatten(), hidden, keras.layers.Dense(10, name="out")])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callback = pk.QuantizationCallback(X)
+    fit(model, callback)
+    assert [one.name for one in callback.report.weights] == ["hidden/kernel", "out/kernel"]
+    assert callback.report.method == "training"
+
+
+def test_without_data_such_a_model_is_refused_with_the_remedy():
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras builds models before callbacks there")
+    with pytest.raises(ValueError, match="is not built.*a QuantizationCallback from its data"):
+        fit(model, pk.QuantizationCallback(activations=None))

@@ -127,6 +127,7 @@ def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
     held = [(one, metric) for one, metric, reaches in trials if reaches == "yes"]
     assert all(metric >= -drop - 1e-9 for _, metric in held)
     assert min(one for one, _ in held) >= size
+    assert any("measured on the test data" in note for note in result.report.notes)
     if drop == 1.0:
         # A file stores 2 bits as 4.
         assert {row[-2] for row in found["Bits of each weight"]["rows"]} == {"4"}
