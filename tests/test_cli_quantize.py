@@ -131,7 +131,7 @@ def test_force_replaces_an_existing_file(quantize):
         ({"output": "new.h5"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new.h5'."),
         ({"output": "new"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new'."),
         ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
-        ({"output": "new.keras"}, ["--integer-io"], "as each Keras file is, has inputs and outputs in floating point"),
+        ({"output": "new.keras"}, ["--integer-io"], "--integer-io is about LiteRT files"),
         ({"data": "gone.npz"}, [], "gone.npz"),
         ({"data": "d.csv"}, [], "--data takes an .npz file or a folder of tf.data.Dataset.save."),
         ({"data": "other.npz"}, [], "24"),
@@ -213,3 +213,8 @@ def test_kernels_are_pruned_while_they_are_rounded(quantize):
 def test_awq_is_a_method(quantize):
     code, out, err = quantize("--bits", "4", "--method", "awq")
     assert (code, err) == (0, "") and "grids of 4 bits (awq)" in out
+
+
+@pytest.mark.parametrize("words", [["--budget", "1700"], ["--integer-io"]])
+def test_options_of_litert_files_are_refused_for_a_keras_file(quantize, words):
+    assert_mistake(quantize(*words, output="new.keras"), f"{words[0]} is about LiteRT files")

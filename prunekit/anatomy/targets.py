@@ -197,8 +197,8 @@ def values_by_name(
     names = {target.name for target in targets}
     found: dict[str, Any] = {}
     for pattern, value in given.items():
-        selection = _Selection(NamePattern(pattern, option), model, weights)
-        matching = [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
+        # The exact name of a weight may have characters of a glob, as "head[0]/kernel" has.
+        matching = [pattern] if pattern in names else _matching(NamePattern(pattern, option), model, weights, names)
         if not matching:
             raise ValueError(
                 f"A pattern in `{option}` must match a {verb}d weight. Received: {pattern!r}, which matches only "
@@ -211,6 +211,11 @@ def values_by_name(
                     "Make the patterns more specific."
                 )
     return found
+
+
+def _matching(pattern: NamePattern, model: Any, weights: list[Weight], names: Collection[str]) -> list[str]:
+    selection = _Selection(pattern, model, weights)
+    return [weight.name for weight in weights if selection.matches(weight) and weight.name in names]
 
 
 def targets_named(model: Any, names: Collection[str]) -> list[Target]:

@@ -88,6 +88,11 @@ def quantize(  # noqa: PLR0913
     model before it is kept."""
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
+    if output.endswith(".keras") and (budget is not None or integer_io):
+        option = "--integer-io" if budget is None else "--budget"
+        raise click.UsageError(
+            f"{option} is about LiteRT files; a .keras file has float inputs and a byte for each code."
+        )
     _check_names(model, output, keras, force)
     activations = activations or ("8" if output.endswith(".tflite") else "float")
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}

@@ -51,7 +51,7 @@ class WeightScan:
         self.metrics = OutputMetrics(model, batches)
         self._outputs: list[np.ndarray] = []
         self.dense = self.metrics(self._noting(self.runs.outputs()))
-        self._energy = sum(map(_square, self._outputs))
+        self._energy = sum(_square(outputs[np.isfinite(outputs)]) for outputs in self._outputs)
 
     def measure(self, variable: Any, changed: Callable[[Any], Iterable[Any]]) -> list[Effect]:
         """Returns what each of several values of a weight does.
@@ -84,7 +84,9 @@ class WeightScan:
 
     def _comparing(self, batches: Iterator[Any], squares: list[float]) -> Iterator[Any]:
         for outputs, dense in zip(batches, self._outputs, strict=True):
-            squares.append(_square(_flat(outputs).astype("float64") - dense))
+            found = _flat(outputs).astype("float64")
+            # The difference of two infinities is NaN: outputs that are the same, such as masked logits, changed by 0.
+            squares.append(_square(np.subtract(found, dense, out=np.zeros_like(found), where=found != dense)))
             yield outputs
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import narrowest_grid
+from prunekit.techniques.quantize.stored_bytes import ENTRIES, PER_SCALE
 
-# Constants with fewer entries, or fewer for each scale, would not become smaller.
-_ENTRIES, _PER_SCALE = 64, 8
 # The first versions of DEQUANTIZE with a scale for each index of an axis, and with codes of 4 bits.
 _PER_CHANNEL, _FOUR_BITS = 5, 6
 
@@ -47,10 +46,10 @@ def store_weights(graph: LiteRTGraph, forms: Sequence[IntegerFormat]) -> None:
 
 def _grid(values: np.ndarray, forms: Sequence[IntegerFormat]) -> tuple[Grid, int] | None:
     """Returns the grid on which the values lie, and the axis of its scales; None if there is none."""
-    if values.size < _ENTRIES or not values.any():
+    if values.size < ENTRIES or not values.any():
         return None
     for axis, length in enumerate(values.shape):
-        if values.size < _PER_SCALE * length:
+        if values.size < PER_SCALE * length:
             continue
         grid = narrowest_grid(values, forms, Granularity((axis,)))
         if grid.holds(values):

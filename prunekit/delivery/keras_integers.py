@@ -272,14 +272,16 @@ def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
 
 
 def _notes(found: QuantizedModel, copy: _Int8Copy, size: int, float_bytes: int) -> tuple[str, ...]:
-    notes, bits = class_notes(found.model, copy.model), found.formats.weights.bits
+    notes = class_notes(found.model, copy.model)
+    few = sorted({one.bits for one in found.report.weights if one.bits < 8})
     if found.formats.activations is not None:
         notes.append(
             "The tensors between layers stay in floating point: Keras's layers have no ranges for them. The file is "
             "compared with the model whose weights alone are integers."
         )
-    if bits < 8:
-        notes.append(f"Each code of {bits} bits takes 8 bits in the file; after compression it takes fewer.")
+    if few:
+        codes = " or ".join(map(str, few))
+        notes.append(f"Each code of {codes} bits takes 8 bits in the file; after compression it takes fewer.")
     if copy.opened:
         notes.append(
             "Replaced by the layers and operations inside them, whose int8 settings Keras would not save: "

@@ -330,9 +330,9 @@ def quantize(
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
             examples of the training data. Needed unless activations=None and the method is "nearest".
         progress: Told of each weight that is rounded on data: (done, total, name).
-        **options: `weights` (bits, 8), `activations` (8, 16 or None), `method` ("auto", "nearest", "gptq"),
-            `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`, `damping`, `include`, `exclude`: see
-            `prunekit.techniques.quantize.options.QuantizationOptions`.
+        **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `method` ("auto", "nearest",
+            "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`, `damping`, `sparsity`,
+            `pattern`, `include`, `exclude`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:
         A `Quantized`: `.report`, `.simulating()`, `.export(path)`.
@@ -341,7 +341,8 @@ def quantize(
         ValueError: An option has a wrong value; data are missing or not finite; a pattern matches nothing.
         TypeError: `model` is not a Keras 3 model; an option is unknown.
 
-    Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
+    Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
+        Frantar & Alistarh 2023, arXiv:2301.00774 (zeros in the same pass); Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
     check_names(options, [field.name for field in fields(QuantizationOptions)])
     chosen = QuantizationOptions(**options)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.recipe.fields import (
     Count,
@@ -31,7 +31,7 @@ def _activations(value: Any) -> Any:
 
 
 def _weights(value: Any) -> Any:
-    if _are_bits(value):
+    if value is None or _are_bits(value):
         return value
     if isinstance(value, list | tuple) and value and all(map(_are_bits, value)) and len(set(value)) == len(value):
         return tuple(sorted(value))
@@ -41,6 +41,11 @@ def _weights(value: Any) -> Any:
         "expected bits, 2 to 8; a list of bits to choose from, with budget or drop; or bits by patterns of layers, "
         f"such as {{head: 8, 'block_*': 4}}, with float for floating point. Received: {shown(value)}."
     )
+
+
+def _kind(value: Any) -> str:
+    """Returns which of the forms of `weights` a value has; the tags are no keys of a recipe."""
+    return "(patterns)" if isinstance(value, dict) else "(list)" if isinstance(value, list | tuple) else "(bits)"
 
 
 def _are_bits(value: Any) -> bool:
@@ -53,7 +58,12 @@ def _rule(value: Any) -> Any:
     raise refusal(f"expected minmax, mse or percentile:0.9999. Received: {shown(value)}.")
 
 
-Bits = int | tuple[int, ...] | dict[WeightPattern, int | str]
+Bits = Annotated[
+    Annotated[int | None, Tag("(bits)")]
+    | Annotated[tuple[int, ...], Tag("(list)")]
+    | Annotated[dict[WeightPattern, int | str], Tag("(patterns)")],
+    Discriminator(_kind),
+]
 RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 
@@ -67,7 +77,8 @@ class Quantize(Settings):
         epochs: Epochs of training on integers; None = no training.
         learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
         begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
-        weights: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float".
+        weights: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float". None = 8, or 4 and
+            8 to choose from.
         budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
         drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
         activations: 8 or 16 bits for the tensors between layers, or "float".
@@ -88,7 +99,7 @@ class Quantize(Settings):
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
-    weights: Annotated[Bits, BeforeValidator(_weights)] = 8
+    weights: Annotated[Bits, BeforeValidator(_weights)] = None
     budget: Count | None = None
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
@@ -132,7 +143,7 @@ class Quantize(Settings):
                 f"{' and '.join(bounds) or 'weights ' + shown(list(self.weights)) + ' alone'}.",  # type: ignore[arg-type]
                 "weights",
             )
-        if bounds and not listed and self._is_given("weights"):
+        if bounds and not listed and self.weights is not None:
             raise refusal(
                 f"{bounds[0]} chooses the bits: write a list, such as [4, 8]. Received: {shown(self.weights)}.",
                 "weights",
@@ -147,14 +158,24 @@ class Quantize(Settings):
         return self.weights if isinstance(self.weights, tuple) else (4, 8)
 
     @property
+    def bits(self) -> int | dict[str, int | None]:
+        """Bits of the weights, or by patterns; the fewest of the candidates."""
+        if self.candidates:
+            return min(self.candidates)
+        if isinstance(self.weights, dict):
+            return {name: bits if isinstance(bits, int) else None for name, bits in self.weights.items()}
+        return self.weights if isinstance(self.weights, int) else 8
+
+    @property
     def bits_text(self) -> str:
         """Bits of the weights, in words."""
         if self.candidates:
             bound = f"at most {self.budget:,} bytes" if self.drop is None else f"a drop of at most {self.drop:g}"
             return f"weights of {' or '.join(map(str, self.candidates))} bits for {bound}"
-        if isinstance(self.weights, dict):
-            return f"weights of {', '.join(f'{bits} bits in {pattern!r}' for pattern, bits in self.weights.items())}"
-        return f"{self.weights}-bit weights"
+        if isinstance(self.bits, int):
+            return f"{self.bits}-bit weights"
+        told = [f"{pattern!r} {f'{bits} bits' if bits else 'float'}" for pattern, bits in self.bits.items()]
+        return f"weights by patterns ({', '.join(told)})"
 
     def _is_given(self, name: str) -> bool:
         # Not `model_fields_set`: the recipe that a run locks has every setting.
@@ -163,5 +184,5 @@ class Quantize(Settings):
     @property
     def file(self) -> str:
         """Name of the written file."""
-        alike = isinstance(self.weights, int) and not self.candidates
-        return f"{self.name}-{f'int{self.weights}' if alike else 'mixed'}{_ENDINGS[self.activations]}.tflite"
+        alike = isinstance(self.bits, int) and not self.candidates
+        return f"{self.name}-{f'int{self.bits}' if alike else 'mixed'}{_ENDINGS[self.activations]}.tflite"

@@ -1,7 +1,7 @@
 """The handler of the step kind quantize."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from prunekit.techniques.quantize.bit_search import choose_bits
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
+
+# Share of the step's progress after which bits are chosen.
+_CHOSEN = 0.3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,7 +81,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         if settings.epochs is None:
             options = prepared.options
             options = options if choice is None else dataclasses.replace(options, weights=choice.bits)
-            found = _after_training(options, workspace, data)
+            found = _after_training(options, workspace, data, 0.0 if choice is None else _CHOSEN)
         else:
             found, history = _in_training(prepared, workspace, data)
         workspace.report_progress(0.5, "measuring the simulation")
@@ -108,13 +111,19 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
         return None
 
     def progress(done: int, total: int, name: str) -> None:
-        workspace.report_progress(0.2 * done / total, f"errors of fewer bits, {name}, {done} of {total}")
+        workspace.report_progress(_CHOSEN * done / total, f"bits of weights: {name}, {done} of {total}")
 
     names = ("activations", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize", "sparsity")
     given = {name: getattr(options, name) for name in (*names, "pattern", "include", "exclude")}
     shared = {"candidates": settings.candidates, "progress": progress, **given}
-    if settings.drop is None:
-        return choose_bits(workspace.model, data, budget=settings.budget, **shared)
+    with workspace.run.replicas.scope(), workspace.noting():
+        if settings.drop is None:
+            return choose_bits(workspace.model, data, budget=settings.budget, **shared)
+        return choose_bits(workspace.model, data, evaluate=_loss_of_metric(workspace), floor=-settings.drop, **shared)
+
+
+def _loss_of_metric(workspace: Workspace) -> Callable[[Any], float]:
+    """Returns a function that measures the change of the main metric on the validation data, above 0 = better."""
     known = workspace.run.data
     if known is not None and known.test is known.validation:
         workspace.note("quantize: the drop is measured on the test data, since no data are held out for validation.")
@@ -123,12 +132,12 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
     def evaluate(_: Any) -> float:
         return -metric.drop(before[metric.name], workspace.validate()[metric.name])
 
-    return choose_bits(workspace.model, data, evaluate=evaluate, floor=-settings.drop, **shared)
+    return evaluate
 
 
-def _after_training(options: QuantizationOptions, workspace: Workspace, data: Any) -> QuantizedModel:
+def _after_training(options: QuantizationOptions, workspace: Workspace, data: Any, start: float) -> QuantizedModel:
     def progress(done: int, total: int, name: str) -> None:
-        workspace.report_progress(0.5 * done / total, f"{name}, {done} of {total}")
+        workspace.report_progress(start + (0.5 - start) * done / total, f"{name}, {done} of {total}")
 
     with workspace.run.replicas.scope(), workspace.noting():
         return quantized(workspace.model, options, data, progress)
@@ -148,10 +157,7 @@ def _in_training(
 def _arguments(settings: Quantize, names: Iterable[str]) -> dict[str, Any]:
     given = {name: getattr(settings, name) for name in names}
     given["activations"] = None if settings.activations == "float" else settings.activations
-    if settings.candidates:
-        given["weights"] = min(settings.candidates)
-    elif isinstance(settings.weights, dict):
-        given["weights"] = {name: None if bits == "float" else bits for name, bits in settings.weights.items()}
+    given["weights"] = settings.bits
     return given
 
 

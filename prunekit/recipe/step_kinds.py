@@ -244,8 +244,8 @@ def _simplify_text(simplify: Simplify) -> str:
 
 def _quantize_text(quantize: Quantize) -> str:
     activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
-    parts = [f"{quantize.bits_text}, {activations} activations"]
-    parts += [] if quantize.sparsity is None else [f"{quantize.sparsity:g} of them zero, {quantize.pattern}"]
+    zeros = "" if quantize.sparsity is None else f" with {quantize.sparsity:g} zeros ({quantize.pattern})"
+    parts = [f"{quantize.bits_text}{zeros}, {activations} activations"]
     if quantize.epochs is None:
         parts += [f"method {quantize.method}", *(["equalized"] if quantize.equalize else [])]
     else:

@@ -72,6 +72,41 @@ def test_a_choice_under_a_budget_is_a_file_of_about_these_bytes(tmp_path):
     assert abs(size - choice.bytes - others) < 400
 
 
+def codes_and_floats(path):
+    """Returns the bytes of the constants of weights: those of codes, and floats that are no biases."""
+    graph = LiteRTGraph(path.read_bytes())
+    total = 0
+    for index in {int(index) for one in graph.operators for index in one.inputs}:
+        if index >= 0 and len(graph.shape(index)) > 1:
+            data = graph._model.buffers[graph.tensor(index).buffer].data
+            total += 0 if data is None else len(data)
+    return total
+
+
+LAYERS = {
+    "dense": lambda: [L.Flatten(), L.Dense(48, name="w")],
+    "few for a scale": lambda: [L.GlobalAveragePooling2D(), L.Dense(64, name="w")],
+    "convolution": lambda: [L.Conv2D(16, 3, name="w")],
+    "depthwise": lambda: [L.DepthwiseConv2D(5, depth_multiplier=4, name="w")],
+    "transposed": lambda: [L.Conv2DTranspose(16, 3, name="w")],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("activations", [8, 16, None])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_bytes_that_a_budget_counts_are_those_of_the_file(tmp_path, name, activations, bits):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((8, 8, 4)), *LAYERS[name]()])
+    data = np.random.default_rng(0).normal(size=(8, 8, 8, 4)).astype("float32")
+    options = dict(activations=activations, method="nearest", correct_biases=False)
+    choice = pk.choose_bits(model, data, budget=10**9, candidates=(bits,), **options)
+    pk.quantize(model, data, weights=choice.bits, **options).export(tmp_path / "w.tflite")
+    ((levels,), scales) = choice.weights, {"depthwise": 16, "dense": 48, "few for a scale": 64}.get(name, 16)
+    codes = levels.bytes[0] - (0 if (activations, name) == (None, "few for a scale") else 4 * scales)
+    assert codes_and_floats(tmp_path / "w.tflite") == codes
+
+
 def test_zeros_of_one_pass_are_zeros_of_the_file(tmp_path):
     model, data = network()
     found = pk.quantize(model, data, weights=4, sparsity=0.75)

@@ -136,7 +136,7 @@ def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
 def test_bits_by_patterns_and_zeros_of_the_step(pairs):
     settings = dict(weights={"hidden": 4, "logits": "float"}, sparsity=0.5, pattern="2:4", exclude=[])
     found = plan(recipe(quantize(**settings)), network(), pairs).steps[0]
-    assert "4 bits in 'hidden'" in found.text and "0.5 of them zero, 2:4" in found.text
+    assert "weights by patterns ('hidden' 4 bits, 'logits' float) with 0.5 zeros (2:4)" in found.text
     result = compress(recipe(quantize(**settings)), network(), pairs)
     rows = {row[0]: row for row in sections_of(result, 0)["Quantized weights"]["rows"]}
     assert set(rows) == {"hidden/kernel", "second/kernel"}
@@ -158,6 +158,8 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(weights=[4, 8], budget=9000, drop=0.1)], "Received: budget and drop"),
         ([quantize(weights=4, budget=9000)], "budget chooses the bits: write a list"),
         ([quantize(weights=[4, 4], budget=9000)], "expected bits, 2 to 8; a list of bits"),
+        ([quantize(weights=8, budget=9000)], "budget chooses the bits: write a list"),
+        ([quantize(weights={"re:[": 4})], "is not a regular expression"),
         ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
         ([quantize(weights={"hiden": 4})], "Did you mean 'hidden'"),
         ([quantize(epochs=1, budget=9000)], "budget is about rounding without training"),

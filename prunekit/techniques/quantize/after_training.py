@@ -9,6 +9,7 @@ from typing import Any
 from keras import ops
 
 from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.targets import Target
 from prunekit.core.layer_products import product_of
 from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.core.variable_values import assigned
@@ -16,7 +17,7 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
-from prunekit.techniques.pruning.targeting import resolved_targets
+from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
 from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
@@ -24,7 +25,7 @@ from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import bits_of, selected
+from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -60,10 +61,11 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     Raises:
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
-    selection = selected(model, options.include, options.excluded)
+    selection = selected(model, options.include, options.exclude, options.patterns)
     placement = place(model, selection.kept_float)
     rounded = unique_weights(placement)
-    bits = bits_of(model, rounded, selection, options)
+    bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
+    pruned = _pruned(model, options)
     form, rule = options.activation_format, rule_name(options.activation_rule)
     weights = tuple(
         (
@@ -80,6 +82,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         weights=weights,
         ranges=() if form is None else tuple(chosen),
         left_float=(*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped),
+        not_pruned=() if pruned is None else tuple(_misfits(pruned)),
         bits=None if form is None else form.bits,
     )
 
@@ -130,7 +133,7 @@ class _Quantization(Preparation):
             except ValueError:
                 # No product of rows with a matrix is known for this weight.
                 others.append(weight)
-        options, rest, prunings = self.options, self.nearest(others), self._prunings()
+        options, rest, prunings = self.options, self.nearest(others), self._prunings(fitted)
         rounder = WeightRounder(
             fitted,
             lambda target, value: self.grid_of(weights[id(target.variable)], value),
@@ -139,43 +142,58 @@ class _Quantization(Preparation):
             damping=options.damping,
             prunings=prunings,
         )
-        refused = [weight.name for weight in others if id(weight.variable) in prunings]
-        if refused:
-            raise ValueError(
-                f"Weights are pruned and rounded through the inputs of their layer. Received: {', '.join(refused)}, "
-                "whose layer computes in a way of its own. Leave it out with `exclude`."
-            )
         work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values)
         work.run(list(self.inputs()))
         return RoundedWeights(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 
-    def _prunings(self) -> dict[int, RunSelection]:
+    def _prunings(self, fitted: Sequence[Target]) -> dict[int, RunSelection]:
         """Returns what prunes each weight, by the id of its variable; {} where no zeros are wanted.
 
         Weights that have enough zeros are left out.
+
+        Args:
+            fitted: The weights for which a product is known.
+
+        Raises:
+            ValueError: A weight that is to be pruned is not among them.
         """
-        options = self.options
-        if options.sparsity is None:
+        pruned = _pruned(self.model, self.options)
+        if pruned is None:
             return {}
-        chosen = PruningOptions(
-            pattern=options.pattern, include=options.include, exclude=options.exclude, misfits="skip"
-        )
-        found = resolved_targets(self.model, OneShot(sparsity=options.sparsity), chosen, training=False)
-        self._notes += [
-            f"Not pruned: {one.name}, since {one.reason}." for one in found.skipped if "pattern" in one.reason
-        ]
-        calculator = found.calculator
+        self._notes += [f"Not pruned: {one.name}, since {one.reason}." for one in _misfits(pruned)]
+        calculator = pruned.calculator
         calculator.once = True
-        allowed = [array_of(target.variable) != 0.0 for target in found.targets]
-        planned = calculator.choose(options.sparsity, [ops.convert_to_tensor(mask) for mask in allowed]).masks
-        rows = enumerate(zip(found.targets, map(array_of, planned), allowed, strict=True))
-        return {
-            id(target.variable): RunSelection(
-                calculator.array_maker(index), calculator.pattern, plan, mask, _run(product_of(target).inputs)
-            )
-            for index, (target, plan, mask) in rows
-            if (plan != mask).any()
-        }
+        allowed = [array_of(target.variable) != 0.0 for target in pruned.targets]
+        sparsity = pruned.schedule.final_sparsity
+        planned = calculator.choose(sparsity, [ops.convert_to_tensor(mask) for mask in allowed]).masks
+        known, rounded = {id(target.variable) for target in fitted}, {id(one.variable) for one in self.weights}
+        found = {}
+        for index, (target, plan, mask) in enumerate(zip(pruned.targets, map(array_of, planned), allowed, strict=True)):
+            key = id(target.variable)
+            if key not in rounded or not (plan != mask).any():
+                continue
+            if key not in known:
+                raise ValueError(
+                    f"Weights are pruned and rounded through the inputs of their layer. Received: {target.name}, whose "
+                    "layer computes in a way of its own. Leave it out with `exclude`."
+                )
+            run = _run(product_of(target).inputs)
+            found[key] = RunSelection(calculator.array_maker(index), calculator.pattern, plan, mask, run)
+        return found
+
+
+def _pruned(model: Any, options: QuantizationOptions) -> ResolvedTargets | None:
+    """Returns what is pruned while it is rounded; None where no zeros are wanted."""
+    if options.sparsity is None:
+        return None
+    chosen = PruningOptions(pattern=options.pattern, include=options.include, exclude=options.exclude, misfits="skip")
+    return resolved_targets(model, OneShot(sparsity=options.sparsity), chosen, training=False)
+
+
+def _misfits(pruned: ResolvedTargets) -> list[Skipped]:
+    """Returns the weights that the pattern does not fit, with reasons."""
+    start = f"the pattern {pruned.calculator.pattern} does not fit"
+    return [one for one in pruned.skipped if one.reason.startswith(start)]
 
 
 def _run(inputs: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,9 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.bit_allocation import Options
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.preparation import Preparation
+from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, bytes_in_file
 from prunekit.techniques.quantize.units import RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
-
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class WeightLevels:
         name: Its path in the model.
         shape: Its shape.
         bits: Numbers of bits; None = floating point.
-        bytes: Bytes of the weight in a LiteRT file at each of them, with its scales: codes of up to 4 bits take half a
-            byte, others one.
+        bytes: Bytes of the weight in a LiteRT file at each of them, with its scales.
         errors: Squared change of the model's outputs on the data, relative to the squared outputs, with the nearest
             values for this weight alone.
     """
@@ -47,12 +46,17 @@ class WeightLevels:
         return Options(np.array(self.bytes), np.array(self.errors))
 
 
-def bytes_in_file(shape: Sequence[int], bits: int | None, scales: int) -> int:
-    """Returns the bytes of a weight in a LiteRT file, with its scales."""
-    size = int(np.prod(shape))
-    if bits is None:
-        return _FLOAT_BYTES * size
-    return (-(-size // 2) if bits <= 4 else size) + _FLOAT_BYTES * scales
+def level_bytes(preparation: Preparation, weight: RoundedWeight, bits: int | None) -> int:
+    """Returns the bytes of a weight in a LiteRT file with so many bits."""
+    target = preparation.selection.targets[id(weight.variable)]
+    scales = math.prod(weight.granularity.parameter_shape(tuple(weight.variable.shape)))
+    return bytes_in_file(target, bits, scales, preparation.options.activations)
+
+
+def other_bytes(preparation: Preparation) -> int:
+    """Returns the bytes of a model's weights that are not rounded, in float32."""
+    rounded = sum(math.prod(one.variable.shape) for one in preparation.weights)
+    return FLOAT_BYTES * (int(preparation.model.count_params()) - rounded)
 
 
 def weight_levels(
@@ -74,14 +78,19 @@ def weight_levels(
     scan = WeightScan(preparation.model, batches, [one.variable for one in weights], memory)
     ordered = sorted(weights, key=lambda one: scan.runs.position(one.variable) or 0)
     for done, weight in enumerate(ordered, 1):
-        found[id(weight.variable)] = _measured(preparation, scan, weight, levels)
+        sizes = tuple(level_bytes(preparation, weight, bits) for bits in levels)
+        found[id(weight.variable)] = _measured(preparation, scan, weight, levels, sizes)
         if progress is not None:
             progress(done, len(ordered), weight.name)
     return [found[id(weight.variable)] for weight in weights]
 
 
 def _measured(
-    preparation: Preparation, scan: WeightScan, weight: RoundedWeight, levels: Sequence[int | None]
+    preparation: Preparation,
+    scan: WeightScan,
+    weight: RoundedWeight,
+    levels: Sequence[int | None],
+    sizes: tuple[int, ...],
 ) -> WeightLevels:
     shape, rule = tuple(weight.variable.shape), preparation.options.weight_rule
     value = array_of(weight.variable).astype("float32")
@@ -97,11 +106,10 @@ def _measured(
     read = scan.runs.position(weight.variable) is not None
     effects = scan.measure(weight.variable, changed) if read else []
     errors: dict[int | None, float] = dict(zip(rounded, (one.output_error**2 for one in effects), strict=False))
-    sizes: dict[int | None, int] = {bits: grid.scale.size for bits, grid in zip(rounded, grids, strict=True)}
-    return WeightLevels(
-        weight.name,
-        shape,
-        tuple(levels),
-        tuple(bytes_in_file(shape, bits, sizes.get(bits, 0)) for bits in levels),
-        tuple(errors.get(bits, 0.0) for bits in levels),
-    )
+    wrong = [bits for bits, error in errors.items() if not math.isfinite(error)]
+    if wrong:
+        raise ValueError(
+            f"Errors of the outputs are finite. Received: outputs that are NaN or infinite with {wrong[0]} bits for "
+            f"{weight.name}, and that are not with its own values. Check the data, or leave the weight out."
+        )
+    return WeightLevels(weight.name, shape, tuple(levels), sizes, tuple(errors.get(bits, 0.0) for bits in levels))

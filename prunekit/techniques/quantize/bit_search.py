@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -15,11 +14,9 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.bit_allocation import hull_path, least_error
 from prunekit.techniques.quantize.bit_choice import BitChoice, Trial
-from prunekit.techniques.quantize.bit_scan import WeightLevels, weight_levels
+from prunekit.techniques.quantize.bit_scan import WeightLevels, level_bytes, other_bytes, weight_levels
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.preparation import Preparation
-
-_FLOAT_BYTES = 4
 
 
 def choose_bits(  # noqa: PLR0913
@@ -68,16 +65,29 @@ def choose_bits(  # noqa: PLR0913
             "Bits are chosen for a budget of bytes, or for a floor of what `evaluate` returns. Received: "
             f"budget={budget}, floor={floor} and evaluate={evaluate}."
         )
+    most = None if budget is None else whole("budget", budget, 1, largest=None)
+    least = None if floor is None else float(floor)
     check_built(model)
     if data is None:
         raise ValueError("The errors of fewer bits are measured on calibration data. Received: data=None.")
-    chosen = QuantizationOptions(**options)
+    chosen, tell = QuantizationOptions(**options), progress or (lambda done, total, name: None)
     preparation = Preparation(model, chosen, data)
-    weights = weight_levels(preparation, levels, positive("memory", memory), progress)
-    search = _Search(model, data, chosen, weights)
-    if budget is not None:
-        return search.within(whole("budget", budget, 1, largest=None))
-    return search.reaching(float(floor), evaluate)  # type: ignore[arg-type]
+    if most is not None:
+        _check_budget(preparation, levels, most)
+    weights = weight_levels(preparation, levels, positive("memory", memory), tell)
+    search = _Search(preparation, data, weights, tell)
+    return search.within(most) if most is not None else search.reaching(least, evaluate)  # type: ignore[arg-type]
+
+
+def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget: int) -> None:
+    others = other_bytes(preparation)
+    least = others + sum(min(level_bytes(preparation, one, bits) for bits in levels) for one in preparation.weights)
+    if budget < least:
+        raise ValueError(
+            f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
+            f"in floating point. Received: budget={budget}. Prune or shrink the model first, or allow fewer bits with "
+            "`candidates`."
+        )
 
 
 def _levels(candidates: Sequence[int | None], *, float_too: bool) -> tuple[int | None, ...]:
@@ -90,48 +100,42 @@ def _levels(candidates: Sequence[int | None], *, float_too: bool) -> tuple[int |
 class _Search:
     """Chooses among the levels of the weights of a model."""
 
-    def __init__(self, model: Any, data: Any, options: QuantizationOptions, weights: Sequence[WeightLevels]):
-        self._model, self._data, self._options, self._weights = model, data, options, tuple(weights)
+    def __init__(self, preparation: Preparation, data: Any, weights: Sequence[WeightLevels], progress: Progress):
+        self._model, self._options, self._data = preparation.model, preparation.options, data
+        self._weights, self._tell = tuple(weights), progress
         self._entries = [one.options for one in weights]
         self._path = hull_path(self._entries)
-        others = int(model.count_params()) - sum(math.prod(one.shape) for one in weights)
-        self._empty = BitChoice(model.name, self._weights, (), _FLOAT_BYTES * others, ())
+        self._empty = BitChoice(self._model.name, self._weights, (), other_bytes(preparation), ())
 
     def within(self, budget: int) -> BitChoice:
         """Returns the choice with the least error within a budget."""
-        least, others = self._choice(self._path[0]).bytes, self._empty.other_bytes
-        if budget < least:
-            raise ValueError(
-                f"With the fewest bits the weights of {self._model.name!r} have {least:,} bytes, {others:,} of them in "
-                f"floating point. Received: budget={budget}. Prune or shrink the model first, or allow fewer bits with "
-                "`candidates`."
-            )
-        return self._choice(least_error(self._entries, budget - others), budget=budget)
+        return self._choice(least_error(self._entries, budget - self._empty.other_bytes), budget=budget)
 
     def reaching(self, floor: float, evaluate: Callable[[Any], float]) -> BitChoice:
         """Returns the first choice on the path that reaches a floor, by bisection; it was evaluated."""
-        found: dict[int, Trial] = {}
-
-        def reaches(at: int) -> bool:
-            choice = self._choice(self._path[at])
-            found[at] = Trial(choice.bytes, self._metric(choice.bits, evaluate))
-            return found[at].metric >= floor
-
-        fails, holds = 0, len(self._path) - 1
-        if not reaches(holds):
+        # A weight that bits do not change has no step to floating point on the path.
+        whole = [len(one.bits) - 1 for one in self._weights]
+        path = self._path if self._path[-1] == whole else [*self._path, whole]
+        last = len(path) - 1
+        found = {last: Trial(self._choice(whole).bytes, float(evaluate(self._model)))}
+        if not found[last].metric >= floor:
             raise ValueError(
-                f"The metric of {self._model.name!r} in floating point is {found[holds].metric:.6g}. Received: "
+                f"The metric of {self._model.name!r} in floating point is {found[last].metric:.6g}. Received: "
                 f"floor={floor}. Lower the floor."
             )
-        if holds and reaches(fails):
-            holds = fails
+        # The choice before the first is none.
+        fails, holds, total = -1, last, 1 + last.bit_length()
+        middle = 0
         while holds - fails > 1:
-            middle = (fails + holds) // 2
-            if reaches(middle):
+            self._tell(len(found), total, f"choice of {self._choice(path[middle]).bytes:,} bytes")
+            choice = self._choice(path[middle])
+            found[middle] = Trial(choice.bytes, self._metric(choice.bits, evaluate))
+            if found[middle].metric >= floor:
                 holds = middle
             else:
                 fails = middle
-        return self._choice(self._path[holds], floor=floor, trials=tuple(found.values()))
+            middle = (fails + holds) // 2
+        return self._choice(path[holds], floor=floor, trials=tuple(found.values()))
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
         path = tuple((self._bytes(one), self._error(one)) for one in self._path) if known else ()
@@ -146,8 +150,6 @@ class _Search:
     def _metric(self, bits: dict[str, int | None], evaluate: Callable[[Any], float]) -> float:
         """Returns the metric of the model on integers; its weights are its own again afterwards."""
         model = self._model
-        if all(one is None for one in bits.values()):
-            return float(evaluate(model))
         before = [(variable, array_of(variable).copy()) for variable in model.variables]
         try:
             found = quantized(model, replace(self._options, weights=bits), self._data)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypedDict, cast
 
-from prunekit.anatomy.name_patterns import listed_patterns
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
@@ -60,7 +59,7 @@ class QuantizationOptions:
         damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
         sparsity: Fraction of the entries of each kernel that become zero in the same pass, in [0, 1), chosen while the
             weights before them are rounded (SparseGPT and GPTQ over the same Hessians); entries that are zero count.
-            None: entries that are zero stay so, and no others are chosen.
+            Tables and depthwise kernels are not pruned. None: entries that are zero stay so, and no others are chosen.
         pattern: Pattern of these zeros, as in `pk.prune`: "unstructured", "2:4", a `Pattern`. Kernels that it does not
             fit are not pruned, with a note.
         include: Names, globs or `re:` patterns of layers and weights to quantize; empty = all.
@@ -130,24 +129,14 @@ class QuantizationOptions:
             )
 
     @property
-    def patterns(self) -> dict[str, int]:
-        """Bits by patterns of layers and weights; weights that none of them matches have `default_bits`."""
-        if not isinstance(self.weights, Mapping):
-            return {}
-        return {pattern: bits for pattern, bits in self.weights.items() if bits is not None}
+    def patterns(self) -> Mapping[str, int | None]:
+        """Bits by patterns of layers and weights, None = floating point; other weights have `default_bits`."""
+        return self.weights if isinstance(self.weights, Mapping) else {}
 
     @property
     def default_bits(self) -> int:
         """Bits of the weights that no pattern matches."""
         return 8 if isinstance(self.weights, Mapping) else self.weights
-
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """Patterns of the layers that compute in floating point."""
-        given = listed_patterns(self.exclude, "exclude")
-        if not isinstance(self.weights, Mapping):
-            return tuple(given)
-        return (*given, *(pattern for pattern, bits in self.weights.items() if bits is None))
 
     def weight_rule(self, bits: int) -> RangeRule:
         """Chooses the range of each output channel of a weight with so many bits."""
@@ -175,10 +164,8 @@ class QuantizationOptions:
         """
         method = self.method
         if method == "auto":
-            fits = self.sparsity is not None or (
-                data is not None and min(self.default_bits, *self.patterns.values(), 8) < 8
-            )
-            method = "gptq" if fits else "nearest"
+            few = data is not None and min([self.default_bits, *filter(None, self.patterns.values())]) < 8
+            method = "gptq" if few or self.sparsity is not None else "nearest"
         corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
         needed = [
             text

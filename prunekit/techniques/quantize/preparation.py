@@ -18,7 +18,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import bits_of, selected
+from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
@@ -64,10 +64,11 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
-        self.selection = selected(model, options.include, options.excluded)
+        self.selection = selected(model, options.include, options.exclude, options.patterns)
         self.placement = place(model, self.selection.kept_float)
         self.weights = unique_weights(self.placement)
-        self.bits = bits_of(model, self.weights, self.selection, options)
+        bits = self.selection.bits
+        self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
 
     @property
     def formats(self) -> Formats:

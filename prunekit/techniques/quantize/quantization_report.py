@@ -15,9 +15,8 @@ from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Granularity, Grid
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.report_pictures import errors_picture, ranges_picture
+from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, stored_bytes
 from prunekit.techniques.quantize.units import Range, RoundedWeight
-
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class QuantizedWeight:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the codes, packed, and of the scales."""
-        return -(-self.size * self.bits // 8) + _FLOAT_BYTES * self.scales
+        """Bytes of the codes and of the scales: two codes of up to 4 bits share a byte, as in a LiteRT file."""
+        return stored_bytes(self.size, self.bits, self.scales)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class QuantizationReport(Displayed):
 
     Attributes:
         model_name: Name of the model.
-        method: How the codes of weights were chosen: "nearest" or "gptq".
+        method: How the codes of weights were chosen: "nearest", "gptq", "awq" or "training".
         weights: The weights on grids.
         ranges: The grids of tensors between layers; empty where these stay in floating point.
         left_float: Layers and operations that compute in floating point, with reasons.
@@ -109,7 +108,7 @@ class QuantizationReport(Displayed):
         """Bytes of all weights in float32, and with the quantized ones as integers."""
         integers = sum(one.bytes for one in self.weights)
         others = self.parameters - sum(one.size for one in self.weights)
-        return _FLOAT_BYTES * self.parameters, integers + _FLOAT_BYTES * others
+        return FLOAT_BYTES * self.parameters, integers + FLOAT_BYTES * others
 
     def sections(self) -> list[Section]:
         """Returns the report as sections: weights, ranges, what stays in floating point."""
@@ -157,12 +156,14 @@ class PlannedQuantization:
         ranges: Name of each range of tensors, and how it is chosen.
         left_float: Layers, operations and weights that stay in floating point, with reasons.
         bits: Bits of the tensors; None if they stay in floating point.
+        not_pruned: Weights that the pattern of further zeros does not fit, with reasons.
     """
 
     weights: tuple[tuple[str, tuple[int, ...], str, str, str], ...]
     ranges: tuple[tuple[str, str], ...]
     left_float: tuple[Skipped, ...]
     bits: int | None
+    not_pruned: tuple[Skipped, ...] = ()
 
     def sections(self) -> tuple[Section, ...]:
         """Returns tables: weights, tensors, what stays in floating point."""
@@ -187,7 +188,12 @@ class PlannedQuantization:
             (Column("Layer or weight", "name"), Column("Reason", "text")),
             tuple((one.name, one.reason) for one in self.left_float),
         )
-        return tuple(one for one in (weights, tensors, left) if one.rows)
+        whole = Section(
+            "Rounded and not pruned",
+            (Column("Weight", "name"), Column("Reason", "text")),
+            tuple((one.name, one.reason) for one in self.not_pruned),
+        )
+        return tuple(one for one in (weights, tensors, left, whole) if one.rows)
 
 
 def report_of(

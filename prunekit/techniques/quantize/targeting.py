@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ from prunekit.anatomy.model_weights import check_built, places, quantized_by_ker
 from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, prefixes
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target, find_targets, values_by_name
-from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.units import WEIGHT_ROLES, RoundedWeight
+from prunekit.techniques.quantize.units import WEIGHT_ROLES
 
 # Most layers that an error names.
 _LISTED = 5
+_NO_BITS = "`weights` leaves it in floating point"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +26,21 @@ class Selection:
         targets: id of a variable -> the weight to quantize.
         kept_float: id of a layer or weight that computes in floating point -> the reason.
         skipped: Weights that are not quantized, with reasons.
+        bits: id of a variable -> bits, for the weights that a pattern gives some.
     """
 
     targets: dict[int, Target]
     kept_float: dict[int, str]
     skipped: tuple[Skipped, ...]
+    bits: Mapping[int, int]
 
 
-def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[str] | str = ()) -> Selection:
+def selected(
+    model: Any,
+    include: Sequence[str] | str = (),
+    exclude: Sequence[str] | str = (),
+    bits: Mapping[str, int | None] | None = None,
+) -> Selection:
     """Returns the weights and layers that are quantized.
 
     A layer computes in floating point if a pattern in `exclude` matches it, or if one of its kernels is not quantized.
@@ -42,6 +49,7 @@ def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[st
         model: A built Keras 3 model.
         include: Patterns of layers and weights; if given, only the kernels and tables of these layers are quantized.
         exclude: Patterns of layers that compute in floating point; overrides `include`.
+        bits: Bits by patterns of weights and layers; None for layers that compute in floating point.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
@@ -56,6 +64,10 @@ def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[st
         )
     found, skipped = find_targets(model, include, exclude, also=("depthwise_kernel", "embedding"), verb="quantize")
     targets = {id(target.variable): target for target in found if target.role in WEIGHT_ROLES}
+    named = values_by_name(model, list(targets.values()), bits or {}, "weights", verb="quantize")
+    floats = {key: target for key, target in targets.items() if target.name in named and named[target.name] is None}
+    skipped = [*skipped, *(Skipped(target.name, _NO_BITS) for target in floats.values())]
+    targets = {key: target for key, target in targets.items() if key not in floats}
     reasons = {item.name: item.reason for item in skipped}
     kept: dict[int, str] = {}
     weights = weights_in(model)
@@ -70,26 +82,8 @@ def selected(model: Any, include: Sequence[str] | str = (), exclude: Sequence[st
         for variable, _, spec in weights_of(place.layer):
             if spec.role in WEIGHT_ROLES and id(variable) in kept:
                 kept.setdefault(id(place.layer), kept[id(variable)])
+    given = {name: number for name, number in named.items() if number is not None}
+    of_targets = {key: given[target.name] for key, target in targets.items() if target.name in given}
     # Integer files store biases with 32 bits, and normalizations are folded or compute in floating point.
     usual = {weight.name for weight in weights if weight.spec.role in ("bias", "normalization")}
-    return Selection(targets, kept, tuple(item for item in skipped if item.name not in usual))
-
-
-def bits_of(
-    model: Any, weights: Sequence[RoundedWeight], selection: Selection, options: QuantizationOptions
-) -> dict[int, int]:
-    """Returns the bits of each weight that is rounded, by the id of its variable.
-
-    Args:
-        model: The model.
-        weights: The weights that are rounded.
-        selection: What is quantized.
-        options: Bits, also by patterns.
-
-    Raises:
-        ValueError: A pattern matches no weight that is quantized, or two patterns give a weight different bits.
-    """
-    targets = list(selection.targets.values())
-    named = values_by_name(model, targets, options.patterns, "weights", verb="quantize")
-    names = {id(target.variable): target.name for target in targets}
-    return {id(one.variable): named.get(names.get(id(one.variable), one.name), options.default_bits) for one in weights}
+    return Selection(targets, kept, tuple(item for item in skipped if item.name not in usual), of_targets)

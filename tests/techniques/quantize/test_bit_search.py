@@ -13,11 +13,12 @@ from keras import ops
 from prunekit.delivery.pictures import PLOTS
 from prunekit.delivery.plots import to_svg
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.bit_scan import bytes_in_file
 from prunekit.techniques.quantize.bit_search import choose_bits
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
+from prunekit.techniques.quantize.stored_bytes import stored_bytes
+from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend
 
@@ -91,7 +92,7 @@ def test_the_bytes_are_those_of_codes_scales_and_floats():
     assert choice.other_bytes == biases and set(choice.bits.values()) == {None}
     first = choice.weights[0]
     assert first.bytes == (10 * 24 // 2 + 4 * 24, 10 * 24 + 4 * 24, 4 * 10 * 24)
-    assert bytes_in_file((3, 3), 3, 3) == 5 + 12 and bytes_in_file((3, 3), 5, 3) == 9 + 12
+    assert stored_bytes(9, 3, 3) == 5 + 12 and stored_bytes(9, 5, 3) == 9 + 12 and stored_bytes(9, None, 3) == 36
 
 
 def test_a_budget_below_the_fewest_bits_is_refused_with_the_least():
@@ -124,6 +125,57 @@ def test_a_lower_floor_needs_fewer_bytes():
         for floor in (-1e-1, -1e-3, -1e-6)
     ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+def test_where_only_the_float_model_reaches_the_floor_every_weight_stays_in_floating_point():
+    model, data = network()
+    former = variables_of(model)
+    choice = choose_bits(
+        model,
+        data,
+        evaluate=lambda changed: float(variables_of(changed) == former),
+        floor=1.0,
+        include=["first", "head"],
+    )
+    assert choice.bits == {"first/kernel": None, "head/kernel": None}
+    found = quantized(model, QuantizationOptions(weights=choice.bits, include=["first", "head"]), data)
+    assert not found.report.weights and variables_of(model) == former
+
+
+def test_a_model_on_8_bits_already_may_need_floating_point_tensors():
+    model, data = network()
+    quantized(model, QuantizationOptions(), data)
+    before = outputs_of(model, data)
+    # Rounding the weights again changes nothing; the tensors do.
+    choice = choose_bits(
+        model, data, evaluate=lambda changed: float(np.array_equal(outputs_of(changed, data), before)), floor=1.0
+    )
+    assert set(choice.bits.values()) == {None}
+
+
+def test_bits_go_to_weights_by_their_exact_names():
+    x = keras.Input((6,))
+    model = keras.Model(x, L.Dense(3, name="head[0]")(L.Dense(8, name="body")(x)))
+    found = selected(model, bits={"head[0]/kernel": 4, "body/kernel": None})
+    assert {target.name: found.bits[key] for key, target in found.targets.items()} == {"head[0]/kernel": 4}
+
+
+def test_outputs_that_are_infinite_by_themselves_have_not_changed():
+    x = keras.Input((6,))
+    y = L.Dense(4, name="head")(L.Dense(8, name="body")(x))
+    model = keras.Model(x, keras.ops.where(np.array([True, True, True, False]), y, -np.inf))
+    randomize(model)
+    data = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+    choice = choose_bits(model, data, budget=10**6)
+    assert all(0 < row.errors[1] < row.errors[0] < 1 for row in choice.weights)
+
+
+def test_the_budget_is_checked_before_anything_is_measured():
+    model, data = network()
+    told = []
+    with pytest.raises(ValueError, match="With the fewest bits"):
+        choose_bits(model, data, budget=1000, progress=lambda *step: told.append(step))
+    assert not told
 
 
 def test_a_floor_above_the_float_model_is_refused_and_the_model_stays():
@@ -248,6 +300,7 @@ def test_no_bits_are_floating_point():
     ("weights", "message"),
     [
         ({"first": 4, "first/kernel": 8}, "Each weight takes one value. Received: 4 and 8 for first/kernel"),
+        ({"first": 4, "re:(first|head)": None}, "Each weight takes one value. Received: 4 and None for first/kernel"),
         ({"first/bias": 4}, "A pattern in `weights` must match a quantized weight. Received: 'first/bias'"),
         ({"frist": 4}, "frist"),
         ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, 2 to 8. Received: 9"),

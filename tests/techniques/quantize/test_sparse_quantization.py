@@ -89,6 +89,25 @@ def test_a_kernel_that_the_pattern_does_not_fit_is_named_and_rounded_whole():
     assert note.startswith("Not pruned: six/kernel, since the pattern")
 
 
+def test_layers_in_floating_point_are_not_pruned_and_layers_of_a_users_own_are_refused():
+    class Doubled(L.Dense):
+        def call(self, inputs):
+            return 2 * super().call(inputs)
+
+    x = keras.Input((8,))
+    model = keras.Model(x, L.Dense(4, name="head")(Doubled(8, name="own")(x)))
+    randomize(model)
+    data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    own, head = (model.get_layer(name).kernel for name in ("own", "head"))
+    former = np.array(ops.convert_to_numpy(own))
+    with pytest.raises(ValueError, match="Received: own/kernel, whose layer computes in a way of its own"):
+        joint(model, data, 0.5)
+    np.testing.assert_array_equal(ops.convert_to_numpy(own), former)
+    joint(model, data, 0.5, {"own": None, "head": 4})
+    np.testing.assert_array_equal(ops.convert_to_numpy(own), former)
+    assert np.count_nonzero(ops.convert_to_numpy(head)) <= 16
+
+
 def test_zeros_of_a_pruned_model_stay_and_count():
     model, data = network()
     prune(model, 0.6, allocation="uniform")
