@@ -22,6 +22,7 @@ from quantized_twins import (
 from rounded_places import differences, original_places, own_places, quantized_pair, quantizers_in, theirs
 
 import prunekit as pk
+from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 pytestmark = tensorflow_only
@@ -42,7 +43,8 @@ def test_codes_are_of_the_same_kind():
             tensors |= {(one.num_bits, one.symmetric, one.narrow_range) for each in others for one in each}
     assert (weights, tensors) == ({(8, True, True)}, {(8, False, False)})
     options = QuantizationOptions()
-    for form, (lowest, highest) in ((options.weight_format, (-127, 127)), (options.activation_format, (-128, 127))):
+    codes = IntegerFormat(options.default_bits)
+    for form, (lowest, highest) in ((codes, (-127, 127)), (options.activation_format, (-128, 127))):
         assert (form.bits, form.symmetric, form.lowest, form.highest) == (8, lowest == -127, lowest, highest)
 
 
