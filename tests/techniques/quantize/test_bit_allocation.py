@@ -47,6 +47,12 @@ def test_the_greedy_choice_is_not_taken_where_another_is_better():
     assert least_error(options, 10) == [0, 1, 1]
 
 
+def test_a_beginning_that_the_ratios_complete_badly_is_not_dropped():
+    # After the first weight the best ratios are those of the second and the fourth, and neither leaves room for both.
+    options = [Options([0, cost], [error, 0.0]) for cost, error in ((9, 8.0), (7, 9.0), (8, 6.0), (5, 7.0))]
+    assert least_error(options, 19) == [1, 1, 0, 0]
+
+
 def test_errors_in_proportion_to_costs_are_still_chosen_exactly():
     costs = [13, 17, 19, 23, 29, 31, 37, 41, 43, 47]
     options = [Options([0, cost], [float(cost), 0.0]) for cost in costs]
