@@ -26,7 +26,7 @@ from prunekit.sparsity.arguments import fraction, positive, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.sensitivity_scan import SensitivityScan
+from prunekit.techniques.pruning.sensitivity_scan import Measured, SensitivityScan
 
 TABLE = "sensitivity.json"
 PICTURE = "sensitivity.png"
@@ -94,7 +94,7 @@ def sensitivity(  # noqa: PLR0913
         try:
             report = _scanned(work, _described(report, work), earlier, folder, progress or (lambda *_: None))
         finally:
-            work.end()
+            work.scan.end()
     if folder is not None:
         replace_file(folder / PICTURE, to_png(sensitivity_figure(report)))
     return report
@@ -157,8 +157,8 @@ def _described(report: SensitivityReport, work: SensitivityScan) -> SensitivityR
     return replace(
         report,
         targets=targets,
-        measures=_measures(work.dense, work.model),
-        dense=work.dense,
+        measures=_measures(work.scan.dense, work.model),
+        dense=work.scan.dense,
         skipped=work.skipped,
         notes=tuple(_notes(work)),
     )
@@ -176,13 +176,20 @@ def _measures(dense: Mapping[str, float], model: Any) -> tuple[Metric, ...]:
     return tuple(sorted(map(measure, dense), key=lambda metric: metric.name.endswith("loss")))
 
 
+def _row_of(name: str, measured: Measured) -> SensitivityRow:
+    effect = measured.effect
+    return SensitivityRow(
+        name, "prune", "sparsity", measured.level, measured.zeros, effect.metrics, effect.output_error
+    )
+
+
 def _notes(work: SensitivityScan) -> list[str]:
     notes = []
-    if work.runs.whole:
+    if work.scan.runs.whole:
         notes.append("Each measurement computed the whole model: it has no graph of layers.")
-    if work.metrics.whole:
-        notes.append(f"Each measurement evaluated the whole model: {work.metrics.whole}.")
-    if not work.dense:
+    if work.scan.metrics.whole:
+        notes.append(f"Each measurement evaluated the whole model: {work.scan.metrics.whole}.")
+    if not work.scan.dense:
         notes.append("Only output errors were measured: the model is not compiled, or the data have no labels.")
     if work.reconstructs:
         notes.append("The criterion selected the weights; the kept weights did not make up for the pruned ones.")
@@ -202,13 +209,15 @@ def _scanned(
     for number, target in enumerate(work.targets, start=1):
         if not any(row.target == target.name for row in rows):
             rows += [
-                SensitivityRow(target.name, "prune", "sparsity", one.level, one.zeros, one.metrics, one.output_error)
+                SensitivityRow(
+                    target.name, "prune", "sparsity", one.level, one.zeros, one.effect.metrics, one.effect.output_error
+                )
                 for one in work.measure(target)
             ]
             report = replace(report, rows=tuple(rows))
             _write(report, folder)
         progress(number, len(work.targets), target.name)
-    if work.runs.overflowed:
+    if work.scan.runs.overflowed:
         note = "Activations of some calls exceeded `memory` and were computed again for each sparsity."
         report = replace(report, notes=(*report.notes, note))
         _write(report, folder)

@@ -1,6 +1,5 @@
 """Few bits after training: zeros in the same pass, activation-aware scaling, and bits under a budget."""
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 
 import prunekit as pk
 from studies.quantization import EXAMPLES, NETWORKS, Study
-from studies.results import Results
+from studies.results import Results, measure_networks
 
 # (sparsity, bits)
 SPARSE = ((0.5, 4), (0.5, 3), (0.75, 4), (0.75, 3), (0.9, 4))
@@ -141,14 +140,7 @@ def page(results: Results) -> str:
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(NETWORKS), help="one network")
-    only = parser.parse_args().only
-    results = Results(PAGE.with_suffix(".json"))
-    for name in NETWORKS:
-        if only in (None, name):
-            results.get(name, lambda name=name: FewBits(name).measure())
-            PAGE.write_text(page(results), encoding="utf-8")
+    measure_networks(__doc__, NETWORKS, PAGE, lambda name: FewBits(name).measure(), page)
 
 
 if __name__ == "__main__":

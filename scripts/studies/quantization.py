@@ -1,6 +1,5 @@
 """Accuracy, bytes and LiteRT latency of networks quantized after training and in training, beside the converter's."""
 
-import argparse
 import gc
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
 from studies import fashion, mnist
 from studies.converter import converter_integers
-from studies.results import Results
+from studies.results import Results, measure_networks
 
 NETWORKS = {
     "mnist": "MNIST, convolutions",
@@ -182,14 +181,7 @@ def page(results: Results) -> str:
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(NETWORKS), help="one network")
-    only = parser.parse_args().only
-    results = Results(PAGE.with_suffix(".json"))
-    for name in NETWORKS:
-        if only in (None, name):
-            results.get(name, Study(name).run)
-            PAGE.write_text(page(results), encoding="utf-8")
+    measure_networks(__doc__, NETWORKS, PAGE, lambda name: Study(name).run(), page)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Results of a study in a JSON file: written after each measurement, and never measured twice."""
 
+import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,29 @@ class Results:
             partial.write_text(json.dumps(self.values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
             partial.replace(self._path)
         return self.values[key]
+
+
+def measure_networks(
+    doc: str | None,
+    networks: Collection[str],
+    path: Path,
+    measure: Callable[[str], Any],
+    page: Callable[[Results], str],
+) -> None:
+    """Measures the networks that the command line names and that are not measured yet, and writes the page.
+
+    Args:
+        doc: What the command does, for its help.
+        networks: Names of the networks.
+        path: The page; the results are beside it, with the ending ".json".
+        measure: Returns the figures of a network.
+        page: Returns the page as Markdown.
+    """
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--only", choices=list(networks), help="one network")
+    only = parser.parse_args().only
+    results = Results(path.with_suffix(".json"))
+    for name in networks:
+        if only in (None, name):
+            results.get(name, lambda name=name: measure(name))
+            path.write_text(page(results), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Measures what the pruning of one weight at a time does to a model, at several sparsities."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,9 @@ from keras import ops
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target
 from prunekit.core import backend
-from prunekit.core.output_metrics import Batch, OutputMetrics
+from prunekit.core.output_metrics import Batch
 from prunekit.core.statistics import Collectors
-from prunekit.core.suffix_runs import SuffixRuns
-from prunekit.core.weight_scan import WeightScan
+from prunekit.core.weight_scan import Effect, WeightScan
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -30,15 +29,12 @@ class Measured:
     Attributes:
         level: The sparsity that was asked for.
         zeros: Number of pruned entries of the weight.
-        metrics: Metrics and loss by name.
-        output_error: L2 norm of the change of the model's outputs over all examples, relative to the L2 norm of the
-            outputs.
+        effect: What this does to the model.
     """
 
     level: float
     zeros: int
-    metrics: Mapping[str, float]
-    output_error: float
+    effect: Effect
 
 
 class SensitivityScan:
@@ -55,6 +51,7 @@ class SensitivityScan:
         model: The model.
         targets: The weights, in the order in which the model calls them.
         skipped: The weights that are left out, with reasons.
+        scan: Measures the model.
         reconstructs: True if the criterion would also set the kept weights, which a scan does not.
 
     Raises:
@@ -71,27 +68,12 @@ class SensitivityScan:
         self.model, self.reconstructs = model, criterion.reconstructs
         self._batches, self.levels = list(batches), tuple(levels)
         found = resolved_targets(model, OneShot(sparsity=max(levels)), options, training=False)
-        self._scan = WeightScan(model, self._batches, [target.variable for target in found.targets], memory)
-        unread = [target for target in found.targets if self.runs.position(target.variable) is None]
+        self.scan = WeightScan(model, self._batches, [target.variable for target in found.targets], memory)
+        unread = [target for target in found.targets if self.scan.runs.position(target.variable) is None]
         self.skipped = (*found.skipped, *(Skipped(target.name, "no call in inference reads it") for target in unread))
         self._masks = _Masks(model, found.targets, options, levels, self._batches)
         called = [target for target in found.targets if target not in unread]
-        self.targets = tuple(sorted(called, key=lambda target: self.runs.position(target.variable) or 0))
-
-    @property
-    def runs(self) -> SuffixRuns:
-        """The cached activations."""
-        return self._scan.runs
-
-    @property
-    def metrics(self) -> OutputMetrics:
-        """Measures metrics and loss."""
-        return self._scan.metrics
-
-    @property
-    def dense(self) -> Mapping[str, float]:
-        """Metrics and loss of the model as it is."""
-        return self._scan.dense
+        self.targets = tuple(sorted(called, key=lambda target: self.scan.runs.position(target.variable) or 0))
 
     def measure(self, target: Target) -> list[Measured]:
         """Returns what each sparsity of a weight does; weights are taken in the order of `targets`.
@@ -103,15 +85,11 @@ class SensitivityScan:
         def pruned(value: Any) -> Iterator[Any]:
             return (backend.select(ops.convert_to_tensor(mask), value) for mask in masks)
 
-        effects = self._scan.measure(target.variable, pruned)
+        effects = self.scan.measure(target.variable, pruned)
         return [
-            Measured(level, mask.size - int(np.count_nonzero(mask)), effect.metrics, effect.output_error)
+            Measured(level, mask.size - int(np.count_nonzero(mask)), effect)
             for level, mask, effect in zip(self.levels, masks, effects, strict=True)
         ]
-
-    def end(self) -> None:
-        """Resets the model's metrics."""
-        self._scan.end()
 
 
 class _Masks:

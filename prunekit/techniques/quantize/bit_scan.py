@@ -60,7 +60,7 @@ def other_bytes(preparation: Preparation) -> int:
 
 
 def weight_levels(
-    preparation: Preparation, levels: Sequence[int | None], memory: float, progress: Progress | None = None
+    preparation: Preparation, levels: Sequence[int | None], memory: float, progress: Progress
 ) -> list[WeightLevels]:
     """Returns each weight with its error at each number of bits, in the model's order.
 
@@ -80,8 +80,7 @@ def weight_levels(
     for done, weight in enumerate(ordered, 1):
         sizes = tuple(level_bytes(preparation, weight, bits) for bits in levels)
         found[id(weight.variable)] = _measured(preparation, scan, weight, levels, sizes)
-        if progress is not None:
-            progress(done, len(ordered), weight.name)
+        progress(done, len(ordered), weight.name)
     return [found[id(weight.variable)] for weight in weights]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -17,6 +18,8 @@ from prunekit.techniques.quantize.bit_choice import BitChoice, Trial
 from prunekit.techniques.quantize.bit_scan import WeightLevels, level_bytes, other_bytes, weight_levels
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.preparation import Preparation
+
+_OWN_OPTIONS = ("budget", "evaluate", "floor", "candidates", "memory", "progress")
 
 
 def choose_bits(  # noqa: PLR0913
@@ -54,11 +57,12 @@ def choose_bits(  # noqa: PLR0913
     Raises:
         ValueError: Neither or both of budget and floor are given; the budget is below the bytes of the fewest bits; the
             model in floating point does not reach the floor; an option has a wrong value.
-        TypeError: `model` is not a Keras 3 model; an option is unknown.
+        TypeError: `model` is not a Keras 3 model; an option is unknown; `floor`, or what `evaluate` returns, is no
+            number.
 
     Source: Shoham & Gersho 1988 (bits of several quantizers under a budget).
     """
-    check_names(options, [name for name in Options.__annotations__ if name != "weights"])
+    check_names(options, [*_OWN_OPTIONS, *(name for name in Options.__annotations__ if name != "weights")])
     levels = _levels(candidates, float_too=budget is None)
     if (budget is None) == (floor is None) or (floor is None) != (evaluate is None):
         raise ValueError(
@@ -66,7 +70,7 @@ def choose_bits(  # noqa: PLR0913
             f"budget={budget}, floor={floor} and evaluate={evaluate}."
         )
     most = None if budget is None else whole("budget", budget, 1, largest=None)
-    least = None if floor is None else float(floor)
+    least = None if floor is None else _metric_value("`floor`", floor)
     check_built(model)
     if data is None:
         raise ValueError("The errors of fewer bits are measured on calibration data. Received: data=None.")
@@ -97,6 +101,20 @@ def _levels(candidates: Sequence[int | None], *, float_too: bool) -> tuple[int |
     return (*numbers, None) if float_too or None in candidates else tuple(numbers)
 
 
+def _evaluated(evaluate: Callable[[Any], float], model: Any) -> float:
+    return _metric_value("What `evaluate` returns", evaluate(model))
+
+
+def _metric_value(name: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is a metric, a number such as 0.98. Received: {value!r}.") from error
+    if math.isnan(found):
+        raise ValueError(f"{name} is a metric, a number such as 0.98. Received: NaN. Check the model and the data.")
+    return found
+
+
 class _Search:
     """Chooses among the levels of the weights of a model."""
 
@@ -117,7 +135,7 @@ class _Search:
         whole = [len(one.bits) - 1 for one in self._weights]
         path = self._path if self._path[-1] == whole else [*self._path, whole]
         last = len(path) - 1
-        found = {last: Trial(self._choice(whole).bytes, float(evaluate(self._model)))}
+        found = {last: Trial(self._choice(whole).bytes, _evaluated(evaluate, self._model))}
         if not found[last].metric >= floor:
             raise ValueError(
                 f"The metric of {self._model.name!r} in floating point is {found[last].metric:.6g}. Received: "
@@ -127,8 +145,8 @@ class _Search:
         fails, holds, total = -1, last, 1 + last.bit_length()
         middle = 0
         while holds - fails > 1:
-            self._tell(len(found), total, f"choice of {self._choice(path[middle]).bytes:,} bytes")
             choice = self._choice(path[middle])
+            self._tell(len(found), total, f"choice of {choice.bytes:,} bytes")
             found[middle] = Trial(choice.bytes, self._metric(choice.bits, evaluate))
             if found[middle].metric >= floor:
                 holds = middle
@@ -154,7 +172,7 @@ class _Search:
         try:
             found = quantized(model, replace(self._options, weights=bits), self._data)
             with found.simulating():
-                return float(evaluate(model))
+                return _evaluated(evaluate, model)
         finally:
             for variable, value in before:
                 variable.assign(value)

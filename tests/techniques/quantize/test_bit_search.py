@@ -261,14 +261,27 @@ def test_wrong_arguments_are_refused(options, message):
         choose_bits(model, data, **options)
 
 
+@pytest.mark.parametrize("result", [None, "good", float("nan")])
+def test_a_metric_is_a_number(result):
+    model, data = network()
+    former = variables_of(model)
+    with pytest.raises((TypeError, ValueError), match="What `evaluate` returns is a metric, a number such as 0.98"):
+        choose_bits(model, data, evaluate=lambda _: result, floor=0.5)
+    with pytest.raises((TypeError, ValueError), match="`floor` is a metric, a number such as 0.98"):
+        choose_bits(model, data, evaluate=lambda _: 1.0, floor="good" if result is None else result)
+    assert variables_of(model) == former
+
+
 def test_bits_are_no_option_and_data_are_needed():
     model, data = network()
     with pytest.raises(TypeError, match="weights"):
         choose_bits(model, data, budget=10**6, weights=4)
     with pytest.raises(ValueError, match="measured on calibration data. Received: data=None"):
         choose_bits(model, None, budget=10**6)
-    with pytest.raises(TypeError, match="activatons"):
+    with pytest.raises(TypeError, match="Did you mean 'activations'"):
         choose_bits(model, data, budget=10**6, activatons=None)
+    with pytest.raises(TypeError, match="Did you mean 'candidates'"):
+        choose_bits(model, data, budget=10**6, candiates=(4,))
 
 
 # Bits by patterns -----------------------------------------------------------------------------------------------------
