@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +10,16 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.example_inputs import fixed_batch
 from prunekit.core.model_function import ModelFunction
-from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
-from prunekit.techniques.quantize.histogram import Histogram
+from prunekit.techniques.quantize.histogram import Histogram, extract_of
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.ranges import RangeRule
 from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
 from prunekit.techniques.quantize.units import Range, RoundedWeight
-
-# Numbers of all rounded tensors of a model that are in memory at once, 1 GB.
-_VALUES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -63,20 +57,17 @@ def calibrated(
     Raises:
         ValueError: There is no batch, or a tensor is not finite; the message names its layer.
     """
-    chosen = [place for place in placement.ranges if place.signed is None]
-    histograms = [Histogram() for _ in chosen]
-    run = ModelFunction(model, lambda inputs: _values(model, placement, chosen, inputs))
-    examples = None if fixed_batch(model) else _examples_at_once(chosen)
+    histograms = {place: Histogram() for place in placement.ranges if place.signed is None}
+    run = ModelFunction(model, lambda inputs: _extracts(model, placement, list(histograms), inputs))
     for batch in batches:
-        for part in _parts(batch, examples):
-            values = run(keras.tree.map_structure(ops.convert_to_tensor, part))
-            for place, histogram, tensors in zip(chosen, histograms, values, strict=True):
-                for tensor in tensors:
-                    _count(histogram, tensor, place)
-    if not any(histogram.count for histogram in histograms) and histograms:
+        found = run(keras.tree.map_structure(ops.convert_to_tensor, batch))
+        for (place, histogram), extracts in zip(histograms.items(), found, strict=True):
+            for extract in extracts:
+                _count(histogram, extract, place)
+    if histograms and not any(histogram.count for histogram in histograms.values()):
         raise ValueError("Calibration needs at least one batch of inputs. Received: none.")
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
-    for place, histogram in zip(chosen, histograms, strict=True):
+    for place, histogram in histograms.items():
         (low,), (high,) = rule(histogram.sample(), form)
         # A tensor that is zero on these data may be another number on others, and the bias that is added to its product
         # with weights is stored in steps of its grid.
@@ -84,32 +75,19 @@ def calibrated(
     return grids
 
 
-def _examples_at_once(chosen: Sequence[Range]) -> int:
-    """Returns how many examples are run at once, so that all tensors of the ranges fit in `_VALUES` numbers."""
-    shapes = [tuple(one.shape)[1:] for place in chosen for one in place.tensors]
-    return max(_VALUES // max(sum(math.prod(length or 1 for length in shape) for shape in shapes), 1), 1)
-
-
-def _parts(batch: Any, most: int | None) -> Iterator[Any]:
-    """Yields a batch in halves of halves of at most so many examples: few sizes, since each is traced anew."""
-    count = size = len(keras.tree.flatten(batch)[0])
-    while most is not None and size > most:
-        size = -(-size // 2)
-    for start in range(0, count, max(size, 1)):
-        yield keras.tree.map_structure(lambda one, at=start: one[at : at + size], batch)
-
-
-def _values(model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any) -> list[list[Any]]:
-    """Returns the tensors of each range in inference."""
+def _extracts(
+    model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any
+) -> list[list[tuple[Any, Any, Any, Any]]]:
+    """Returns what histograms read of the tensors of each range in inference."""
     observed = _Observing()
     with simulating(placement, observed):
         model(inputs, training=False)
-    return [observed.tensors.get(place, []) for place in chosen]
+    return [observed.extracts.get(place, []) for place in chosen]
 
 
-def _count(histogram: Histogram, tensor: Any, place: Range) -> None:
+def _count(histogram: Histogram, extract: tuple[Any, Any, Any, Any], place: Range) -> None:
     try:
-        histogram.observe(array_of(tensor))
+        histogram.observe(*extract)
     except ValueError as error:
         raise ValueError(
             f"The outputs of {place.name!r}, and of layers that share its grid, must be finite on the data for "
@@ -118,14 +96,18 @@ def _count(histogram: Histogram, tensor: Any, place: Range) -> None:
 
 
 class _Observing(Unchanged):
-    """Keeps tensors and rounds nothing."""
+    """Keeps what histograms read, and rounds nothing.
+
+    Whole tensors never leave the compiled function, so that calibration needs the memory of inference.
+    """
 
     def __init__(self) -> None:
-        self.tensors: dict[Range, list[Any]] = {}
+        self.extracts: dict[Range, list[tuple[Any, Any, Any, Any]]] = {}
 
     def tensor(self, value: Any, place: Range) -> Any:
-        """Keeps a tensor."""
-        self.tensors.setdefault(place, []).append(ops.cast(value, "float32"))
+        """Keeps what is read of a tensor."""
+        if place.signed is None and 0 not in value.shape:
+            self.extracts.setdefault(place, []).append(extract_of(value))
         return value
 
 

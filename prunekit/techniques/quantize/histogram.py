@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from keras import ops
 
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.ranges import Sample
 
 # Of 4096 bins, 2048 lie on each side of zero. The magnitudes fill at least half of them: four bins for each step of an
@@ -13,20 +16,32 @@ from prunekit.techniques.quantize.ranges import Sample
 BINS = 4096
 # Values that are counted at once, with eight times their memory.
 _PART = 1 << 20
-# Of larger arrays every n-th value is counted, n times: as precise for a range, and faster than the layer itself.
-_COUNTED = 1 << 19
+# Of tensors with more values in so many examples every n-th value is counted, n times: as precise for a range, and
+# faster than the layer itself.
+_COUNTED, _EXAMPLES = 1 << 19, 32
+
+
+def extract_of(tensor: Any) -> tuple[Any, Any, Any, Any]:
+    """Returns what a histogram reads of a tensor of shape (examples, ...), by `keras.ops`.
+
+    Returns:
+        Lowest value; highest value; the values that are counted, every `step`-th one; and `step`.
+    """
+    flat = ops.reshape(ops.cast(tensor, "float32"), (-1,))
+    step = _step(math.prod(length or 1 for length in tensor.shape[1:]))
+    return ops.min(flat), ops.max(flat), flat[::step], step
 
 
 class Histogram:
     """Counts values in bins of one width, which doubles when a value lies outside.
 
-    Zeros are counted apart, since every grid stores them exactly. The extremes are those of all values; of arrays with
-    more than 524,288 values a regular sample is counted.
+    Zeros are counted apart, since every grid stores them exactly. The extremes are those of all values; of tensors with
+    more than 524,288 values in 32 examples a regular sample is counted.
 
     Attributes:
         low: Lowest value so far, or 0.
         high: Highest value so far, or 0.
-        count: Number of values so far.
+        count: Number of values so far; of sampled tensors nearly.
     """
 
     def __init__(self) -> None:
@@ -35,32 +50,45 @@ class Histogram:
         self._bound = 0.0
         self._counts = np.zeros(BINS, "int64")
 
-    def observe(self, values: np.ndarray) -> None:
-        """Counts the values of an array.
+    def observe(self, low: Any, high: Any, values: Any, step: Any = 1) -> None:
+        """Counts what `extract_of` read of a tensor.
+
+        Args:
+            low: Lowest value of the tensor.
+            high: Highest value.
+            values: Every `step`-th value, shape (counted,).
+            step: How often each value counts.
 
         Raises:
-            ValueError: A value is NaN or infinite; the histogram is not changed.
+            ValueError: An extreme is NaN or infinite; the histogram is not changed.
         """
-        flat = np.asarray(values, "float32").reshape(-1)
-        if not flat.size:
-            return
-        low, high = float(flat.min()), float(flat.max())
+        low, high, weight = float(low), float(high), int(step)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("A range needs finite values. Received: NaN or infinity among them.")
-        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + flat.size
+        counted = array_of(values)
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.count += counted.size * weight
         self._widen(max(-low, high))
-        step = _step(flat.size)
-        counted = flat[::step]
         for start in range(0, counted.size, _PART):
-            self._add(counted[start : start + _PART], step)
+            self._add(counted[start : start + _PART], weight)
 
     def _add(self, values: np.ndarray, weight: int) -> None:
-        present = values[values != 0.0]
-        self._zeros += weight * (values.size - present.size)
-        if present.size:
-            # In float64: the product with a power of two is exact there, also for subnormal numbers.
-            bins = np.floor(present * np.float64(BINS / 2 / self._bound)).astype("int64") + BINS // 2
-            self._counts += weight * np.bincount(np.minimum(bins, BINS - 1), minlength=BINS)
+        # TensorFlow's minimum and maximum take subnormal numbers for zeros.
+        zeros = values.size - (np.count_nonzero(values) if self._bound else 0)
+        self._zeros += weight * zeros
+        if zeros == values.size:
+            return
+        counts = np.bincount(self._bins(values), minlength=BINS)
+        counts[BINS // 2] -= zeros
+        self._counts += weight * counts
+
+    def _bins(self, values: np.ndarray) -> np.ndarray:
+        # The product with a power of two is exact in float32, too, unless it is far below a bin; the smallest and the
+        # largest bounds have no factor in float32.
+        kind = np.float32 if 2.0**-60 < self._bound < 2.0**60 else np.float64
+        places = np.multiply(values, kind(BINS / 2 / self._bound), dtype=kind)
+        np.floor(places, out=places)
+        return places.astype(np.intp) + BINS // 2
 
     def sample(self) -> Sample:
         """Returns the centres of the bins that have values, limited to the extremes, and zero, with their counts."""
@@ -85,8 +113,8 @@ class Histogram:
 
 
 def _step(size: int) -> int:
-    """Returns the distance of the values that are counted."""
-    step = -(-size // _COUNTED)
+    """Returns the distance of the values that are counted, of tensors with so many values in an example."""
+    step = -(-size * _EXAMPLES // _COUNTED)
     # Without a common divisor with the size, the sample has as many values of each channel and of each place.
     while step > 1 and math.gcd(step, size) > 1:
         step += 1

@@ -8,9 +8,10 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_parameters
 
-from prunekit.techniques.quantize import calibration
+from prunekit.core.compilation import compiled_reader
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated, scale_of
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.histogram import Histogram, extract_of
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, grid_of
 from prunekit.techniques.quantize.simulation import simulating
@@ -197,15 +198,18 @@ def test_scales_of_tensors_are_those_of_arrays(shape, axes):
     assert found.shape == (grid.scale.shape if axes else (1,) * len(shape))
 
 
-def test_a_batch_in_parts_gives_the_same_grids(monkeypatch):
-    x = keras.Input((6,), name="x")
-    model = keras.Model(x, L.Dense(3)(L.Dense(5, activation="relu")(x)))
-    placement, data = place(model), np.random.default_rng(0).normal(size=(13, 6)).astype("float32")
-    form = IntegerFormat(8, symmetric=False)
-    whole = calibrated(model, placement, [data], form, MinMax())
-    # 14 numbers for each example.
-    monkeypatch.setattr(calibration, "_VALUES", 3 * 14)
-    parts = calibrated(model, placement, [data], form, MinMax())
-    for place_, grid in whole.items():
-        np.testing.assert_allclose(parts[place_].scale, grid.scale, rtol=1e-5)
-        assert parts[place_].zero_point == grid.zero_point
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place_", [0, 1, 17, 100_003, -1])
+def test_one_value_that_is_not_finite_is_found_in_a_large_tensor(wrong, place_):
+    values = np.random.default_rng(0).normal(size=(33, 70, 67)).astype("float32")
+    values.reshape(-1)[place_] = wrong
+    with pytest.raises(ValueError, match="A range needs finite values"):
+        Histogram().observe(*compiled_reader(extract_of, [])(ops.convert_to_tensor(values)))
+
+
+def test_what_is_read_of_a_large_tensor_are_its_extremes_and_every_nth_value():
+    values = np.random.default_rng(0).normal(size=(5, 1000, 64)).astype("float32")
+    low, high, counted, step = compiled_reader(extract_of, [])(ops.convert_to_tensor(values))
+    # At least 4, for 524,288 of the values of 32 examples, and without a common divisor with 64,000.
+    assert (float(low), float(high), int(step)) == (values.min(), values.max(), 7)
+    assert np.array_equal(ops.convert_to_numpy(counted), values.reshape(-1)[::7])
