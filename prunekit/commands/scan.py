@@ -1,4 +1,4 @@
-"""The command that measures which weights a model can do without: sensitivity.
+"""The command that measures which weights can be pruned, or stored with few bits: sensitivity.
 
 Keras and its backend are imported inside the command: --help starts fast.
 """
@@ -13,19 +13,27 @@ from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
 
 
-class Sparsities(click.ParamType):
-    """One sparsity, or several with commas between them."""
+class Numbers(click.ParamType):
+    """One number, or several with commas between them.
+
+    Args:
+        kind: float or int.
+        examples: Valid texts, for the message.
+    """
 
     name = "number,number"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+    def __init__(self, kind: type, examples: str):
+        self._kind, self._examples = kind, examples
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         """Returns the numbers."""
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(float(text) for text in value.split(","))
+            return tuple(self._kind(text) for text in value.split(","))
         except ValueError:
-            self.fail(f"expected numbers such as 0.5 or 0.5,0.8. Received: {value!r}.", param, ctx)
+            self.fail(f"expected numbers such as {self._examples}. Received: {value!r}.", param, ctx)
 
 
 @click.command()
@@ -34,10 +42,17 @@ class Sparsities(click.ParamType):
 @click.option("--label", metavar="COLUMN", help="The column or part that holds the labels.")
 @click.option(
     "--sparsity",
-    type=Sparsities(),
+    type=Numbers(float, "0.5 or 0.5,0.8"),
     multiple=True,
     metavar="FRACTIONS",
     help="Sparsities, such as 0.5,0.9. May be repeated.  [default: 0.5,0.7,0.8,0.9,0.95]",
+)
+@click.option(
+    "--bits",
+    type=Numbers(int, "8 or 4,8"),
+    multiple=True,
+    metavar="NUMBERS",
+    help="Round weights to so many bits, such as 4,8, and prune none. May be repeated.",
 )
 @click.option("--criterion", default="magnitude", help="As for prune.  [default: magnitude]")
 @click.option(
@@ -53,10 +68,11 @@ class Sparsities(click.ParamType):
 @click.option("--force", is_flag=True, help="Replace a scan of another model, other data or other settings.")
 @json_option
 def sensitivity(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
-    """Measure what the pruning of each weight costs.
+    """Measure what the pruning of each weight costs, or its rounding to few bits.
 
-    MODEL is a .keras file. One weight at a time is pruned, at each sparsity, and the metrics, the loss and the
-    error of the model's outputs are measured on training examples; the model is not changed. An interrupted scan
+    MODEL is a .keras file. One weight at a time is pruned, at each sparsity, or rounded, to each number of bits, and
+    the metrics, the loss and the error of the model's outputs are measured on training examples; the model is not
+    changed. An interrupted scan
     continues when the command is run again."""
     path = Path(model)
     if not path.is_file():
@@ -68,12 +84,12 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
 
     folder = options.pop("output")
     folder = str(Path("runs", f"{path.stem}-sensitivity")) if folder is None else folder
-    levels = [level for given in options.pop("sparsity") for level in given]
+    levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
     misfits = "skip" if options.pop("skip_misfits") else "error"
     memory = options.pop("memory") * 1e6
     report = scan_named(
-        model, data, label, progress=_say, output=folder, sparsity=levels or None, misfits=misfits, memory=memory,
-        **options,
+        model, data, label, progress=_say, output=folder, sparsity=levels or None, bits=bits or None, misfits=misfits,
+        memory=memory, **options,
     )  # fmt: skip
     if as_json:
         print_json(report.to_dict())

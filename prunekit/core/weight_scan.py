@@ -28,6 +28,21 @@ class Effect:
     output_error: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The model with one weight changed.
+
+    Attributes:
+        level: What the technique varies: a sparsity, or a number of bits.
+        entries: Number of entries of the weight that the technique changed.
+        effect: What this does to the model.
+    """
+
+    level: float
+    entries: int
+    effect: Effect
+
+
 class WeightScan:
     """Changes one weight at a time, measures the model, and restores the weight.
 

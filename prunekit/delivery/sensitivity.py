@@ -14,9 +14,7 @@ from prunekit.delivery.formatting import is_number
 from prunekit.delivery.metrics import Metric
 from prunekit.delivery.model_sections import skipped_weights
 from prunekit.delivery.run_report import json_ready
-from prunekit.sparsity.sensitivity_allocation import SENSITIVITY_VERSION
-
-OUTPUT_ERROR = "output_error"
+from prunekit.sparsity.sensitivity_table import LEVELS, OUTPUT_ERROR, SENSITIVITY_VERSION
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class SensitivityRow:
 
     Attributes:
         target: Name of the weight.
-        technique: "prune".
-        level: What the technique varies: "sparsity", a fraction in [0, 1).
+        technique: "prune" or "quantize".
+        level: What the technique varies: "sparsity", a fraction in [0, 1), or "bits".
         value: Its value.
-        entries: Number of entries of the weight that the technique removed.
+        entries: Number of entries of the weight that the technique changed: those removed, or those moved.
         metrics: Metrics and loss by name.
         output_error: L2 norm of the change of the model's outputs over all examples, relative to that of the outputs.
     """
@@ -59,11 +57,12 @@ class SensitivityRow:
 
 @dataclass(frozen=True)
 class SensitivityReport(Displayed):
-    """What pruning one weight at a time costs.
+    """What pruning, or rounding to few bits, one weight at a time costs.
 
     Attributes:
         model: Name of the model.
-        settings: What determines the rows: criterion, pattern, levels, number of examples.
+        settings: What determines the rows: criterion, pattern, levels, number of examples; the technique unless it is
+            "prune".
         targets: The weights, in the order in which the model calls them.
         measures: The metrics, the main one first, the loss last.
         dense: Metrics and loss of the model as it is.
@@ -84,8 +83,18 @@ class SensitivityReport(Displayed):
     hashes: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
+    def technique(self) -> str:
+        """What changes the weights: "prune" or "quantize"."""
+        return str(self.settings.get("technique", "prune"))
+
+    @property
+    def level(self) -> str:
+        """What the technique varies: "sparsity" or "bits"."""
+        return LEVELS[self.technique]
+
+    @property
     def levels(self) -> tuple[float, ...]:
-        """The sparsities, ascending."""
+        """The sparsities or numbers of bits, ascending."""
         return tuple(self.settings["levels"])
 
     @property
@@ -94,7 +103,7 @@ class SensitivityReport(Displayed):
         return len({row.target for row in self.rows}) == len(self.targets)
 
     def values(self, measure: str) -> dict[str, tuple[float | None, ...]]:
-        """Returns {weight: value at each sparsity} of a metric, or of "output_error"; None for what is not measured.
+        """Returns {weight: value at each level} of a metric, or of "output_error"; None for what is not measured.
 
         Raises:
             ValueError: There is no such measure.
@@ -105,20 +114,21 @@ class SensitivityReport(Displayed):
         found: dict[tuple[str, float], float | None] = {
             (row.target, row.value): row.output_error if measure == OUTPUT_ERROR else row.metrics.get(measure)
             for row in self.rows
-            if (row.technique, row.level) == ("prune", "sparsity")
+            if (row.technique, row.level) == (self.technique, self.level)
         }
         return {target.name: tuple(found.get((target.name, level)) for level in self.levels) for target in self.targets}
 
     def sections(self) -> list[Section]:
         """Returns one table for each metric and one for the output error, and the weights that are left out."""
         found = [self._metric_section(metric) for metric in self.measures]
+        done = "pruned" if self.technique == "prune" else "put on the nearest values of so many bits"
         text = (
-            "Each row is one weight, pruned alone. The output error is the L2 norm of the change of the model's "
+            f"Each row is one weight, {done} alone. The output error is the L2 norm of the change of the model's "
             "outputs, relative to the L2 norm of the outputs."
         )
         columns = (Column("Weight", "name"), *self._columns("number"))
         errors = tuple((name, *values) for name, values in self.values(OUTPUT_ERROR).items())
-        found.append(Section("Output error by sparsity", columns, errors, explanation=text, notes=self.notes))
+        found.append(Section(f"Output error by {self.level}", columns, errors, explanation=text, notes=self.notes))
         if self.skipped:
             found.append(skipped_weights(self.skipped))
         return found
@@ -127,11 +137,15 @@ class SensitivityReport(Displayed):
         columns = (Column("Weight", "name"), Column("Dense", metric.column), *self._columns(metric.column))
         dense = self.dense.get(metric.name)
         rows = tuple((name, dense, *values) for name, values in self.values(metric.name).items())
-        return Section(f"{metric.heading} by sparsity", columns, rows)
+        return Section(f"{metric.heading} by {self.level}", columns, rows)
 
     def _columns(self, kind: str) -> tuple[Column, ...]:
-        # A narrow terminal drops the lowest sparsities, which do the least, first.
-        return tuple(Column(f"{level:g}", kind, digits=3, keep=min(1 + at, 8)) for at, level in enumerate(self.levels))
+        # A narrow terminal drops the lowest sparsities and the most bits, which do the least, first.
+        count, falls = len(self.levels), self.technique == "quantize"
+        return tuple(
+            Column(f"{level:g}", kind, digits=3, keep=min(count - at if falls else 1 + at, 8))
+            for at, level in enumerate(self.levels)
+        )
 
     def to_dataframe(self) -> Any:
         """Returns the rows as a `pandas.DataFrame`, indexed by the name of the weight.

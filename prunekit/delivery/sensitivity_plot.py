@@ -22,7 +22,7 @@ _TEXT = 10.0
 _ROW = 19
 # From no damage to most damage; readable in grey too.
 _SCALE = LinearSegmentedColormap.from_list("damage", ["#f4f7fa", "#f6c9a8", COLOURS["zero"], "#5e2403"])
-_UNKNOWN = "#ffffff"
+_DONE = {"prune": "pruned", "quantize": "rounded"}
 # Damage, as a fraction of the largest one, from which a cell's text is white.
 _DARK = 0.55
 
@@ -51,8 +51,8 @@ def sensitivity_figure(report: SensitivityReport, *, width: int = 900) -> Figure
     # Names are user input: matplotlib would read a `$` as the start of a formula.
     panels[0].set_yticks(range(len(names)), names, parse_math=False, color=COLOURS["ink"], fontsize=_TEXT)
     figure.suptitle(
-        f"{shorten(clean(report.model), 40)}: one weight pruned at a time", fontsize=_TEXT + 3, fontweight="bold",
-        color=COLOURS["ink"], parse_math=False,
+        f"{shorten(clean(report.model), 40)}: one weight {_DONE[report.technique]} at a time", fontsize=_TEXT + 3,
+        fontweight="bold", color=COLOURS["ink"], parse_math=False,
     )  # fmt: skip
     return figure
 
@@ -85,7 +85,7 @@ def _panel(axes: Axes, report: SensitivityReport, values, damage, text, *, logar
             colour = "white" if np.isfinite(shades[row, column]) and shades[row, column] > _DARK else COLOURS["ink"]
             axes.text(column, row, text(value), ha="center", va="center", fontsize=_TEXT - 1, color=colour)
     axes.set_xticks(range(len(report.levels)), [f"{level:g}" for level in report.levels], color=COLOURS["ink"])
-    axes.set_xlabel("sparsity of the weight", color=COLOURS["muted"], fontsize=_TEXT)
+    axes.set_xlabel(f"{report.level} of the weight", color=COLOURS["muted"], fontsize=_TEXT)
     axes.tick_params(length=0, labelsize=_TEXT)
     for spine in axes.spines.values():
         spine.set_visible(False)

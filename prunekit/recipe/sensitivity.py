@@ -1,18 +1,19 @@
-"""sensitivity: measures what the pruning of each weight costs; keeps partial results, and continues an earlier scan."""
+"""sensitivity: measures what pruning or rounding each weight costs; keeps partial results, continues earlier scans."""
 
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
+from prunekit.anatomy.name_patterns import listed_patterns
 from prunekit.core.calibration import CheckedData
 from prunekit.core.output_metrics import Batch
 from prunekit.delivery.metrics import Metric, inferred
@@ -26,7 +27,10 @@ from prunekit.sparsity.arguments import fraction, positive, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.sensitivity_scan import Measured, SensitivityScan
+from prunekit.techniques.pruning.sensitivity_scan import SensitivityScan
+from prunekit.techniques.quantize.bit_scan import BitScan
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.targeting import selected
 
 TABLE = "sensitivity.json"
 PICTURE = "sensitivity.png"
@@ -42,6 +46,7 @@ def sensitivity(  # noqa: PLR0913
     data: Any,
     *,
     sparsity: float | Sequence[float] | None = None,
+    bits: int | Sequence[int] | None = None,
     criterion: str | Criterion | Callable[..., Any] = "magnitude",
     pattern: str | Pattern = "unstructured",
     include: Sequence[str] = (),
@@ -53,17 +58,19 @@ def sensitivity(  # noqa: PLR0913
     force: bool = False,
     progress: Progress | None = None,
 ) -> SensitivityReport:
-    """Measures the model with one weight pruned at a time, at several sparsities; changes nothing.
+    """Measures the model with one weight pruned, or rounded, at a time, at several levels; changes nothing.
 
     Each row has the metrics and the loss that the model is compiled with, and the output error: the L2 norm of the
     change of the outputs, relative to the L2 norm of the outputs. What a model computes before a weight's first call is
-    computed once for all sparsities. A subclassed model with a `call` of its own is computed whole each time.
+    computed once for all levels. A subclassed model with a `call` of its own is computed whole each time.
 
     Args:
         model: A built Keras model. It is compiled, unless only output errors are wanted.
         data: A pair (inputs, labels), a triple with sample weights, a dataset or a list of such batches; inputs alone
             for output errors alone. All of it is in memory during the scan.
         sparsity: Sparsities, each in (0, 1); None = 0.5, 0.7, 0.8, 0.9, 0.95, or the sparsity of an N:M pattern.
+        bits: Numbers of bits, each 2 to 8: weights are not pruned but put on the nearest values of grids of so many
+            bits, whose ranges are those of `pk.quantize`. `pk.choose_bits` reads such a scan.
         criterion: As for `pk.prune`. A criterion that reconstructs, such as "sparsegpt", selects weights only.
         pattern: As for `pk.prune`.
         include: As for `pk.prune`.
@@ -82,15 +89,20 @@ def sensitivity(  # noqa: PLR0913
     """
     check_built(model)
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
-    levels = _levels(sparsity, options)
+    if bits is None:
+        technique: _Technique = _Pruning(options, _levels(sparsity, options))
+    else:
+        _check_rounding(options, sparsity)
+        technique = _Rounding(QuantizationOptions(include=include, exclude=exclude), _bits(bits))
+    most = positive("memory", memory)
     batches = list(CheckedData(model, data, whole("batch_size", batch_size, 1)))
-    report = _empty(model, batches, options, levels, batch_size)
+    report = _empty(model, batches, technique, batch_size)
     folder = None if output is None else _folder(output)
     earlier = None if folder is None else _earlier(folder / TABLE, report, force)
     if earlier is not None and earlier.complete:
         report = earlier
     else:
-        work = SensitivityScan(model, batches, options, levels, positive("memory", memory))
+        work = technique.scan(model, batches, most)
         try:
             report = _scanned(work, _described(report, work), earlier, folder, progress or (lambda *_: None))
         finally:
@@ -98,6 +110,71 @@ def sensitivity(  # noqa: PLR0913
     if folder is not None:
         replace_file(folder / PICTURE, to_png(sensitivity_figure(report)))
     return report
+
+
+class _Technique(Protocol):
+    """What is varied, and how it is measured."""
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what determines the rows, with "levels"."""
+
+    def scan(self, model: Any, batches: Sequence[Batch], memory: float) -> SensitivityScan | BitScan:
+        """Returns the scan of a model."""
+
+
+@dataclass(frozen=True)
+class _Pruning:
+    options: PruningOptions
+    levels: tuple[float, ...]
+
+    def settings(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "criterion": _ADDRESS.sub("", str(options.criterion)),
+            "pattern": str(options.pattern),
+            "levels": list(self.levels),
+            "include": list(options.include),
+            "exclude": list(options.exclude),
+            "misfits": options.misfits,
+        }
+
+    def scan(self, model: Any, batches: Sequence[Batch], memory: float) -> SensitivityScan:
+        return SensitivityScan(model, batches, self.options, self.levels, memory)
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    options: QuantizationOptions
+    levels: tuple[int, ...]
+
+    def settings(self) -> dict[str, Any]:
+        patterns = {name: list(listed_patterns(getattr(self.options, name), name)) for name in ("include", "exclude")}
+        return {"technique": "quantize", "levels": list(self.levels), **patterns}
+
+    def scan(self, model: Any, batches: Sequence[Batch], memory: float) -> BitScan:
+        selection = selected(model, self.options.include, self.options.exclude)
+        return BitScan(model, batches, selection, self.options, self.levels, memory)
+
+
+def _check_rounding(options: PruningOptions, sparsity: Any) -> None:
+    """Refuses options of pruning beside `bits`."""
+    usual = PruningOptions("magnitude", "unstructured", "uniform", options.include, options.exclude)
+    named = [name for name in ("criterion", "pattern", "misfits") if getattr(options, name) != getattr(usual, name)]
+    if sparsity is not None:
+        named.insert(0, "sparsity")
+    if named:
+        raise ValueError(
+            f"With `bits`, weights are rounded and none is pruned. Received: `bits` and {', '.join(named)}. Scan "
+            "twice, with two output directories."
+        )
+
+
+def _bits(bits: Any) -> tuple[int, ...]:
+    given = list(bits) if isinstance(bits, Sequence | np.ndarray) and not isinstance(bits, str) else [bits]
+    levels = tuple(sorted({whole("bits", one, 2, largest=8) for one in given}))
+    if not levels:
+        raise ValueError(f"`bits` is one or more numbers from 2 to 8. Received: {bits!r}.")
+    return levels
 
 
 def _levels(sparsity: Any, options: PruningOptions) -> tuple[float, ...]:
@@ -112,17 +189,10 @@ def _levels(sparsity: Any, options: PruningOptions) -> tuple[float, ...]:
     return levels
 
 
-def _empty(
-    model: Any, batches: Sequence[Batch], options: PruningOptions, levels: tuple[float, ...], batch_size: int
-) -> SensitivityReport:
+def _empty(model: Any, batches: Sequence[Batch], technique: _Technique, batch_size: int) -> SensitivityReport:
     """Returns a report without rows, which tells whether an earlier scan is of the same model, data and settings."""
     settings = {
-        "criterion": _ADDRESS.sub("", str(options.criterion)),
-        "pattern": str(options.pattern),
-        "levels": list(levels),
-        "include": list(options.include),
-        "exclude": list(options.exclude),
-        "misfits": options.misfits,
+        **technique.settings(),
         "compiled": _compiled(model),
         "examples": sum(len(keras.tree.flatten(batch[0])[0]) for batch in batches),
         "batch_size": batch_size,
@@ -152,7 +222,7 @@ def _data_digest(batches: Sequence[Batch]) -> str:
 # ---- the scan --------------------------------------------------------------------------------------------------------
 
 
-def _described(report: SensitivityReport, work: SensitivityScan) -> SensitivityReport:
+def _described(report: SensitivityReport, work: SensitivityScan | BitScan) -> SensitivityReport:
     targets = tuple(ScannedWeight(target.name, tuple(target.shape), target.size) for target in work.targets)
     return replace(
         report,
@@ -176,14 +246,7 @@ def _measures(dense: Mapping[str, float], model: Any) -> tuple[Metric, ...]:
     return tuple(sorted(map(measure, dense), key=lambda metric: metric.name.endswith("loss")))
 
 
-def _row_of(name: str, measured: Measured) -> SensitivityRow:
-    effect = measured.effect
-    return SensitivityRow(
-        name, "prune", "sparsity", measured.level, measured.zeros, effect.metrics, effect.output_error
-    )
-
-
-def _notes(work: SensitivityScan) -> list[str]:
+def _notes(work: SensitivityScan | BitScan) -> list[str]:
     notes = []
     if work.scan.runs.whole:
         notes.append("Each measurement computed the whole model: it has no graph of layers.")
@@ -191,13 +254,11 @@ def _notes(work: SensitivityScan) -> list[str]:
         notes.append(f"Each measurement evaluated the whole model: {work.scan.metrics.whole}.")
     if not work.scan.dense:
         notes.append("Only output errors were measured: the model is not compiled, or the data have no labels.")
-    if work.reconstructs:
-        notes.append("The criterion selected the weights; the kept weights did not make up for the pruned ones.")
-    return notes
+    return [*notes, *work.notes]
 
 
 def _scanned(
-    work: SensitivityScan,
+    work: SensitivityScan | BitScan,
     report: SensitivityReport,
     earlier: SensitivityReport | None,
     folder: Path | None,
@@ -210,7 +271,13 @@ def _scanned(
         if not any(row.target == target.name for row in rows):
             rows += [
                 SensitivityRow(
-                    target.name, "prune", "sparsity", one.level, one.zeros, one.effect.metrics, one.effect.output_error
+                    target.name,
+                    report.technique,
+                    report.level,
+                    one.level,
+                    one.entries,
+                    one.effect.metrics,
+                    one.effect.output_error,
                 )
                 for one in work.measure(target)
             ]
@@ -218,7 +285,7 @@ def _scanned(
             _write(report, folder)
         progress(number, len(work.targets), target.name)
     if work.scan.runs.overflowed:
-        note = "Activations of some calls exceeded `memory` and were computed again for each sparsity."
+        note = f"Activations of some calls exceeded `memory` and were computed again for each {report.level}."
         report = replace(report, notes=(*report.notes, note))
         _write(report, folder)
     return report

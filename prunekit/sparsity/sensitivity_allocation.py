@@ -1,25 +1,18 @@
 """SensitivityAllocation: shares the sparsity between weights by a measured scan of their sensitivities."""
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prunekit.sparsity.allocation import Allocation, Weight
 from prunekit.sparsity.convex_shares import least_total
 from prunekit.sparsity.selection import pruned_count
-from prunekit.suggestions import did_you_mean
+from prunekit.sparsity.sensitivity_table import OUTPUT_ERROR, damages_of, read_table
 
-# Version of the files that a scan writes.
-SENSITIVITY_VERSION = 1
 # Halvings of the density beyond the last level of a scan, to which the damage is extrapolated.
 _HALVINGS = 12
-# Damage of an output that is no number.
-_WORST = 1e300
-_OUTPUT_ERROR = "output_error"
 
 
 @dataclass(frozen=True)
@@ -43,11 +36,11 @@ class SensitivityAllocation(Allocation):
     """
 
     file: Any = ""
-    damage: str = _OUTPUT_ERROR
+    damage: str = OUTPUT_ERROR
     _curves: tuple[tuple[str, int, tuple[tuple[float, float], ...]], ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        scan = _read(self.file)
+        scan = read_table(self.file)
         object.__setattr__(self, "_curves", _curves(scan, self.damage))
         if not isinstance(self.file, str):
             named = os.fspath(self.file) if isinstance(self.file, os.PathLike) else f"scan of {scan.get('model')}"
@@ -78,63 +71,12 @@ class SensitivityAllocation(Allocation):
         return [count / size for count, size in zip(least_total(removed, sizes, curves), sizes, strict=True)]
 
 
-def _read(file: Any) -> Mapping[str, Any]:
-    if hasattr(file, "to_dict"):
-        return file.to_dict()
-    if isinstance(file, Mapping):
-        return file
-    if not isinstance(file, str | os.PathLike) or not os.fspath(file):
-        raise ValueError(
-            'The allocation "sensitivity" needs the file of a scan (sensitivity.json, written by prunekit sensitivity) '
-            f"or a SensitivityReport. Received: {file!r}."
-        )
-    try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"The file of the sensitivity scan does not exist. Received: {os.fspath(file)!r}.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"The file {os.fspath(file)!r} of a sensitivity scan cannot be read: {error}.") from error
-    if not isinstance(found, Mapping):
-        raise ValueError(
-            f"A sensitivity scan is a JSON object. Received: {os.fspath(file)!r}, which holds another value."
-        )
-    return found
-
-
 def _curves(scan: Mapping[str, Any], damage: str) -> tuple[Any, ...]:
     """Returns (name, size, ((fraction removed, damage), ...)) of each weight."""
-    try:
-        if scan["sensitivity_version"] != SENSITIVITY_VERSION:
-            raise ValueError(f"its sensitivity_version is not {SENSITIVITY_VERSION}; scan again with this prunekit")
-        if not scan["complete"]:
-            raise ValueError("it is not complete: run the same command again")
-        sign = _sign(scan, damage)
-        dense = 0.0 if damage == _OUTPUT_ERROR else float(scan["dense"][damage])
-        points: dict[str, list[tuple[float, float]]] = {target["name"]: [] for target in scan["targets"]}
-        sizes = {target["name"]: int(target["size"]) for target in scan["targets"]}
-        for row in scan["rows"]:
-            if (row["technique"], row["level"]) == ("prune", "sparsity"):
-                value = row[_OUTPUT_ERROR] if damage == _OUTPUT_ERROR else row["metrics"][damage]
-                # JSON has no NaN and no infinity; both are null, and the worst damage.
-                worse = _WORST if value is None else sign * (float(value) - dense)
-                if damage == _OUTPUT_ERROR and value is not None:
-                    worse = min(worse * worse, _WORST)
-                points[row["target"]].append((int(row["entries"]) / sizes[row["target"]], worse))
-    except KeyError as error:
-        raise ValueError(f"This is no sensitivity scan: {error} is missing.") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"This sensitivity scan cannot be used: {error}.") from error
-    return tuple((name, sizes[name], tuple(sorted(found))) for name, found in points.items())
-
-
-def _sign(scan: Mapping[str, Any], damage: str) -> float:
-    """Returns 1.0 if higher values of a measure are worse, else -1.0."""
-    directions = {_OUTPUT_ERROR: "min", **{one["name"]: one["direction"] for one in scan["measures"]}}
-    known = [name for name, direction in directions.items() if direction is not None]
-    if damage not in known:
-        hint = did_you_mean(damage, known)
-        raise ValueError(f"`damage` is one of {', '.join(known)}. Received: {damage!r}.{hint}")
-    return 1.0 if directions[damage] == "min" else -1.0
+    return tuple(
+        (one.name, one.size, tuple(sorted((entries / one.size, worse) for _, entries, worse in one.points)))
+        for one in damages_of(scan, "prune", damage)
+    )
 
 
 def _extended(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -245,3 +245,93 @@ def test_rows_of_other_techniques_are_not_mixed_with_those_of_pruning(scan):
     row = dataclasses.replace(report.rows[0], technique="quantize", level="bits", output_error=7.0)
     both = dataclasses.replace(report, rows=(*report.rows, row))
     assert both.values("output_error") == report.values("output_error")
+
+
+def rounded(kernel, bits):
+    """Returns the nearest values of a kernel of a Dense layer, one scale for each output, in plain NumPy."""
+    scale = np.abs(kernel).max(axis=0) / (2 ** (bits - 1) - 1)
+    return (np.round(kernel / scale) * scale).astype("float32")
+
+
+def test_rows_of_bits_are_those_of_the_model_with_one_rounded_weight(scan):
+    model, (inputs, labels) = scan.model, labelled()
+    before = weights_of(model)
+    report = pk.sensitivity(model, (inputs, labels), bits=8, batch_size=64)
+    assert weights_of(model) == before
+    assert (report.technique, report.level, report.levels) == ("quantize", "bits", (8,))
+    dense = model.predict(inputs, verbose=0)
+    for layer, row in zip(model.layers, report.rows, strict=True):
+        value = keras.ops.convert_to_numpy(layer.kernel).copy()
+        layer.kernel.assign(rounded(value, 8))
+        wanted = model.evaluate(inputs, labels, batch_size=64, verbose=0, return_dict=True)
+        found = model.predict(inputs, verbose=0)
+        layer.kernel.assign(value)
+        assert (row.target, row.technique, row.level, row.value) == (f"{layer.name}/kernel", "quantize", "bits", 8)
+        assert row.metrics == pytest.approx(wanted, rel=1e-5)
+        assert row.output_error == pytest.approx(np.linalg.norm(found - dense) / np.linalg.norm(dense), rel=1e-3)
+        assert 0 < row.entries <= value.size
+
+
+def test_fewer_bits_cost_more_and_the_report_says_bits(scan):
+    report = pk.sensitivity(scan.model, labelled(), bits=(4, 2, 8), exclude="out", batch_size=64)
+    errors = report.values("output_error")["hidden/kernel"]
+    assert report.levels == (2, 4, 8) and errors[0] > errors[1] > errors[2] > 0
+    assert [one.name for one in report.skipped] == ["out/kernel"]
+    titles = [section.title for section in report.sections()]
+    assert titles[:3] == ["Accuracy by bits", "Loss by bits", "Output error by bits"]
+    assert "nearest values of so many bits" in report.sections()[2].explanation
+    figure = sensitivity_figure(report)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["bits of the weight"] * 2
+    assert figure.get_suptitle() == "net: one weight rounded at a time"
+    assert SensitivityReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 1}, "bits must be at least 2"),
+        ({"bits": (4, 9)}, "bits must be at most 8"),
+        ({"bits": ()}, "one or more numbers from 2 to 8"),
+        ({"bits": 4, "sparsity": 0.5}, "none is pruned. Received: `bits` and sparsity. Scan twice"),
+        ({"bits": 4, "criterion": "wanda", "pattern": "2:4"}, "Received: `bits` and criterion, pattern"),
+        ({"bits": 4, "include": "nothing"}, "matches no layer"),
+    ],
+    ids=str,
+)
+def test_wrong_bits_are_refused(scan, options, message):
+    with pytest.raises(ValueError, match=message):
+        pk.sensitivity(scan.model, labelled(), **options)
+
+
+def test_a_scan_of_bits_continues_and_is_no_scan_of_sparsities(tmp_path, monkeypatch):
+    def interrupt(done, total, name):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pk.sensitivity(classifier(), labelled(), bits=(4, 8), output=tmp_path, progress=interrupt)
+    kept = json.loads((tmp_path / "sensitivity.json").read_text())
+    kept["rows"][0]["output_error"] = 7.0
+    (tmp_path / "sensitivity.json").write_text(json.dumps(kept))
+    done = pk.sensitivity(classifier(), labelled(), bits=(4, 8), output=tmp_path)
+    assert done.complete and done.rows[0].output_error == 7.0
+    with pytest.raises(pk.RecipeError, match="was made with other settings"):
+        pk.sensitivity(classifier(), labelled(), sparsity=0.5, output=tmp_path)
+    with pytest.raises(ValueError, match="it has no rows of sparsity; scan with `sparsity`"):
+        pk.SensitivityAllocation(tmp_path / "sensitivity.json")
+
+
+def test_the_command_scans_bits_that_choose_bits_reads(run, tmp_path):
+    model = classifier()
+    model.save("net.keras")
+    inputs, labels = labelled()
+    np.savez("data.npz", x_train=inputs, y_train=labels, x_test=inputs, y_test=labels)
+    arguments = ("sensitivity", "net.keras", "--data", "data.npz", "--bits", "4,8", "-o", "scan")
+    code, out, _ = run(*arguments)
+    assert code == 0 and "Output error by bits" in out
+    code, _, err = run(*arguments[:4], "--bits", "4,half")
+    assert code == 2 and "expected numbers such as 8 or 4,8" in err
+    scanned = pk.choose_bits(model, inputs, budget=1000, scan="scan/sensitivity.json")
+    measured = pk.choose_bits(model, inputs, budget=1000)
+    assert scanned.bits == measured.bits
+    for one, other in zip(scanned.weights, measured.weights, strict=True):
+        assert one.bytes == other.bytes and one.errors == pytest.approx(other.errors, rel=1e-4)

@@ -92,7 +92,7 @@ def test_a_file_is_read_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("", "output_error", "needs the file of a scan"),
+        ("", "output_error", "Expected the file of a scan"),
         ("missing.json", "output_error", "does not exist"),
         ({}, "output_error", "'sensitivity_version' is missing"),
         (scan(sensitivity_version=2), "output_error", "its sensitivity_version is not 1"),

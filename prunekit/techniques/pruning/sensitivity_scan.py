@@ -1,7 +1,6 @@
 """Measures what the pruning of one weight at a time does to a model, at several sparsities."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from prunekit.anatomy.targets import Target
 from prunekit.core import backend
 from prunekit.core.output_metrics import Batch
 from prunekit.core.statistics import Collectors
-from prunekit.core.weight_scan import Effect, WeightScan
+from prunekit.core.weight_scan import Measured, WeightScan
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -21,20 +20,7 @@ from prunekit.techniques.pruning.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.targeting import resolved_targets
 
-
-@dataclass(frozen=True)
-class Measured:
-    """The model with one weight pruned.
-
-    Attributes:
-        level: The sparsity that was asked for.
-        zeros: Number of pruned entries of the weight.
-        effect: What this does to the model.
-    """
-
-    level: float
-    zeros: int
-    effect: Effect
+_SELECTED = "The criterion selected the weights; the kept weights did not make up for the pruned ones."
 
 
 class SensitivityScan:
@@ -52,7 +38,7 @@ class SensitivityScan:
         targets: The weights, in the order in which the model calls them.
         skipped: The weights that are left out, with reasons.
         scan: Measures the model.
-        reconstructs: True if the criterion would also set the kept weights, which a scan does not.
+        notes: Remarks on the scan.
 
     Raises:
         ValueError: The criterion needs a training, or the pattern does not fit a weight or a sparsity.
@@ -65,7 +51,8 @@ class SensitivityScan:
     ):
         criterion = get_criterion(options.criterion)
         _check(criterion, options)
-        self.model, self.reconstructs = model, criterion.reconstructs
+        self.model = model
+        self.notes = (_SELECTED,) if criterion.reconstructs else ()
         self._batches, self.levels = list(batches), tuple(levels)
         found = resolved_targets(model, OneShot(sparsity=max(levels)), options, training=False)
         self.scan = WeightScan(model, self._batches, [target.variable for target in found.targets], memory)

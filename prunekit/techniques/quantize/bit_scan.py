@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.targets import Target
 from prunekit.core.layerwise import Progress
-from prunekit.core.weight_scan import WeightScan
+from prunekit.core.output_metrics import Batch
+from prunekit.core.weight_scan import Measured, WeightScan
 from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.sensitivity_table import damages_of, read_table
 from prunekit.techniques.quantize.bit_allocation import Options
 from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.preparation import Preparation
+from prunekit.techniques.quantize.quantized_model import unique_weights
 from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, bytes_in_file
+from prunekit.techniques.quantize.targeting import Selection
 from prunekit.techniques.quantize.units import RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
@@ -59,56 +67,152 @@ def other_bytes(preparation: Preparation) -> int:
     return FLOAT_BYTES * (int(preparation.model.count_params()) - rounded)
 
 
+class BitScan:
+    """Rounds one weight at a time to the nearest values of several numbers of bits, measures, and restores the weight.
+
+    Args:
+        model: A built Keras model.
+        batches: The data. Without labels, or with a model that is not compiled, only output errors are measured.
+        selection: The weights that may be rounded, and those that are left out.
+        options: The rules of the ranges of weights.
+        levels: Numbers of bits, ascending.
+        memory: Largest number of bytes of activations to keep; see `SuffixRuns`.
+
+    Attributes:
+        model: The model.
+        levels: The numbers of bits.
+        targets: The weights, in the order in which the model calls them.
+        skipped: The weights that are left out, with reasons.
+        scan: Measures the model.
+        notes: Remarks on the scan.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[Batch],
+        selection: Selection,
+        options: QuantizationOptions,
+        levels: Sequence[int],
+        memory: float,
+    ):
+        self.model, self.levels = model, tuple(levels)
+        self.notes: tuple[str, ...] = ()
+        self._rule = options.weight_rule
+        placement = place(model, selection.kept_float)
+        self._weights = {id(one.variable): one for one in unique_weights(placement)}
+        targets = [selection.targets[key] for key in self._weights]
+        self.scan = WeightScan(model, batches, [target.variable for target in targets], memory)
+        position = self.scan.runs.position
+        unread = [target for target in targets if position(target.variable) is None]
+        self.targets = tuple(
+            sorted((one for one in targets if one not in unread), key=lambda one: position(one.variable) or 0)
+        )
+        self.skipped = (*selection.skipped, *(Skipped(one.name, "no call in inference reads it") for one in unread))
+
+    def measure(self, target: Target) -> list[Measured]:
+        """Returns what each number of bits of a weight does; weights are taken in the order of `targets`.
+
+        The weight has its own value again when this returns or raises.
+        """
+        weight = self._weights[id(target.variable)]
+        value = array_of(target.variable).astype("float32")
+        moved: list[int] = []
+
+        def rounded(_: Any) -> Iterator[Any]:
+            for bits in self.levels:
+                grid = grid_of_weight(weight.name, value, IntegerFormat(bits), weight.granularity, self._rule(bits))
+                nearest = grid.nearest(value)
+                moved.append(int(np.count_nonzero(nearest != value)))
+                yield ops.convert_to_tensor(nearest)
+
+        effects = self.scan.measure(target.variable, rounded)
+        return [Measured(*one) for one in zip(self.levels, moved, effects, strict=True)]
+
+
 def weight_levels(
-    preparation: Preparation, levels: Sequence[int | None], memory: float, progress: Progress
+    preparation: Preparation, levels: Sequence[int | None], errors: Mapping[str, Mapping[int, float]]
 ) -> list[WeightLevels]:
-    """Returns each weight with its error at each number of bits, in the model's order.
+    """Returns each weight with its bytes and its error at each number of bits, in the model's order.
+
+    Args:
+        preparation: Model, weights and options.
+        levels: Numbers of bits; None = floating point.
+        errors: Name of a weight -> {bits: squared relative change of the outputs}.
+    """
+    found = []
+    for weight in preparation.weights:
+        target = preparation.selection.targets[id(weight.variable)]
+        # What no call reads changes nothing.
+        known = errors.get(target.name, {})
+        found.append(
+            WeightLevels(
+                target.name,
+                tuple(target.shape),
+                tuple(levels),
+                tuple(level_bytes(preparation, weight, bits) for bits in levels),
+                tuple(0.0 if bits is None else known.get(bits, 0.0) for bits in levels),
+            )
+        )
+    return found
+
+
+def measured_errors(
+    preparation: Preparation, levels: Sequence[int], memory: float, progress: Progress
+) -> dict[str, dict[int, float]]:
+    """Returns {name of a weight: {bits: squared relative change of the outputs}}, measured on the calibration data.
 
     Args:
         preparation: Model, weights, calibration data and options.
-        levels: Numbers of bits; None = floating point.
+        levels: Numbers of bits, ascending.
         memory: Largest number of bytes of activations to keep; see `SuffixRuns`.
         progress: Told of each weight.
 
     Raises:
-        ValueError: A weight is not finite.
+        ValueError: A change is not finite.
     """
-    weights, found = preparation.weights, {}
     batches = [(inputs, None, None) for inputs in preparation.inputs()]
-    scan = WeightScan(preparation.model, batches, [one.variable for one in weights], memory)
-    ordered = sorted(weights, key=lambda one: scan.runs.position(one.variable) or 0)
-    for done, weight in enumerate(ordered, 1):
-        sizes = tuple(level_bytes(preparation, weight, bits) for bits in levels)
-        found[id(weight.variable)] = _measured(preparation, scan, weight, levels, sizes)
-        progress(done, len(ordered), weight.name)
-    return [found[id(weight.variable)] for weight in weights]
+    scan = BitScan(preparation.model, batches, preparation.selection, preparation.options, levels, memory)
+    found = {}
+    for done, target in enumerate(scan.targets, 1):
+        found[target.name] = {int(one.level): one.effect.output_error**2 for one in scan.measure(target)}
+        wrong = [bits for bits, error in found[target.name].items() if not math.isfinite(error)]
+        if wrong:
+            raise ValueError(
+                f"Errors of the outputs are finite. Received: outputs that are NaN or infinite with {wrong[0]} bits "
+                f"for {target.name}, and that are not with its own values. Check the data, or leave the weight out."
+            )
+        progress(done, len(scan.targets), target.name)
+    return found
 
 
-def _measured(
-    preparation: Preparation,
-    scan: WeightScan,
-    weight: RoundedWeight,
-    levels: Sequence[int | None],
-    sizes: tuple[int, ...],
-) -> WeightLevels:
-    shape, rule = tuple(weight.variable.shape), preparation.options.weight_rule
-    value = array_of(weight.variable).astype("float32")
-    rounded = [bits for bits in levels if bits is not None]
-    grids = [
-        grid_of_weight(weight.name, value, IntegerFormat(bits), weight.granularity, rule(bits)) for bits in rounded
-    ]
+def scanned_errors(preparation: Preparation, levels: Sequence[int], file: Any) -> dict[str, dict[int, float]]:
+    """Returns what `measured_errors` returns, from a scan of `pk.sensitivity` at numbers of bits.
 
-    def changed(_: Any) -> Iterator[Any]:
-        return (ops.convert_to_tensor(grid.nearest(value)) for grid in grids)
+    Args:
+        preparation: Model, weights and options.
+        levels: Numbers of bits.
+        file: A sensitivity.json file, a `SensitivityReport`, or its `to_dict()`.
 
-    # What no call reads changes nothing.
-    read = scan.runs.position(weight.variable) is not None
-    effects = scan.measure(weight.variable, changed) if read else []
-    errors: dict[int | None, float] = dict(zip(rounded, (one.output_error**2 for one in effects), strict=False))
-    wrong = [bits for bits, error in errors.items() if not math.isfinite(error)]
-    if wrong:
-        raise ValueError(
-            f"Errors of the outputs are finite. Received: outputs that are NaN or infinite with {wrong[0]} bits for "
-            f"{weight.name}, and that are not with its own values. Check the data, or leave the weight out."
-        )
-    return WeightLevels(weight.name, shape, tuple(levels), sizes, tuple(errors.get(bits, 0.0) for bits in levels))
+    Raises:
+        ValueError: The scan lacks a weight or a number of bits, or is of other weights.
+    """
+    known = {one.name: one for one in damages_of(read_table(file), "quantize")}
+    found = {}
+    for weight in preparation.weights:
+        target = preparation.selection.targets[id(weight.variable)]
+        one = known.get(target.name)
+        if one is None or one.size != target.size:
+            came = "none of that name" if one is None else f"{one.size:,} entries"
+            raise ValueError(
+                f"The scan measured the weights that get bits. Received: {target.name!r} with {target.size:,} entries, "
+                f"and {came} in the scan. Scan this model again, or leave the weight out with `exclude`."
+            )
+        found[target.name] = {int(bits): error for bits, _, error in one.points}
+        missing = [bits for bits in levels if bits not in found[target.name]]
+        if missing:
+            raise ValueError(
+                f"The scan measured {', '.join(map(str, found[target.name]))} bits. Received: `candidates` with "
+                f"{missing[0]}. Scan again with these `bits`, or choose other candidates."
+            )
+    return found

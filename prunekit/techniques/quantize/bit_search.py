@@ -15,11 +15,18 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.bit_allocation import hull_path, least_error
 from prunekit.techniques.quantize.bit_choice import BitChoice, Trial
-from prunekit.techniques.quantize.bit_scan import WeightLevels, level_bytes, other_bytes, weight_levels
+from prunekit.techniques.quantize.bit_scan import (
+    WeightLevels,
+    level_bytes,
+    measured_errors,
+    other_bytes,
+    scanned_errors,
+    weight_levels,
+)
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.preparation import Preparation
 
-_OWN_OPTIONS = ("budget", "evaluate", "floor", "candidates", "memory", "progress")
+_OWN_OPTIONS = ("budget", "evaluate", "floor", "candidates", "scan", "memory", "progress")
 
 
 def choose_bits(  # noqa: PLR0913
@@ -30,6 +37,7 @@ def choose_bits(  # noqa: PLR0913
     evaluate: Callable[[Any], float] | None = None,
     floor: float | None = None,
     candidates: Sequence[int | None] = (4, 8),
+    scan: Any = None,
     memory: float = 1e9,
     progress: Progress | None = None,
     **options: Unpack[Options],
@@ -41,6 +49,8 @@ def choose_bits(  # noqa: PLR0913
     for their bytes are given more bits, and floating point at last, until the quantized model reaches the floor: the
     returned choice was quantized with these options and evaluated. The model is not changed.
 
+    The errors can be those of an earlier `pk.sensitivity(model, data, bits=(4, 8))`: several budgets need one scan.
+
     Args:
         model: A built Keras model.
         data: Calibration data, as for `pk.quantize`: some hundred examples of the training data.
@@ -50,13 +60,16 @@ def choose_bits(  # noqa: PLR0913
         floor: Least metric.
         candidates: Numbers of bits, 2 to 8; with None a weight may stay in floating point under a budget. LiteRT stores
             up to 4 bits as 4, and up to 8 as 8, so that 2 and 3 bits save no bytes of a file.
+        scan: A sensitivity.json file, a `SensitivityReport`, or its `to_dict()`, of a scan at these numbers of bits;
+            None measures the errors on `data`.
         memory: Largest number of bytes of activations that are kept while weights are measured.
         progress: Told of each measured weight: (done, total, name).
         **options: As for `pk.quantize`, without `weights`.
 
     Raises:
         ValueError: Neither or both of budget and floor are given; the budget is below the bytes of the fewest bits; the
-            model in floating point does not reach the floor; an option has a wrong value.
+            model in floating point does not reach the floor; the scan is not of these weights and numbers of bits; an
+            option has a wrong value.
         TypeError: `model` is not a Keras 3 model; an option is unknown; `floor`, or what `evaluate` returns, is no
             number.
 
@@ -78,7 +91,12 @@ def choose_bits(  # noqa: PLR0913
     preparation = Preparation(model, chosen, data)
     if most is not None:
         _check_budget(preparation, levels, most)
-    weights = weight_levels(preparation, levels, positive("memory", memory), tell)
+    numbers, most_memory = [bits for bits in levels if bits is not None], positive("memory", memory)
+    if scan is None:
+        errors = measured_errors(preparation, numbers, most_memory, tell)
+    else:
+        errors = scanned_errors(preparation, numbers, scan)
+    weights = weight_levels(preparation, levels, errors)
     search = _Search(preparation, data, weights, tell)
     return search.within(most) if most is not None else search.reaching(least, evaluate)  # type: ignore[arg-type]
 

@@ -74,7 +74,7 @@ class Histogram:
 
     def _add(self, values: np.ndarray, weight: int) -> None:
         # TensorFlow's minimum and maximum take subnormal numbers for zeros.
-        zeros = values.size - (np.count_nonzero(values) if self._bound else 0)
+        zeros = values.size - int(np.count_nonzero(values) if self._bound else 0)
         self._zeros += weight * zeros
         if zeros == values.size:
             return

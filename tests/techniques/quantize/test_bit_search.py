@@ -325,3 +325,47 @@ def test_wrong_patterns_are_refused(weights, message):
     model, data = network()
     with pytest.raises(ValueError, match=message):
         quantized(model, QuantizationOptions(weights=weights), data)
+
+
+def table_of(choice, levels=(4, 8), factor=1.0):
+    """Returns a scan with the errors of a choice, in the form of `pk.sensitivity`."""
+    rows = [
+        {
+            **{"target": one.name, "technique": "quantize", "level": "bits", "value": bits, "entries": 1},
+            **{"metrics": {}, "output_error": (factor * error) ** 0.5},
+        }
+        for one in choice.weights
+        for bits, error in zip(one.bits, one.errors, strict=True)
+        if bits in levels
+    ]
+    targets = [{"name": one.name, "shape": list(one.shape), "size": int(np.prod(one.shape))} for one in choice.weights]
+    return {"sensitivity_version": 1, "complete": True, "targets": targets, "rows": rows, "measures": [], "dense": {}}
+
+
+def test_errors_of_a_scan_are_used_as_they_are():
+    model, data = network()
+    measured = choose_bits(model, data, budget=3000)
+    scanned = choose_bits(model, data, budget=3000, scan=table_of(measured, factor=4.0))
+    assert scanned.bits == measured.bits
+    assert scanned.error == pytest.approx(4.0 * measured.error)
+
+
+@pytest.mark.parametrize(
+    ("scan", "options", "message"),
+    [
+        (lambda choice: table_of(choice, levels=(8,)), {}, "The scan measured 8 bits. Received: `candidates` with 4"),
+        (
+            lambda choice: {**table_of(choice), "targets": table_of(choice)["targets"][1:], "rows": []},
+            {},
+            "Received: 'first/kernel' with 240 entries, and none of that name in the scan",
+        ),
+        (lambda choice: {**table_of(choice), "complete": False}, {}, "it is not complete"),
+        (lambda choice: "missing.json", {}, "does not exist"),
+        (lambda choice: 3, {}, "Expected the file of a scan"),
+    ],
+)
+def test_scans_that_do_not_fit_are_refused(scan, options, message):
+    model, data = network()
+    choice = choose_bits(model, data, budget=3000)
+    with pytest.raises(ValueError, match=message):
+        choose_bits(model, data, budget=3000, scan=scan(choice), **options)
