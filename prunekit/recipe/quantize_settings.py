@@ -71,7 +71,7 @@ class Quantize(Settings):
     """A step that puts weights on integer grids, and writes the integer LiteRT file.
 
     Without `epochs` it quantizes after training, as `pk.quantize`; with them it trains on integers, as a
-    `QuantizationCallback`.
+    `QuantizationCallback`. Bits for a budget or drop are chosen before that training, as `pk.choose_bits`.
 
     Attributes:
         epochs: Epochs of training on integers; None = no training.
@@ -122,7 +122,7 @@ class Quantize(Settings):
                 if self._is_given(name):
                     raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
             return self
-        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern", "budget", "drop"):
+        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern"):
             if self._is_given(name):
                 raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
         if self.begin_epoch >= self.epochs:

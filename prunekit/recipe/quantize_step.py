@@ -77,13 +77,15 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         floats, before = outputs_of(workspace.model, samples), dict(state.metrics)
 
         history: dict[str, list[float]] = {}
-        choice = _choice(prepared, workspace, data)
+        # A resumed training has other weights by now, for which other bits might be chosen.
+        choice = state.bit_choice if workspace.step.resumed.epoch else _choice(prepared, workspace, data)
+        state.bit_choice = choice
+        options = prepared.options if choice is None else dataclasses.replace(prepared.options, weights=choice.bits)
         if settings.epochs is None:
-            options = prepared.options
-            options = options if choice is None else dataclasses.replace(options, weights=choice.bits)
             found = _after_training(options, workspace, data, 0.0 if choice is None else _CHOSEN)
         else:
-            found, history = _in_training(prepared, workspace, data)
+            found, history = _in_training(settings, options, workspace, data)
+        state.bit_choice = None
         workspace.report_progress(0.5, "measuring the simulation")
         with found.simulating():
             simulated = workspace.evaluate()
@@ -144,11 +146,11 @@ def _after_training(options: QuantizationOptions, workspace: Workspace, data: An
 
 
 def _in_training(
-    prepared: PreparedQuantize, workspace: Workspace, data: Any
+    settings: Quantize, options: QuantizationOptions, workspace: Workspace, data: Any
 ) -> tuple[QuantizedModel, dict[str, list[float]]]:
-    settings = prepared.settings
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
-    callback = QuantizationCallback(data, begin_step=begin, **_arguments(settings, TRAINING_OPTIONS))
+    given = {name: getattr(options, name) for name in TRAINING_OPTIONS}
+    callback = QuantizationCallback(data, begin_step=begin, **given)
     with workspace.holding_masks(), workspace.noting():
         history = workspace.fit(settings.epochs, settings.learning_rate, callback)
     return callback.quantized_model, history

@@ -10,6 +10,7 @@ from prunekit.anatomy.inspection import Event, Report
 from prunekit.anatomy.reports import Skipped
 from prunekit.delivery.export import ExportRow
 from prunekit.delivery.rows import StageRow
+from prunekit.techniques.quantize.bit_choice import BitChoice
 
 
 @dataclass
@@ -72,6 +73,7 @@ class RunState:
         masks: Masks that outlive a step.
         stages: LiteRT files of the model before the first prune step and after later steps, without latencies.
         rounds: Rows of the rounds so far, of a step that prunes in rounds.
+        bit_choice: Bits of each weight in a step that trains on integers of chosen bits; None outside such a step.
         rewind_point: Values to which such a step rewinds; empty outside such a step.
     """
 
@@ -94,6 +96,7 @@ class RunState:
     architecture: dict[str, Any] | None = None
     stages: list[StageRow] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    bit_choice: BitChoice | None = None
     masks: RunMasks = field(default_factory=RunMasks, metadata={"arrays": True})
     rewind_point: list[np.ndarray] = field(default_factory=list, metadata={"arrays": True})
 

@@ -162,7 +162,6 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(weights={"re:[": 4})], "is not a regular expression"),
         ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
         ([quantize(weights={"hiden": 4})], "Did you mean 'hidden'"),
-        ([quantize(epochs=1, budget=9000)], "budget is about rounding without training"),
         ([quantize(epochs=1, sparsity=0.5)], "sparsity is about rounding without training"),
         ([quantize(sparsity=0.5, method="nearest")], "rounded by"),
         ([quantize(pattern="2:4")], "pass `sparsity`, too"),
@@ -264,6 +263,22 @@ def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pai
     resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
     files = [(tmp_path / name / "exports" / "model-int4.tflite").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resumes(pairs, tmp_path, monkeypatch):
+    steps = recipe(TRAIN, quantize(weights=[4, 8], budget=2000, epochs=3))
+    whole = compress(steps, network(), pairs, tmp_path / "whole")
+    chosen = {row[0]: int(row[-2]) for row in sections_of(whole, 1)["Bits of each weight"]["rows"]}
+    assert set(chosen.values()) == {4, 8}
+    assert {row[0]: row[2] for row in sections_of(whole, 1)["Quantized weights"]["rows"]} == chosen
+    with pytest.raises(KeyboardInterrupt):
+        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(3, steps=False))
+    # Weights that were trained meanwhile might be given other bits.
+    monkeypatch.setattr("prunekit.recipe.quantize_step.choose_bits", None)
+    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
+    assert sections_of(resumed, 1)["Bits of each weight"] == sections_of(whole, 1)["Bits of each weight"]
+    files = [(tmp_path / name / "exports" / "model-mixed.tflite").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
 
 
