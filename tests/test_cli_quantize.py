@@ -210,6 +210,17 @@ def test_kernels_are_pruned_while_they_are_rounded(quantize):
     assert_mistake(quantize("--pattern", "2:4", "--force"), "`pattern` is that of new zeros: pass `sparsity`, too")
 
 
+def test_a_model_with_layers_in_floating_point_is_refused_if_asked(run, stored):
+    import keras
+
+    layers = [keras.layers.LayerNormalization(name="norm"), keras.layers.Dense(4, name="out")]
+    keras.Sequential([keras.Input((24,)), *layers], name="net").save("norm.keras")
+    arguments = ("quantize", "norm.keras", "--data", stored / "d.npz", "-o", "norm.tflite")
+    assert_mistake(run(*arguments, "--misfits", "error"), "Received: parts in floating point: norm, since")
+    assert not Path("norm.tflite").exists()
+    assert run(*arguments)[0] == 0
+
+
 def test_awq_is_a_method(quantize):
     code, out, err = quantize("--bits", "4", "--method", "awq")
     assert (code, err) == (0, "") and "grids of 4 bits (awq)" in out

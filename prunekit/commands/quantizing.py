@@ -62,6 +62,12 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 )
 @click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes each kernel while it is rounded.")
 @click.option("--pattern", default="unstructured", help="Pattern of these zeros, such as 2:4.  [default: unstructured]")
+@click.option(
+    "--misfits",
+    type=click.Choice(["skip", "error"]),
+    default="skip",
+    help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
+)
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
 @pattern_options("quantize", "Layers and weights")
 @force_option

@@ -49,7 +49,7 @@ class QuantizationCallback(keras.callbacks.Callback):
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
         **options: `weights` (bits, 8), `activations` (8, 16 or None), `weight_ranges`, `activation_ranges`, `include`,
-            `exclude`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+            `exclude`, `misfits`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Raises:
         ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers

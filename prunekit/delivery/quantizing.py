@@ -332,7 +332,7 @@ def quantize(
         progress: Told of each weight that is rounded on data: (done, total, name).
         **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `method` ("auto", "nearest",
             "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`, `damping`, `sparsity`,
-            `pattern`, `include`, `exclude`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+            `pattern`, `include`, `exclude`, `misfits`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:
         A `Quantized`: `.report`, `.simulating()`, `.export(path)`.

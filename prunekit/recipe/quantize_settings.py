@@ -92,6 +92,7 @@ class Quantize(Settings):
         calibration: Number of training examples that are read.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
+        misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
         name: Stem of the file's name.
     """
 
@@ -113,6 +114,7 @@ class Quantize(Settings):
     calibration: Count = 512
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
+    misfits: Literal["error", "skip"] = "skip"
     name: Name = "model"
 
     @model_validator(mode="after")

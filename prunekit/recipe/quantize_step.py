@@ -116,7 +116,7 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
         workspace.report_progress(_CHOSEN * done / total, f"bits of weights: {name}, {done} of {total}")
 
     names = ("activations", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize", "sparsity")
-    given = {name: getattr(options, name) for name in (*names, "pattern", "include", "exclude")}
+    given = {name: getattr(options, name) for name in (*names, "pattern", "include", "exclude", "misfits")}
     shared = {"candidates": settings.candidates, "progress": progress, **given}
     with workspace.run.replicas.scope(), workspace.noting():
         if settings.drop is None:

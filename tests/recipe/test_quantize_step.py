@@ -176,6 +176,7 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(learning_rate=0.1)], "learning_rate is about a training on integers: write epochs, too"),
         ([quantize(epochs=2, begin_epoch=2)], "begins before the last epoch. Received: begin_epoch 2 and epochs 2"),
         ([quantize(epochs=0)], "epochs"),
+        ([quantize(misfits="refuse")], "misfits"),
         ([quantize(), TRAIN], "Write the quantize step after this one"),
         ([quantize(), prune()], "Write the quantize step after this one"),
         ([quantize(), quantize(name="again")], "Write the quantize step after this one"),

@@ -22,7 +22,7 @@ from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights
+from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, check_misfits
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.targeting import selected
@@ -63,6 +63,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     """
     selection = selected(model, options.include, options.exclude, options.patterns)
     placement = place(model, selection.kept_float)
+    check_misfits(model, options, selection, placement)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
     pruned = _pruned(model, options)

@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     pattern: str | Pattern
     include: Sequence[str] | str
     exclude: Sequence[str] | str
+    misfits: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class QuantizationOptions:
             fit are not pruned, with a note.
         include: Names, globs or `re:` patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point; overrides `include`.
+        misfits: Layers, operations and weights without integers, and not by your own patterns: "skip" leaves them in
+            floating point, and the report names them; "error" refuses the model.
 
     Raises:
         ValueError: An option has a value that is not listed here.
@@ -82,8 +85,11 @@ class QuantizationOptions:
     pattern: str | Pattern = "unstructured"
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
+    misfits: str = "skip"
 
     def __post_init__(self) -> None:
+        if self.misfits not in ("skip", "error"):
+            raise ValueError(f'`misfits` is "skip" or "error". Received: {self.misfits!r}.')
         if isinstance(self.weights, Mapping):
             _check_patterns(self.weights)
             object.__setattr__(self, "weights", dict(self.weights))

@@ -9,18 +9,21 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.reports import LayerError
+from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
+from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
+
+# Most layers that an error names.
+_LISTED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,7 @@ class Preparation:
             _check_states(model)
         self.selection = selected(model, options.include, options.exclude, options.patterns)
         self.placement = place(model, self.selection.kept_float)
+        check_misfits(model, options, self.selection, self.placement)
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
@@ -131,6 +135,28 @@ class Preparation:
         ]
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
+
+
+def check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:
+    """Refuses a model with parts that stay in floating point unasked, where the option `misfits` is "error".
+
+    Raises:
+        ValueError: There are such parts; the message names them.
+    """
+    if options.misfits != "error":
+        return
+    unsupported = selected(model).skipped
+    found = [one for one in selection.skipped if one in unsupported]
+    if options.activations is not None:
+        asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
+        found += [Skipped(one.name, one.reason) for one in placement.left_float if one.reason not in asked]
+    if found:
+        parts = [f"{one.name}, since {one.reason}" for one in found]
+        listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
+        raise ValueError(
+            f'With misfits="error" all of a model becomes integers. Received: parts in floating point: {listed}. '
+            "Replace them, or allow them with `exclude`."
+        )
 
 
 def _check_states(model: Any) -> None:

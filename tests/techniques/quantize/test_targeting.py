@@ -7,7 +7,7 @@ from architectures import inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
 
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.targeting import selected
@@ -184,3 +184,58 @@ def test_a_table_shared_with_the_head_is_on_one_grid_and_excluded_for_both():
     report = report_of(model, exclude="table")
     assert names_in(report) == ["dense/kernel"]
     assert reasons_of(report)["table"] == "excluded by 'table'"
+
+
+# ---- parts in floating point that nobody asked for -------------------------------------------------------------------
+
+
+def normalized():
+    """Returns a model with a layer normalization, which has no integers."""
+    model = stack((6,), L.Dense(8, name="first"), L.LayerNormalization(name="norm"), L.Dense(3, name="head"))
+    randomize(model)
+    return model
+
+
+def test_a_model_with_parts_in_floating_point_is_refused_if_asked_before_anything_changes():
+    model, data = normalized(), np.ones((8, 6), "float32")
+    before = [ops.convert_to_numpy(one).tobytes() for one in model.variables]
+    with pytest.raises(ValueError, match="Received: parts in floating point: norm, since .*allow them with `exclude`"):
+        quantized(model, QuantizationOptions(misfits="error"), data)
+    assert [ops.convert_to_numpy(one).tobytes() for one in model.variables] == before
+    with pytest.raises(ValueError, match="norm, since"):
+        planned_quantization(model, QuantizationOptions(misfits="error"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude": "norm"},
+        {"exclude": ["norm", "head"]},
+        {"weights": {"head": None, "first": 4}, "exclude": "norm"},
+        {"activations": None},
+    ],
+    ids=str,
+)
+def test_what_was_asked_to_stay_in_floating_point_is_no_misfit(options):
+    data = np.ones((8, 6), "float32")
+    report = quantized(normalized(), QuantizationOptions(misfits="error", **options), data).report
+    assert report.weights
+
+
+def test_an_unknown_value_of_misfits_is_refused():
+    with pytest.raises(ValueError, match=r'`misfits` is "skip" or "error". Received: \'refuse\''):
+        QuantizationOptions(misfits="refuse")
+
+
+def test_a_weight_without_integers_is_a_misfit_also_with_activations_in_floating_point():
+    class Scale(L.Layer):
+        def build(self, shape):
+            self.matrix = self.add_weight(shape=(shape[-1], 4), name="matrix")
+
+        def call(self, inputs):
+            return ops.matmul(inputs, self.matrix)
+
+    model = stack((6,), L.Dense(8, name="first"), Scale(name="own"))
+    with pytest.raises(ValueError, match="own"):
+        quantized(model, QuantizationOptions(misfits="error", activations=None))
+    assert quantized(model, QuantizationOptions(misfits="error", activations=None, exclude="own")).report.weights
