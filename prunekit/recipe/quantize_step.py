@@ -146,7 +146,7 @@ def _after_training(options: QuantizationOptions, workspace: Workspace, data: An
 
 
 def _in_training(
-    settings: Quantize, options: QuantizationOptions, workspace: Workspace, data: Any
+    settings: Any, options: QuantizationOptions, workspace: Workspace, data: Any
 ) -> tuple[QuantizedModel, dict[str, list[float]]]:
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
     given = {name: getattr(options, name) for name in TRAINING_OPTIONS}
