@@ -28,7 +28,7 @@ and a learning rate that falls from {RATE:g} to 0 by half a cosine, batches of {
 {GROWTH} to {SPARSITY:.0%} of all kernels together (polynomial decay, largest magnitudes of the whole network kept), and
 from then on the network trains on integers:
 
-```python
+```
 model.fit(..., callbacks=[
     pk.PruningCallback(pk.PolynomialDecay(final_sparsity={SPARSITY:g}, end_step={GROWTH} * steps), allocation="global"),
     pk.QuantizationCallback(images, begin_step={GROWTH} * steps),
