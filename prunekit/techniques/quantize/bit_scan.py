@@ -49,8 +49,7 @@ class WeightLevels:
 def level_bytes(preparation: Preparation, weight: RoundedWeight, bits: int | None) -> int:
     """Returns the bytes of a weight in a LiteRT file with so many bits."""
     target = preparation.selection.targets[id(weight.variable)]
-    scales = math.prod(weight.granularity.parameter_shape(tuple(weight.variable.shape)))
-    return bytes_in_file(target, bits, scales, preparation.options.activations)
+    return bytes_in_file(target, bits, weight.granularity, preparation.options.activations)
 
 
 def other_bytes(preparation: Preparation) -> int:

@@ -85,8 +85,9 @@ class LearnedScale:
     def rounded(self, value: Any) -> Any:
         """Returns a tensor on the grid, differentiable with respect to the variable."""
         change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_REACH, _REACH))
-        scale = change * ops.convert_to_tensor(self.start.scale)
-        return fake_quantized(value, scale, self.start.zero_point, self.start.format)
+        scale, shape = change * ops.convert_to_tensor(self.start.scale), tuple(value.shape)
+        scale = self.start.granularity.spread(scale, shape)
+        return fake_quantized(value, scale, self.start.granularity.spread(self.start.zero_point, shape), self.start.format)
 
     def grid(self) -> Grid:
         """Returns the present grid."""

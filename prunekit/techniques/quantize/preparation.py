@@ -22,6 +22,9 @@ from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
+# Most weights that a note names.
+_LISTED = 8
+
 
 @dataclass(frozen=True, eq=False)
 class RoundedWeights:
@@ -65,7 +68,7 @@ class Preparation:
         if data is not None:
             _check_states(model)
         self.selection = selected(model, options.include, options.exclude, options.patterns)
-        self.placement = place(model, self.selection.kept_float)
+        self.placement = place(model, self.selection.kept_float, options.group_size)
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
@@ -129,8 +132,18 @@ class Preparation:
             weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
             for one in self.weights
         ]
+        notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
+
+    def _ungrouped(self) -> list[str]:
+        """Returns a note about the weights with one scale for each output, where groups of inputs were wanted."""
+        size = self.options.group_size
+        found = [] if size is None else [one.name for one in self.weights if one.granularity.group_size is None]
+        if not found:
+            return []
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        return [f"One scale for each output, which has at most {size} inputs: {', '.join(found[:_LISTED])}{more}."]
 
 
 def _check_states(model: Any) -> None:
