@@ -1,4 +1,4 @@
-"""Stores constants of floats whose values lie on grids as integers, which are converted when float operations read them."""
+"""Stores constants of floats whose values lie on grids as integers, with operations that convert them."""
 
 from __future__ import annotations
 
@@ -102,12 +102,11 @@ class _Conversion:
         outputs, by_row = values.shape[axis], math.prod(values.shape[:axis]) == 1
         inputs = values.size // outputs
         groups = -(-inputs // size)
-        whole, lacking = (outputs, inputs), ((0, 0), (0, groups * size - inputs))
-        split, scales = (outputs * groups, size), (outputs * groups, 1)
-        if not by_row:
-            whole, lacking = whole[::-1], lacking[::-1]
-            split, scales = (groups, size, outputs), (groups, 1, outputs)
-        codes = np.pad(np.asarray(grid.codes(values)).reshape(whole), lacking)
+        whole: tuple[int, ...] = (outputs, inputs) if by_row else (inputs, outputs)
+        split: tuple[int, ...] = (outputs * groups, size) if by_row else (groups, size, outputs)
+        scales = (outputs * groups, 1) if by_row else (groups, 1, outputs)
+        lacking = ((0, 0), (0, groups * size - inputs))
+        codes = np.pad(np.asarray(grid.codes(values)).reshape(whole), lacking if by_row else lacking[::-1])
         constant = self._codes(codes.reshape(split), np.ones(1), np.zeros(1), 0, few=few)
         steps = self._dequantized(constant, split, _FOUR_BITS if few else _EIGHT_BITS)
         factors = self._graph.new_constant(f"{self._name}_scales", grid.scale.reshape(scales))

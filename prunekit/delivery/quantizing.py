@@ -332,7 +332,8 @@ def quantize(
         progress: Told of each weight that is rounded on data: (done, total, name).
         **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `group_size`, `method`
             ("auto", "nearest", "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`,
-            `damping`, `sparsity`, `pattern`, `include`, `exclude`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+            `damping`, `sparsity`, `pattern`, `include`, `exclude`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:
         A `Quantized`: `.report`, `.simulating()`, `.export(path)`.

@@ -87,7 +87,9 @@ class LearnedScale:
         change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_REACH, _REACH))
         scale, shape = change * ops.convert_to_tensor(self.start.scale), tuple(value.shape)
         scale = self.start.granularity.spread(scale, shape)
-        return fake_quantized(value, scale, self.start.granularity.spread(self.start.zero_point, shape), self.start.format)
+        return fake_quantized(
+            value, scale, self.start.granularity.spread(self.start.zero_point, shape), self.start.format
+        )
 
     def grid(self) -> Grid:
         """Returns the present grid."""

@@ -127,9 +127,9 @@ class WeightRounder:
         return product.kernel(weights).astype("float32"), product.kernel(kept)
 
     def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
-        """Returns the scale of each entry of the kernel with these matrices, shape (groups, inputs, outputs), and its codes.
+        """Returns the scales of a kernel, one for each entry of its matrices, and its codes.
 
-        They are known before the first weight is rounded, whatever the order of the inputs.
+        The scales are known before the first weight is rounded, whatever the order of the inputs.
         """
         kernel = product.kernel(matrices)
         grid = self._grid(index, kernel)

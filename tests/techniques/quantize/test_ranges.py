@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from plain_quantization import plain_error, plain_percentile, plain_parts
+from plain_quantization import plain_error, plain_parts, plain_percentile
 
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.ranges import (
