@@ -68,8 +68,8 @@ def export_keras_integers(
         float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
 
     Raises:
-        IntegerExportError: No layer would have integers, the model cannot be copied, or the file does not load or computes
-            something else. No file is written then.
+        IntegerExportError: No layer would have integers, the model cannot be copied, or the file does not load or
+            computes something else. No file is written then.
     """
     copy = _integer_copy(found)
     with contextlib.ExitStack() as scratch, temporary(target) as path:
@@ -293,7 +293,7 @@ def _no_integers(found: QuantizedModel, done: set[int]) -> IntegerExportError:
     left = names([one.replace(": ", " (", 1) + ")" for one in _left_float(found, done)], _LISTED)
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
-        f"Keras has integer forms of the layers {kinds}, not of convolutions, recurrent layers and subclasses. Received: "
+        f"Keras has int8 forms of the layers {kinds}, not of convolutions, recurrent layers and subclasses. Received: "
         f"a model without a quantized one: {left or 'no quantized weight'}. Write a LiteRT file, "
         'export("NAME.tflite"), which has integers for all of them; on the command line, -o NAME.tflite.'
     )
