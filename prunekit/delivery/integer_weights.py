@@ -15,6 +15,8 @@ from prunekit.techniques.quantize.stored_bytes import ENTRIES, PER_SCALE
 
 # The first versions of DEQUANTIZE with codes of 8 bits, with a scale for each index of an axis, with codes of 4 bits.
 _EIGHT_BITS, _PER_CHANNEL, _FOUR_BITS = 2, 5, 6
+# Scales that are looked for before all of them.
+_TRIED = 64
 # Most bits of codes that are stored as int4.
 _FEW = 4
 
@@ -48,6 +50,10 @@ def _grid(values: np.ndarray, forms: Sequence[IntegerFormat], group_sizes: Seque
         return None
     for granularity in _granularities(values.shape, group_sizes):
         if values.size < PER_SCALE * math.prod(granularity.parameter_shape(values.shape)):
+            continue
+        # A constant of floats may have many groups, and each is tried with every code.
+        first = granularity.rows(values)[:_TRIED]
+        if not narrowest_grid(first, forms[-1:], Granularity((0,))).holds(first):
             continue
         grid = narrowest_grid(values, forms, granularity)
         if grid.holds(values):

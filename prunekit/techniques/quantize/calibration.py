@@ -14,7 +14,7 @@ from keras import ops
 from prunekit.anatomy.example_inputs import fixed_batch
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.quantize.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram
 from prunekit.techniques.quantize.placement import Placement
@@ -169,7 +169,7 @@ class GridRounding:
         """See `Rounding`."""
         grid = self._weights.get(id(weight.variable))
         if grid is not None:
-            return fake_quantized(value, *grid.spread(value), grid.format)
+            return on_grid(value, grid)
         form, granularity = self._formats.weights, weight.granularity
         scale = granularity.spread(scale_of(value, form, granularity), tuple(value.shape))
         return fake_quantized(value, ops.stop_gradient(scale), np.int32(0), form)

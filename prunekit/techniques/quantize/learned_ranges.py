@@ -13,7 +13,7 @@ from keras import ops
 from prunekit.core.variable_values import full_value
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding
-from prunekit.techniques.quantize.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.fake_quantization import on_grid
 from prunekit.techniques.quantize.grids import SMALLEST_SCALE, Grid
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 
@@ -85,11 +85,8 @@ class LearnedScale:
     def rounded(self, value: Any) -> Any:
         """Returns a tensor on the grid, differentiable with respect to the variable."""
         change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_REACH, _REACH))
-        scale, shape = change * ops.convert_to_tensor(self.start.scale), tuple(value.shape)
-        scale = self.start.granularity.spread(scale, shape)
-        return fake_quantized(
-            value, scale, self.start.granularity.spread(self.start.zero_point, shape), self.start.format
-        )
+        scale = change * ops.convert_to_tensor(self.start.scale)
+        return on_grid(value, self.start, scale)
 
     def grid(self) -> Grid:
         """Returns the present grid."""
