@@ -139,6 +139,8 @@ def test_force_replaces_an_existing_file(quantize):
         ({}, ["--bits", "9"], "9 is not in the range 2<=x<=8"),
         ({}, ["--bits", "1"], "1 is not in the range 2<=x<=8"),
         ({}, ["--activations", "4"], "'4' is not one of '8'"),
+        ({}, ["--group-size", "32"], "--group-size is about files that compute in floating point"),
+        ({}, ["--group-size", "8", "--activations", "float"], "16 or more: for fewer, scales take more bytes"),
         ({}, ["--method", "awk"], "'awk' is not one of 'auto', 'nearest', 'gptq', 'awq'"),
         ({}, ["--ranges", "mes"], "`activation_ranges` is one of minmax, mse, percentile:0.9999. Received: 'mes'."),
         ({}, ["--ranges", "percentile:2"], 'write "percentile:0.9999"'),
@@ -219,6 +221,14 @@ def test_a_model_with_layers_in_floating_point_is_refused_if_asked(run, stored):
     assert_mistake(run(*arguments, "--misfits", "error"), "Received: parts in floating point: norm, since")
     assert not Path("norm.tflite").exists()
     assert run(*arguments)[0] == 0
+
+
+def test_groups_of_inputs_have_scales_of_their_own(quantize):
+    code, out, err = quantize("--bits", "4", "--group-size", "16", "--activations", "float", "--json")
+    rows = json.loads(out)["report"]["weights"]
+    assert (code, err) == (0, "") and [(row["scales"], row["group_size"]) for row in rows] == [(96, 16), (12, 16)]
+    code, out, _ = quantize("--bits", "4", "--group-size", "16", "--json", output="new.keras")
+    assert code == 0 and json.loads(out)["file"]["int4_layers"] == ["hidden", "out"]
 
 
 def test_awq_is_a_method(quantize):

@@ -46,6 +46,12 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="Bits of the tensors between layers, or float.  [default: 8; float for a .keras file]",
 )
 @click.option(
+    "--group-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="A scale for every N inputs of each output, such as 32; with --activations float.",
+)
+@click.option(
     "--method",
     type=click.Choice(["auto", "nearest", "gptq", "awq"]),
     default="auto",
@@ -101,6 +107,11 @@ def quantize(  # noqa: PLR0913
         )
     _check_names(model, output, keras, force)
     activations = activations or ("8" if output.endswith(".tflite") else "float")
+    if options["group_size"] is not None and activations != "float":
+        raise click.UsageError(
+            f"--group-size is about files that compute in floating point: no integer kernel of LiteRT reads scales of "
+            f"groups. Received: --activations {activations}. Pass --activations float."
+        )
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model

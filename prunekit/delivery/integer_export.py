@@ -53,7 +53,8 @@ def integer_file(
     with simulating(placement, marking):
         traced, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
     if formats.activations is None:
-        made = with_integer_weights(content, formats.of_weights)
+        sizes = {weight.granularity.group_size for weight in placement.weights()}
+        made = with_integer_weights(content, formats.of_weights, sorted(filter(None, sizes)))
     else:
         made = with_integers(
             content,

@@ -114,15 +114,18 @@ def with_integers(
     return IntegerFile(made, tuple(roundings), tuple(rewriter.left_float), grids=grids)
 
 
-def with_integer_weights(content: bytes, weights: Sequence[IntegerFormat]) -> IntegerFile:
+def with_integer_weights(
+    content: bytes, weights: Sequence[IntegerFormat], group_sizes: Sequence[int] = ()
+) -> IntegerFile:
     """Returns a file that computes in floating point, with integers for the weights that lie on grids.
 
     Args:
         content: A file of the converter.
         weights: Codes of weights, those with the fewest bits first.
+        group_sizes: Numbers of consecutive inputs of an output that may share a scale.
     """
     graph = LiteRTGraph(content)
-    store_weights(graph, weights)
+    store_weights(graph, weights, group_sizes)
     made, _ = graph.content()
     return IntegerFile(made, (), ())
 

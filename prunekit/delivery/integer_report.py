@@ -34,6 +34,7 @@ class IntegerExport(Displayed):
             not known, because there were no calibration data.
         notes: Remarks.
         int8_layers: Names of the layers of a Keras file that Keras has in int8; empty for a LiteRT file.
+        int4_layers: Likewise in int4, with scales of groups.
     """
 
     path: str
@@ -46,6 +47,7 @@ class IntegerExport(Displayed):
     float_model: Comparison | None
     notes: tuple[str, ...] = ()
     int8_layers: tuple[str, ...] = ()
+    int4_layers: tuple[str, ...] = ()
 
     @property
     def largest_difference(self) -> int:
@@ -58,9 +60,10 @@ class IntegerExport(Displayed):
         if self.tensors:
             steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
             text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
-        left, layers = len(self.left_float), len(self.int8_layers)
-        if layers:
-            text += f"; {layers} {'layer has' if layers == 1 else 'layers have'} int8 weights"
+        left, kinds = len(self.left_float), {"int8": len(self.int8_layers), "int4": len(self.int4_layers)}
+        if any(kinds.values()):
+            told = [f"{n} {'layer has' if n == 1 else 'layers have'} {kind} weights" for kind, n in kinds.items() if n]
+            text += f"; {', '.join(told)}"
             return f"{text}, {left} {'weight is' if left == 1 else 'weights are'} in floating point."
         return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
 
@@ -70,7 +73,8 @@ class IntegerExport(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
-        lists = {"left_float": list(self.left_float), "int8_layers": list(self.int8_layers)}
+        names = ("left_float", "int8_layers", "int4_layers")
+        lists = {name: list(getattr(self, name)) for name in names}
         return {**asdict(self), **lists, "largest_difference": self.largest_difference}
 
     def __str__(self) -> str:

@@ -48,8 +48,9 @@ class QuantizationCallback(keras.callbacks.Callback):
         freeze_step: Optimizer update from which batch normalizations compute with their moving statistics, as in the
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
-        **options: `weights` (bits, 8), `activations` (8, 16 or None), `weight_ranges`, `activation_ranges`, `include`,
-            `exclude`, `misfits`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+        **options: `weights` (bits, 8), `activations` (8, 16 or None), `group_size`, `weight_ranges`,
+            `activation_ranges`, `include`, `exclude`, `misfits`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Raises:
         ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers

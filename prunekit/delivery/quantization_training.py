@@ -16,7 +16,16 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.training import QuantizationTraining
 
 # Options of `pk.quantize` that say what becomes integers; the others say how weights are rounded without training.
-TRAINING_OPTIONS = ("weights", "activations", "weight_ranges", "activation_ranges", "include", "exclude", "misfits")
+TRAINING_OPTIONS = (
+    "weights",
+    "activations",
+    "group_size",
+    "weight_ranges",
+    "activation_ranges",
+    "include",
+    "exclude",
+    "misfits",
+)
 
 
 def training_options(options: dict[str, Any]) -> QuantizationOptions:

@@ -330,9 +330,10 @@ def quantize(
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
             examples of the training data. Needed unless activations=None and the method is "nearest".
         progress: Told of each weight that is rounded on data: (done, total, name).
-        **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `method` ("auto", "nearest",
-            "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`, `damping`, `sparsity`,
-            `pattern`, `include`, `exclude`, `misfits`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+        **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `group_size`, `method`
+            ("auto", "nearest", "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`,
+            `damping`, `sparsity`, `pattern`, `include`, `exclude`, `misfits`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:
         A `Quantized`: `.report`, `.simulating()`, `.export(path)`.

@@ -88,6 +88,22 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
     assert ("logits", "excluded by 'logits'") in left.rows
 
 
+@pytest.mark.parametrize("settings", [{}, {"epochs": 1}, {"weights": [4, 8], "budget": 3000}], ids=str)
+def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
+    steps = recipe(quantize(**{"weights": 4, **settings}, activations="float", group_size=16))
+    planned = plan(steps, network(), pairs).steps[0]
+    assert " in groups of 16, float activations" in planned.text
+    # The first layer has 8 inputs.
+    scales = ["per index of axis 1", *["per index of axis 1 and 16 entries"] * 2]
+    assert [row[3] for row in planned.sections[0].rows] == scales
+    result = compress(steps, network(), pairs, tmp_path / "run")
+    rows = sections_of(result, 0)["Quantized weights"]["rows"]
+    assert [row[3] for row in rows] == scales
+    assert any("at most 16 inputs: hidden/kernel" in note for note in result.report.notes)
+    (row,) = result.report.to_dict()["exports"]
+    assert row["status"] == "ok"
+
+
 def test_a_plan_prints_its_tables(pairs, capsys):
     from rich.console import Console
 
@@ -169,6 +185,10 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
         ([quantize(activations=True)], "expected 8 or 16 bits, or float .*Received: true"),
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
+        ([quantize(group_size=32)], "scales of groups: write activations: float, too. Received: group_size 32 and"),
+        ([quantize(group_size=32, activations=16)], "Received: group_size 32 and activations 16"),
+        ([quantize(group_size=8, activations="float")], "16 or more: .*Received: 8"),
+        ([quantize(group_size=0, activations="float")], "group_size"),
         ([quantize(bits=4)], "unknown key 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
         ([quantize(epochs=1, method="gptq")], "method is about rounding without training"),

@@ -6,7 +6,7 @@ Source: Lin et al. 2023, arXiv:2306.00978, section 3.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from prunekit.anatomy.targets import Target
 from prunekit.core.input_statistics import InputMoments
 from prunekit.core.layer_products import LayerProduct, product_of
-from prunekit.techniques.quantize.awq import LIMIT, Reading, awq_factors, input_channels
+from prunekit.techniques.quantize.awq import LIMIT, PER_OUTPUT, Reading, awq_factors, input_channels
 from prunekit.techniques.quantize.channel_scaling import (
     ChannelScaling,
     all_rescaled,
@@ -70,7 +70,8 @@ def activation_scaled(
 
     Memory, besides a forward pass of one batch: 1 GiB, or 8 * K ** 2 bytes for the largest layer of K inputs.
     """
-    found = [_Channels(one, _products(one, targets)) for one in rescalable(placement)]
+    sizes = {id(weight.variable): weight.granularity.group_size for weight in placement.weights()}
+    found = [_Channels(one, _products(one, targets), sizes) for one in rescalable(placement)]
     found = [one for one in found if one.products]
     model, factors = placement.graphs.main.model, []
     for group in _groups(found):
@@ -100,10 +101,12 @@ class _Channels:
     Attributes:
         scaling: The tensor.
         products: id of a kernel that reads the channels and is rounded -> its product.
+        group_sizes: id of a weight -> number of consecutive inputs that share a scale; None = all of an output.
     """
 
     scaling: ChannelScaling
     products: Mapping[int, LayerProduct]
+    group_sizes: Mapping[int, int | None]
 
     @property
     def entries(self) -> int:
@@ -119,7 +122,8 @@ class _Channels:
                 continue
             channels, found = input_channels(product, kernel), moments[id(kernel.variable)]
             matrices = product.matrix(folded_kernel(unit, kernel, wide_value))
-            readings.append(Reading(matrices, found["gram"], channels))
+            shared = replace(PER_OUTPUT, group_size=self.group_sizes[id(kernel.variable)])
+            readings.append(Reading(matrices, found["gram"], channels, shared))
             np.add.at(sums, channels, found["mean_abs"])
             np.add.at(counts, channels, 1)
         mean_abs = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)

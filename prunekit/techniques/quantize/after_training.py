@@ -62,7 +62,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
     selection = selected(model, options.include, options.exclude, options.patterns)
-    placement = place(model, selection.kept_float)
+    placement = place(model, selection.kept_float, options.group_size)
     check_misfits(model, options, selection, placement)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from prunekit.techniques.quantize.grids import IntegerFormat, steps_within
+from prunekit.techniques.quantize.grids import Grid, IntegerFormat, steps_within
 
 
 def fake_quantized(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) -> Any:
@@ -29,3 +29,18 @@ def fake_quantized(values: Any, scale: Any, zero_point: Any, form: IntegerFormat
     # Exact: the difference of a float32 number and the nearest integer is a float32 number, and so is the sum.
     steps = steps + ops.stop_gradient(ops.round(steps) - steps)
     return ops.cast(steps * ops.cast(ops.convert_to_tensor(scale), steps.dtype), values.dtype)
+
+
+def on_grid(values: Any, grid: Grid, scale: Any = None) -> Any:
+    """Returns the nearest values of a grid, as `fake_quantized`.
+
+    Args:
+        values: Tensor of the backend, of a floating dtype.
+        grid: The grid.
+        scale: Tensor of the shape of the grid's scales, in their place; None = these.
+    """
+    # Tensors, not arrays: the scales of groups, spread over a weight, would be constants of its size in a graph.
+    own = (grid.scale if scale is None else scale, grid.zero_point)
+    spread = [grid.granularity.spread(ops.convert_to_tensor(one), tuple(values.shape)) for one in own]
+    scales, zero_points = spread
+    return fake_quantized(values, scales, zero_points, grid.format)

@@ -13,7 +13,7 @@ from keras import ops
 from prunekit.core.variable_values import full_value
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding
-from prunekit.techniques.quantize.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.fake_quantization import on_grid
 from prunekit.techniques.quantize.grids import SMALLEST_SCALE, Grid
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 
@@ -86,7 +86,7 @@ class LearnedScale:
         """Returns a tensor on the grid, differentiable with respect to the variable."""
         change = ops.exp(ops.clip(ops.convert_to_tensor(full_value(self.variable)), -_REACH, _REACH))
         scale = change * ops.convert_to_tensor(self.start.scale)
-        return fake_quantized(value, scale, self.start.zero_point, self.start.format)
+        return on_grid(value, self.start, scale)
 
     def grid(self) -> Grid:
         """Returns the present grid."""

@@ -54,7 +54,7 @@ class Placement:
                 yield from unit.weights
 
 
-def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
+def place(model: Any, kept_float: Mapping[int, str] | None = None, group_size: int | None = None) -> Placement:
     """Returns where the tensors of a model are rounded.
 
     Layers that are made of others are replaced by the calls inside them, where these do all that the layer does.
@@ -62,12 +62,13 @@ def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
     Args:
         model: A built model.
         kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
+        group_size: So many consecutive inputs of an output share a scale of the weights; None = all of them.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float).placed()
+    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float, group_size).placed()
 
 
 class LayerOpener:
@@ -107,12 +108,12 @@ def _is_float(tensor: Any) -> bool:
 class _Placer:
     """Walks the units of all graphs in order of execution; see `Placement`."""
 
-    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str]):
+    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str], group_size: int | None):
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
         names = Names(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
-        self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float) for graph in every}
+        self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float, group_size) for graph in every}
         self._ranges: list[Range] = []
         # id of a tensor that is on a grid -> its range.
         self._on: dict[int, Range] = {}

@@ -22,8 +22,8 @@ from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
-# Most layers that an error names.
-_LISTED = 5
+# Most layers and weights that an error or a note names.
+_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Preparation:
         if data is not None:
             _check_states(model)
         self.selection = selected(model, options.include, options.exclude, options.patterns)
-        self.placement = place(model, self.selection.kept_float)
+        self.placement = place(model, self.selection.kept_float, options.group_size)
         check_misfits(model, options, self.selection, self.placement)
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
@@ -133,8 +133,18 @@ class Preparation:
             weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
             for one in self.weights
         ]
+        notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
+
+    def _ungrouped(self) -> list[str]:
+        """Returns a note about the weights with one scale for each output, where groups of inputs were wanted."""
+        size = self.options.group_size
+        found = [] if size is None else [one.name for one in self.weights if one.granularity.group_size is None]
+        if not found:
+            return []
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        return [f"One scale for each output, which has at most {size} inputs: {', '.join(found[:_LISTED])}{more}."]
 
 
 def check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:

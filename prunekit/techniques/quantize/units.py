@@ -44,7 +44,7 @@ class RoundedWeight:
     Attributes:
         variable: The weight.
         name: Path of the weight in the model.
-        granularity: Which of its entries share a scale: those of one output unit.
+        granularity: Which of its entries share a scale: those of one output unit, or groups of these.
     """
 
     variable: Any
@@ -123,7 +123,13 @@ class Names:
         return self.layers.get(id(call.operation), call.name)
 
 
-def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float: Mapping[int, str]) -> list[Unit]:
+def units_of(
+    graph: Graph,
+    calls_of: Mapping[int, int],
+    names: Names,
+    kept_float: Mapping[int, str],
+    group_size: int | None = None,
+) -> list[Unit]:
     """Returns the calls of a graph in units.
 
     Args:
@@ -131,6 +137,7 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float
         calls_of: id of a layer or operation -> how often the graphs of the model call it.
         names: Names for reports.
         kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
+        group_size: So many consecutive inputs of an output share a scale; None = all of them.
     """
     units, taken = [], set[int]()
     for call in graph.calls:
@@ -148,7 +155,7 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float
                 tuple(calls),
                 _unit_rule(call, rule),
                 is_linear_kind(call.operation) and rule.output != "float",
-                tuple(one for one in _weights_of(call, name, names) if id(one.variable) not in kept_float),
+                tuple(one for one in _weights_of(call, name, names, group_size) if id(one.variable) not in kept_float),
                 Range(f"{name} (inside)") if rule.output != "float" and _rounds_inside(call) else None,
                 Range(f"{name} (before its activation)")
                 if rule.output != "float" and _rounds_before_activation(call)
@@ -234,7 +241,7 @@ def _rounds_before_activation(call: Call) -> bool:
     return is_linear_kind(call.operation) and not is_linear(activation) and not is_relu(activation)
 
 
-def _weights_of(call: Call, layer_name: str, names: Names) -> tuple[RoundedWeight, ...]:
+def _weights_of(call: Call, layer_name: str, names: Names, group_size: int | None) -> tuple[RoundedWeight, ...]:
     if not isinstance(call.operation, keras.layers.Layer) or graph_of(call.operation) is not None:
         return ()
     found, pending = [], [call.operation]
@@ -243,8 +250,10 @@ def _weights_of(call: Call, layer_name: str, names: Names) -> tuple[RoundedWeigh
         pending += sublayers(layer)
         for variable, label, spec in weights_of(layer):
             if spec.role in WEIGHT_ROLES:
-                # A row of a table is read as a whole.
+                # A row of a table is read as a whole. What is left are the inputs of an output: those of all positions
+                # of a window, one position after the other.
                 axes = spec.parallel_axes if spec.role == "embedding" else {*spec.out_axes, *spec.parallel_axes}
+                shared = Granularity(tuple(sorted(axes))).in_groups(group_size, tuple(variable.shape))
                 name = names.weights.get(id(variable), f"{layer_name}/{label}")
-                found.append(RoundedWeight(variable, name, Granularity(tuple(sorted(axes)))))
+                found.append(RoundedWeight(variable, name, shared))
     return tuple(found)

@@ -127,10 +127,13 @@ class WeightRounder:
         return product.kernel(weights).astype("float32"), product.kernel(kept)
 
     def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
-        """Returns the scales of the kernel with these matrices, shape (groups, 1, outputs), and its codes."""
-        grid = self._grid(index, product.kernel(matrices))
-        # Inputs of one output share a scale.
-        return product.matrix(np.broadcast_to(grid.scale, self._targets[index].shape))[:, :1], grid.format
+        """Returns the scales of a kernel, one for each entry of its matrices, and its codes.
+
+        The scales are known before the first weight is rounded, whatever the order of the inputs.
+        """
+        kernel = product.kernel(matrices)
+        grid = self._grid(index, kernel)
+        return product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape)), grid.format
 
     def _wanted(self, matrices: np.ndarray, fit: LayerFit) -> np.ndarray:
         """Returns the weights that give the layer's former outputs best on its present inputs."""

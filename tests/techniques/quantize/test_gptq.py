@@ -16,7 +16,7 @@ from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_o
 
 BY_OUTPUT = Granularity((1,))
 # Ragged: the last group of 24 or 150 inputs is shorter.
-GROUPED = Granularity((1,), 0, 16)
+GROUPED = Granularity((1,), 16)
 RULES = pytest.mark.parametrize("rule", [MinMax(), MeanSquaredError()], ids=["extremes", "squared error"])
 
 

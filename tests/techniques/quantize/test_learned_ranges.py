@@ -117,6 +117,30 @@ def test_the_gradient_of_a_weights_scales_is_that_of_each_output():
     assert inside.any() and not inside.all()
 
 
+@GRADIENTS
+def test_the_gradient_of_the_scale_of_a_group_is_that_of_its_weights():
+    # Of 5 * 4 inputs of a convolution, the first eight, the next eight, and the last four share a scale.
+    shape, granularity = (5, 4, 3), Granularity((2,), 8)
+    variable = keras.Variable(np.random.default_rng(0).normal(size=shape).astype("float32"), name="kernel")
+    scales = np.random.default_rng(1).uniform(0.1, 0.3, (1, 3, 3)).astype("float32")
+    weight = RoundedWeight(variable, "conv/kernel", granularity)
+    found = learned(weight, Grid(INT4, granularity, scales, np.zeros((1, 3, 3), "int32")))
+    (trained,) = found.variables
+    slope = np.random.default_rng(3).normal(size=shape).astype("float32")
+    kernel = np.array(array(variable))
+    update(
+        keras.optimizers.SGD(1.0),
+        [trained, variable],
+        lambda: ops.sum(found.weight(variable.value, weight) * ops.convert_to_tensor(slope)),
+    )
+    spread = np.repeat(scales[0], 8, axis=0)[:20].reshape(shape)
+    products = (slope * lsq_gradient(kernel, spread, 0, INT4)).reshape(20, 3)
+    expected = -scales[0] * np.stack([products[start : start + 8].sum(axis=0) for start in (0, 8, 16)])
+    np.testing.assert_allclose(array(trained)[0], expected, rtol=1e-4, atol=1e-5)
+    inside = np.abs(kernel / spread) <= INT4.highest
+    np.testing.assert_allclose(array(variable), kernel - slope * inside, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("change", [-10.0, -1.0, 0.0, 0.3, 10.0, 200.0, -200.0])
 def test_zeros_stay_exactly_zero_on_every_grid(change):
     weight, grid = weight_and_grid()
