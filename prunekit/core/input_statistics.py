@@ -115,8 +115,8 @@ class Hessians(_OfInputs):
         found = []
         for product, sums in zip(self.products, self.sums, strict=True):
             hessian = sums.gram / self.examples
-            each = [hessian] if product.diagonal else [curvatures(inverse_factor(group)) for group in hessian]
-            found.append({"hessian": hessian, "curvature": _spread(product, np.stack(each))})
+            curvature = hessian[None] if product.diagonal else curvatures(inverse_factor(hessian))
+            found.append({"hessian": hessian, "curvature": _spread(product, curvature)})
         return found
 
 
