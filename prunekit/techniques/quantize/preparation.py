@@ -104,13 +104,15 @@ class Preparation:
 
         Args:
             weights: The weights.
-            grids: id of a variable -> its grid; None chooses grids of the present values.
+            grids: id of a variable -> its grid; None chooses grids of the present values, and leaves weights that lie
+                on them as they are.
         """
         found = RoundedWeights([], {}, {})
         for weight in weights:
             value = array_of(weight.variable).astype("float32")
             grid = self.grid_of(weight, value) if grids is None else grids[id(weight.variable)]
-            nearest = grid.nearest(value)
+            # A scale that is found again from the values may differ in the last bit.
+            nearest = value if grids is None and grid.holds(value) else grid.nearest(value)
             found.values.append((weight.variable, nearest))
             found.grids[id(weight.variable)] = grid
             size = float(np.square(value, dtype="float64").sum())
