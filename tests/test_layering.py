@@ -63,7 +63,7 @@ ORDER = (
         "grids fake_quantization ranges histogram gptq bit_allocation rules units stored_bytes placement "
         "channel_scaling rescaling equalization awq activation_scaling rounding linear_units simulation calibration "
         "options targeting weight_rounding report_pictures quantization_report quantized_model preparation "
-        "after_training bit_scan bit_choice bit_search learned_ranges training",
+        "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",
     ),
     (
         "loops",

@@ -67,8 +67,9 @@ class Quantizer:
     """Trains a model as its integer file will compute, in loops of your own; see `QuantizationCallback`.
 
     From its creation to `finish`, the model computes on integers, in every call. The scales of the grids are the first
-    of `model.trainable_variables`: take the gradients of these as always, and give them to the optimizer, which updates
-    the weights; the scales are updated beside it. A function that was traced before has to be traced again.
+    of `model.trainable_variables`, one variable: take the gradients of these as always, and give them to the optimizer,
+    which updates the weights; the scales are updated beside it. A function that was traced before has to be traced
+    again.
 
     Example:
         with pk.Quantizer(model, data) as quantizer:

@@ -79,12 +79,12 @@ def activation_scaled(
     found = [one for one in each if one is not None]
     model, factors = placement.graphs.main.model, []
     for group in _groups(found):
-        wanted = [product.target for one in group for product in one.products.values()]
-        moments = InputMoments(model, wanted)
+        read = [product.target for one in group for product in one.products.values()]
+        moments = InputMoments(model, read)
         moments.reset()
         for inputs in batches():
             moments.observe(inputs, None)
-        values = dict(zip([id(target.variable) for target in wanted], moments.values(), strict=True))
+        values = dict(zip([id(target.variable) for target in read], moments.values(), strict=True))
         for one in group:
             fewest = min(bits[key] for key in one.products)
             factors.append(one.factors(values, IntegerFormat(fewest), rule(fewest)))

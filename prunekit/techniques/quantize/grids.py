@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import ops_for
 
 # LiteRT divides by scales, which underflow to 0 below the smallest normal number.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-# Values up to here times the last number of steps count as inside of a range.
+# Values up to here times the last number of steps count as inside of a range: in float32 the largest weight, divided by
+# its scale, may be a little more than the last number of steps.
 _END = 1 + 2.0**-20
 # Largest distance of a value from the grid that it lies on, in steps: products of float32 numbers are rounded.
 _ON_GRID = 1e-3
@@ -223,7 +225,7 @@ class Grid:
 
 
 def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) -> Any:
-    """Returns values / scale, limited to the steps from zero that the format has; differentiable.
+    """Returns values / scale, limited to the steps from zero that the format has.
 
     Args:
         values: NumPy array or tensor; half-precision values are divided in float32.
@@ -236,10 +238,26 @@ def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) 
     zero_point = operations.cast(operations.convert_to_tensor(zero_point), dtype)
     steps = operations.cast(values, dtype) / operations.cast(operations.convert_to_tensor(scale), dtype)
     first, last = form.lowest - zero_point, form.highest - zero_point
-    # Not `clip` or `maximum`: JAX and PyTorch halve the gradient of a value at the end of its range, where the largest
-    # weight lies. In float32 this weight divided by its scale may be a little more than the last number of steps.
     steps = operations.where(operations.greater(first * _END, steps), first, steps)
     return operations.where(operations.greater(steps, last * _END), last, steps)
+
+
+def nearest_within(steps: Any, zero_point: Any, form: IntegerFormat) -> Any:
+    """Returns numbers of steps from zero as the nearest whole numbers that the format has.
+
+    Args:
+        steps: Tensor.
+        zero_point: Tensor of the same dtype, which broadcasts against the steps.
+        form: The codes.
+    """
+    first, last = form.lowest - zero_point, form.highest - zero_point
+    return ops.maximum(ops.minimum(ops.round(steps), last), first)
+
+
+def are_within(steps: Any, zero_point: Any, form: IntegerFormat) -> Any:
+    """Returns True for numbers of steps, not rounded, that `steps_within` does not limit; see `nearest_within`."""
+    first, last = form.lowest - zero_point, form.highest - zero_point
+    return ops.logical_and(ops.less_equal(first * _END, steps), ops.less_equal(steps, last * _END))
 
 
 def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granularity = PER_TENSOR) -> Grid:

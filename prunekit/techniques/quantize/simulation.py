@@ -35,17 +35,17 @@ def simulating(placement: Placement, rounding: Rounding) -> Iterator[None]:
         rounding: What is done there.
     """
     model = placement.graphs.main.model
-    with fresh_functions(model), fresh_forward_functions(model), simulated_calls(placement, rounding):
+    with fresh_functions(model), fresh_forward_functions(model), simulated_calls(placement, lambda: rounding):
         yield
 
 
 @contextlib.contextmanager
-def simulated_calls(placement: Placement, rounding: Rounding, *, frozen: bool = False) -> Iterator[None]:
+def simulated_calls(placement: Placement, rounding: Callable[[], Rounding], *, frozen: bool = False) -> Iterator[None]:
     """Inside the scope, calls of the model run its units; functions that were traced before stay as they are.
 
     Args:
         placement: Where tensors are rounded.
-        rounding: What is done there.
+        rounding: Returns what is done there in one forward pass, and in that of each model inside.
         frozen: True: batch normalizations compute with their moving statistics in training, too, and do not move them;
             their factors and offsets are trained.
     """
@@ -59,7 +59,7 @@ def simulated_calls(placement: Placement, rounding: Rounding, *, frozen: bool = 
 class _GraphCall:
     """Replaces the `call` of a model."""
 
-    def __init__(self, graph: Graph, placement: Placement, rounding: Rounding, *, frozen: bool = False):
+    def __init__(self, graph: Graph, placement: Placement, rounding: Callable[[], Rounding], *, frozen: bool = False):
         self._graph, self._placement, self._rounding, self._frozen = graph, placement, rounding, frozen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,13 +67,15 @@ class _GraphCall:
         if training is None:
             # A `call` without this argument is not given it.
             training = self._graph.model._get_call_context().get_value("training")
-        values = self._entered(inputs, mask)
+        rounding = self._rounding()
+        written = functools.partial(self._written, rounding)
+        values = self._entered(inputs, mask, written)
         for unit in self._placement.units[id(self._graph)]:
             now = False if self._frozen and unit.has_normalization else training
-            run = _UnitRun(unit, values, {**context, "training": now}, self._placement, self._rounding)
+            run = _UnitRun(unit, values, {**context, "training": now}, self._placement, rounding)
             results = keras.tree.flatten(run.results())
             values |= {
-                id(symbol): self._written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
+                id(symbol): written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
             }
         # In the order that a functional model gives to the entries of a dictionary: `fit` reports losses in it.
         flat = [values[id(symbol)] for symbol in keras.tree.flatten(self._graph.outputs)]
@@ -103,7 +105,7 @@ class _GraphCall:
             )
         return inputs, training, mask, context
 
-    def _entered(self, inputs: Any, mask: Any) -> dict[int, Any]:
+    def _entered(self, inputs: Any, mask: Any, written: Callable[[Any, Any], Any]) -> dict[int, Any]:
         """Returns {id of a symbolic input: its value}."""
         functional = graph_of(self._graph.model)
         flat = keras.tree.flatten(inputs) if functional is None else functional._standardize_inputs(inputs)
@@ -111,10 +113,10 @@ class _GraphCall:
             if of_one is not None:
                 set_keras_mask(one, of_one)
         symbols = keras.tree.flatten(self._graph.inputs)
-        return {id(symbol): self._written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
+        return {id(symbol): written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
 
-    def _written(self, symbol: Any, value: Any) -> Any:
-        return _rounded(self._rounding.tensor, value, self._placement.written.get(id(symbol)))
+    def _written(self, rounding: Rounding, symbol: Any, value: Any) -> Any:
+        return _rounded(rounding.tensor, value, self._placement.written.get(id(symbol)))
 
 
 def _rounded(rounded: Callable[[Any, Range], Any], value: Any, place: Range | None) -> Any:
