@@ -9,16 +9,18 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers import weights_of
+from prunekit.anatomy.model_weights import places
 from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
-from prunekit.techniques.quantize.grids import Grid, IntegerFormat
+from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
+from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
@@ -36,6 +38,34 @@ class RoundedWeights:
     values: list[tuple[Any, Any]]
     grids: dict[int, Grid]
     errors: dict[str, LayerError]
+
+
+def selected_and_placed(model: Any, options: QuantizationOptions) -> tuple[Selection, Placement]:
+    """Returns what is quantized of a model, and where its tensors are rounded.
+
+    Args:
+        model: A built model.
+        options: What becomes integers, and how.
+
+    Raises:
+        TypeError, ValueError: As for `selected` and `place`.
+    """
+    selection = selected(model, options.include, options.exclude, options.patterns)
+    return selection, place(model, _float_tables(model, selection, options) | selection.kept_float)
+
+
+def _float_tables(model: Any, selection: Selection, options: QuantizationOptions) -> dict[int, str]:
+    """Returns {id of a layer: reason} for the tables that take fewer bytes where their rows are read as floats.
+
+    On the grid of activations an entry takes 8 or 16 bits, on that of its row those of the weight.
+    """
+    found = {}
+    for spot in places(model):
+        for variable, _, spec in weights_of(spot.layer):
+            bits = selection.bits.get(id(variable), options.default_bits)
+            if spec.role == "embedding" and (bits <= FEW_BITS or options.activations == 16):
+                found[id(spot.layer)] = f"its table has codes of {bits} bits, and a scale for each row"
+    return found
 
 
 class Preparation:
@@ -64,8 +94,7 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
-        self.selection = selected(model, options.include, options.exclude, options.patterns)
-        self.placement = place(model, self.selection.kept_float)
+        self.selection, self.placement = selected_and_placed(model, options)
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}

@@ -1,5 +1,7 @@
 """A simulation computes what the model does wherever it rounds nothing, also in training, and leaves no trace."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -33,6 +35,9 @@ class Passing:
     def __init__(self):
         self.seen = {}
         self.dtypes = set()
+
+    def running(self, unit):
+        return contextlib.nullcontext()
 
     def tensor(self, value, place):
         self.seen.setdefault(place.name, []).append(value)
