@@ -1,5 +1,7 @@
 """Every operation with an integer kernel, in a file between two layers; what has none is named by report and file."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -68,10 +70,9 @@ FLOATS = {
     "normalization of rows": (L.BatchNormalization(axis=1, name="norm"), ["norm"]),
     "layer normalization": (L.LayerNormalization(name="norm"), ["norm"]),
     "average behind it": (
-        lambda y: L.AveragePooling2D(name="pool")(L.LayerNormalization(name="norm")(y)),
+        lambda y: L.AveragePooling2D(2, name="pool")(L.LayerNormalization(name="norm")(y)),
         ["norm", "pool"],
     ),
-    "blurred": (L.Resizing(4, 4, antialias=True, name="small"), ["small"]),
     "reshape in floating point": (
         lambda y: L.Reshape((4, 10))(L.LSTM(4, return_sequences=True, name="lstm")(y)),
         ["lstm"],
@@ -97,7 +98,12 @@ def _convolution(shape):
 
 def names(left):
     """Returns the names of layers that a file lists."""
-    return sorted(one.partition(": ")[0] for one in left)
+    return sorted(_without_number(one.partition(": ")[0]) for one in left)
+
+
+def _without_number(name):
+    """Returns a name without the number that Keras gives to names that it makes."""
+    return re.sub(r"_\d+$", "", name)
 
 
 @pytest.mark.short(cases=8)
@@ -124,7 +130,7 @@ def test_report_and_file_name_the_same_layers_in_floating_point(name, tmp_path):
     model, inputs = between(function, *shape or [IMAGES])
     done = pk.quantize(model, inputs)
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == sorted(one.name for one in done.report.left_float) == sorted(expected)
+    assert names(made.left_float) == names(one.name for one in done.report.left_float) == sorted(expected)
     assert made.largest_difference <= 1
 
 
@@ -238,7 +244,7 @@ def test_a_table_that_layers_read_as_integers_is_stored_on_their_grid(name, tmp_
 def test_a_table_that_another_layer_reads_as_floats_keeps_a_scale_for_each_row(function, options, left, tmp_path):
     done = pk.quantize(*reading(function, **options))
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == sorted(one.name for one in done.report.left_float) == left
+    assert names(made.left_float) == names(one.name for one in done.report.left_float) == left
     assert stored_tables(tmp_path / "m.tflite") == ["FLOAT32"]
 
 
@@ -246,6 +252,6 @@ def test_a_table_that_another_layer_reads_as_floats_keeps_a_scale_for_each_row(f
 def test_a_table_with_smaller_codes_than_the_grid_of_its_readers_keeps_them(options, tmp_path):
     done = pk.quantize(*reading(pooled), **options)
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == [one.name for one in done.report.left_float] == ["table"]
+    assert names(made.left_float) == names(one.name for one in done.report.left_float) == ["table"]
     bits = options.get("weights", 8)
     assert done.report.left_float[0].reason == f"its table has codes of {bits} bits, and a scale for each row"
