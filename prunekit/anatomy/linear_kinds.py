@@ -79,6 +79,12 @@ def is_normalization(layer: Any) -> bool:
     return isinstance(layer, kind) and type(layer).call is kind.call
 
 
+def is_fixed_normalization(layer: Any) -> bool:
+    """Returns True for a normalization with the mean and variance of data, whose `call` is Keras's own."""
+    kind = keras.layers.Normalization
+    return isinstance(layer, kind) and type(layer).call is kind.call
+
+
 def scale_and_shift(layer: Any, value: Callable[[str], Any]) -> tuple[Any, Any]:
     """Returns what a batch normalization multiplies with and then adds in inference, for each channel.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import narrowest_grid
 from prunekit.techniques.quantize.stored_bytes import ENTRIES, PER_SCALE
 
@@ -17,8 +17,6 @@ from prunekit.techniques.quantize.stored_bytes import ENTRIES, PER_SCALE
 _EIGHT_BITS, _PER_CHANNEL, _FOUR_BITS = 2, 5, 6
 # Scales that are looked for before all of them.
 _TRIED = 64
-# Most bits of codes that are stored as int4.
-_FEW = 4
 
 
 def store_weights(graph: LiteRTGraph, forms: Sequence[IntegerFormat], group_sizes: Sequence[int] = ()) -> None:
@@ -88,7 +86,7 @@ class _Conversion:
 
     def whole(self, values: np.ndarray, grid: Grid) -> int:
         """Returns the index of the floats, for a grid with a scale for each index of an axis."""
-        (axis,), few = grid.granularity.axes, grid.format.bits <= _FEW
+        (axis,), few = grid.granularity.axes, grid.format.bits <= FEW_BITS
         scales, zeros = grid.scale.reshape(-1), grid.zero_point.reshape(-1)
         codes = self._codes(np.asarray(grid.codes(values)), scales, zeros, axis, few=few)
         return self._dequantized(codes, values.shape, _FOUR_BITS if few else _PER_CHANNEL)
@@ -104,7 +102,7 @@ class _Conversion:
         `BlockwiseQuantization` of its schema is no way: DEQUANTIZE makes zeros of it without an error, and the kernels
         that read it round the activations to 8 bits.
         """
-        (axis,), size, few = grid.granularity.axes, int(grid.granularity.group_size or 1), grid.format.bits <= _FEW
+        (axis,), size, few = grid.granularity.axes, int(grid.granularity.group_size or 1), grid.format.bits <= FEW_BITS
         outputs, by_row = values.shape[axis], math.prod(values.shape[:axis]) == 1
         inputs = values.size // outputs
         groups = -(-inputs // size)

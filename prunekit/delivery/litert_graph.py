@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ class LiteRTGraph:
             found.builtinOptions = options
             name = type(options).__name__.removesuffix("T")
             found.builtinOptionsType = getattr(self._schema.BuiltinOptions, name)
+        return found
+
+    def copy_operator(self, operator: Any, outputs: Sequence[int]) -> Any:
+        """Returns an operation that reads what another one reads and computes other tensors, not yet in `operators`."""
+        found = copy.deepcopy(operator)
+        found.outputs = np.array(outputs, "int32")
         return found
 
     def new_options(self, name: str, **values: Any) -> Any:
@@ -187,21 +194,26 @@ class LiteRTGraph:
         self.tensor(index).buffer = len(self._model.buffers) - 1
         return index
 
-    def new_tensor(self, name: str, shape: Iterable[int], dtype: str, like: int | None = None) -> int:
+    def new_tensor(self, name: str, shape: Iterable[int], dtype: str) -> int:
         """Adds a tensor that is computed, and returns its index.
 
         Args:
             name: Its name.
-            shape: Its shape, with 1 for open lengths.
+            shape: Its shape, with -1 for open lengths.
             dtype: Its type, such as "int8".
-            like: A tensor with the same open lengths; None = there are none.
         """
-        tensor = self._schema.TensorT()
-        tensor.name, tensor.shape, tensor.buffer = name.encode(), np.array([*shape], "int32"), 0
-        tensor.shapeSignature = None if like is None else self.tensor(like).shapeSignature
+        tensor, lengths = self._schema.TensorT(), [*shape]
+        tensor.name, tensor.buffer = name.encode(), 0
+        tensor.shape = np.array([1 if length < 0 else length for length in lengths], "int32")
+        tensor.shapeSignature = np.array(lengths, "int32") if -1 in lengths else None
         self._graph.tensors.append(tensor)
         self.set_dtype(len(self._graph.tensors) - 1, dtype)
         return len(self._graph.tensors) - 1
+
+    def rename(self, function: Callable[[str], str]) -> None:
+        """Gives each tensor the name that a function returns for its present one."""
+        for index in range(len(self._graph.tensors)):
+            self.tensor(index).name = function(self.name(index)).encode()
 
     def set_dtype(self, index: int, dtype: str) -> None:
         """Gives a tensor another type, such as "int8"."""

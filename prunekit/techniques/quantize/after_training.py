@@ -24,11 +24,9 @@ from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.channel_scaling import ChannelScaling, output_kernel
 from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, check_misfits
+from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -64,9 +62,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     Raises:
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
-    selection = selected(model, options.include, options.exclude, options.patterns)
-    placement = place(model, selection.kept_float, options.group_size)
-    check_misfits(model, options, selection, placement)
+    selection, placement = selected_and_placed(model, options)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
     pruned = _pruned(model, options)

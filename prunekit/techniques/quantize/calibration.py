@@ -113,10 +113,10 @@ class _Observing(Unchanged):
 
 def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> Grid:
     """Returns the grid of a range: one of `grids`, which were chosen from data, or one that a kernel prescribes."""
-    return grids[place] if place.signed is None else fixed_grid(place.signed, form)
+    return grids[place] if place.signed is None else fixed_grid(place.signed, form, place.highest)
 
 
-class GridRounding:
+class GridRounding(Unchanged):
     """Rounds tensors on grids that were chosen from data.
 
     Args:

@@ -19,6 +19,8 @@ from keras import ops
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import ops_for
 
+# Codes of up to so many bits are stored two in each byte.
+FEW_BITS = 4
 # LiteRT divides by scales, which underflow to 0 below the smallest normal number.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 # Values up to here times the last number of steps count as inside of a range: in float32 the largest weight, divided by

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from prunekit.anatomy.graph_calls import Call, Graph
@@ -17,9 +19,11 @@ from prunekit.core.train_function import fresh_forward_functions, fresh_function
 from prunekit.core.variable_values import full_value, with_values
 from prunekit.techniques.quantize.linear_units import linear_results
 from prunekit.techniques.quantize.placement import Placement
-from prunekit.techniques.quantize.rounding import Rounding, activated, is_constant
-from prunekit.techniques.quantize.rules import activation_name
-from prunekit.techniques.quantize.units import Range, Unit
+from prunekit.techniques.quantize.rounding import Rounding, activated, rounds_inside
+from prunekit.techniques.quantize.units import Range, Unit, divisor, is_constant
+
+# Operations that kernels compute as products.
+_AS_PRODUCTS: dict[str, Callable[[Any], Any]] = {"Negative": lambda x: x * -1.0, "Square": lambda x: x * x}
 
 
 @contextlib.contextmanager
@@ -73,7 +77,8 @@ class _GraphCall:
         for unit in self._placement.units[id(self._graph)]:
             now = False if self._frozen and unit.has_normalization else training
             run = _UnitRun(unit, values, {**context, "training": now}, self._placement, rounding)
-            results = keras.tree.flatten(run.results())
+            with rounding.running(unit):
+                results = keras.tree.flatten(run.results())
             values |= {
                 id(symbol): written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
             }
@@ -164,14 +169,25 @@ class _UnitRun:
             pairs = [(one.variable, self._rounding.weight(full_value(one.variable), one)) for one in unit.weights]
             with with_values(pairs, operation):
                 return operation(*args, **kwargs)
-        if unit.between is not None:
-            call_inside: Any = functools.partial(self._rescaled, operation, operation.call, unit.between)
-        elif unit.rule.output != "float" and activation_name(operation) == "silu":
-            call_inside = functools.partial(activated, operation, rounding=self._rounding)
-        else:
+        call_inside = self._call_inside(call)
+        if call_inside is None:
             return operation(*args, **kwargs)
         with shadowed(operation, "call", call_inside):
             return operation(*args, **kwargs)
+
+    def _call_inside(self, call: Call) -> Any:
+        """Returns what a layer or operation calls in the place of its `call`; None if it stays as it is."""
+        unit, operation = self._unit, call.operation
+        if unit.between is not None:
+            return functools.partial(self._rescaled, operation, operation.call, unit.between)
+        if unit.rule.output == "float":
+            return None
+        if call.kind in _AS_PRODUCTS:
+            return _AS_PRODUCTS[call.kind]
+        if divisor(call) is not None:
+            return functools.partial(self._divided, divisor(call))
+        rounds = rounds_inside(operation)
+        return functools.partial(activated, operation, rounding=self._rounding) if rounds else None
 
     def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rounds_constants = self._unit.rule.output == "own"
@@ -185,6 +201,10 @@ class _UnitRun:
         args, kwargs = keras.tree.map_structure(filled, (call.args, call.kwargs))
         known = getattr(call.operation, "_call_context_args", ())
         return args, kwargs | {name: v for name, v in self._context.items() if name in known and v is not None}
+
+    def _divided(self, divisor: Any, x1: Any, x2: Any) -> Any:
+        reciprocal = np.asarray(1 / ops.convert_to_numpy(divisor).astype("float64"), "float32")
+        return x1 * ops.cast(self._rounding.constant(reciprocal), x1.dtype)
 
     def _rescaled(self, layer: Any, call: Any, between: Range, inputs: Any) -> Any:
         with shadowed(layer, "offset", 0.0):
