@@ -21,9 +21,10 @@ def written(model: Any) -> bytes:
     Args:
         model: A model of LiteRT's schema, as an object.
     """
-    from flatbuffers import Builder
+    # The release of flatbuffers with which TensorFlow writes its files.
+    from tensorflow.lite.python.schema_py_generated import flatbuffers
 
-    class Sharing(Builder):
+    class Sharing(flatbuffers.Builder):
         """Refers to a vector that was written before instead of writing it again."""
 
         def __init__(self, size: int):
