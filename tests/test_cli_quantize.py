@@ -132,6 +132,8 @@ def test_force_replaces_an_existing_file(quantize):
         ({"output": "new"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new'."),
         ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
         ({"output": "new.keras"}, ["--integer-io"], "--integer-io is about LiteRT files"),
+        ({"output": "new.keras"}, ["--sparse"], "--sparse is about LiteRT files"),
+        ({}, ["--sparse", "--activations", "float"], "--sparse is about kernels of integer operations"),
         ({"data": "gone.npz"}, [], "gone.npz"),
         ({"data": "d.csv"}, [], "--data takes an .npz file or a folder of tf.data.Dataset.save."),
         ({"data": "other.npz"}, [], "24"),
@@ -179,11 +181,18 @@ def test_files_that_cannot_be_are_refused(run, stored, arguments, message):
     assert not Path("new.tflite").exists()
 
 
+def test_kernels_with_zeros_are_encoded_sparsely(quantize):
+    code, out, err = quantize("--sparsity", "0.8", "--sparse", "--json")
+    assert (code, err) == (0, "")
+    kernels = json.loads(out)["file"]["kernels"]
+    assert [one["dense"] for one in kernels] == [24 * 48, 48 * 4] and kernels[1]["reason"]
+
+
 def test_a_file_that_fails_its_comparison_is_an_error_and_is_not_written(quantize, monkeypatch):
-    from prunekit.delivery import quantizing
+    from prunekit.delivery import integer_writing
     from prunekit.delivery.integer_comparison import TensorDifference
 
-    monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
+    monkeypatch.setattr(integer_writing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
     assert_mistake(quantize("--keras", "new.keras"), "error: Each tensor of an integer file is at most one step")
     assert list(Path().iterdir()) == []
 

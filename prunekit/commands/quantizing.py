@@ -75,6 +75,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
 )
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
+@click.option("--sparse", is_flag=True, help="Encode kernels of the file sparsely where that is smaller.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
 @json_option
@@ -89,6 +90,7 @@ def quantize(  # noqa: PLR0913
     activations: str | None,
     ranges: str,
     integer_io: bool,
+    sparse: bool,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -100,11 +102,13 @@ def quantize(  # noqa: PLR0913
     model before it is kept."""
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
-    if output.endswith(".keras") and (budget is not None or integer_io):
-        option = "--integer-io" if budget is None else "--budget"
+    if output.endswith(".keras") and (budget is not None or integer_io or sparse):
+        option = "--budget" if budget is not None else "--integer-io" if integer_io else "--sparse"
         raise click.UsageError(
             f"{option} is about LiteRT files; a .keras file has float inputs and a byte for each code."
         )
+    if sparse and activations == "float":
+        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
     _check_names(model, output, keras, force)
     activations = activations or ("8" if output.endswith(".tflite") else "float")
     if options["group_size"] is not None and activations != "float":
@@ -128,7 +132,7 @@ def quantize(  # noqa: PLR0913
     with showing_progress("Quantized", shown=True) as progress:
         done = quantize_model(found, given, progress=progress, weights=weights, **options)
     try:
-        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else ())
+        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else (), sparse=sparse)
     except IntegerExportError as error:
         raise click.ClickException(str(error)) from error
     if keras is not None:

@@ -277,7 +277,7 @@ class _Rewriter:
         grid = self._grid_behind(output) if self._graph.is_float(output) else None
         if grid is None or not computed or any(index not in self._integers for index in computed):
             return False
-        if not self._kernels.compute(self._graph, operator):
+        if not self._kernels.compute(self._graph, operator, float(self.grids[self._integers[computed[0]]].scale)):
             return False
         places = LINEAR.get(kind)
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:

@@ -46,6 +46,7 @@ class Kernels:
         four_bits: The versions that read weights of 4 bits, two in each byte.
         steps: Steps that kernels may be off, where these are more than one.
         softmax_entries: Most entries of a softmax whose kernel is precise enough; None = any.
+        softmax_step: Step of the input of a softmax at which the kernel still aborts the process; longer ones are fine.
     """
 
     computes: frozenset[str]
@@ -58,17 +59,26 @@ class Kernels:
     four_bits: Mapping[str, int]
     steps: Mapping[str, int] = field(default_factory=dict)
     softmax_entries: int | None = None
+    softmax_step: float = 0.0
 
     @property
     def dequantize(self) -> int:
         """The version of DEQUANTIZE."""
         return self.versions.get("DEQUANTIZE", self.version)
 
-    def compute(self, graph: LiteRTGraph, operator: Any) -> bool:
-        """Returns True for an operation that has a kernel which rounds its results on a grid of their own."""
+    def compute(self, graph: LiteRTGraph, operator: Any, step: float) -> bool:
+        """Returns True for an operation that has a kernel which rounds its results on a grid of their own.
+
+        Args:
+            graph: The graph of the operation.
+            operator: The operation.
+            step: Scale of the values that it reads.
+        """
         kind = graph.kind(operator)
-        most = self.softmax_entries if kind == "SOFTMAX" else None
-        return kind in self.computes and (most is None or 0 < _entries(graph, operator) <= most)
+        if kind != "SOFTMAX":
+            return kind in self.computes
+        most = self.softmax_entries
+        return step > self.softmax_step and (most is None or 0 < _entries(graph, operator) <= most)
 
     def steps_of(self, graph: LiteRTGraph, operator: Any) -> int:
         """Returns how many steps the results of an operation may be off those of exact numbers, rounded."""
@@ -122,6 +132,8 @@ _INT8 = Kernels(
         **dict.fromkeys("SUB MUL MAXIMUM MINIMUM".split(), 3),
     },
     four_bits={"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10},
+    # The kernel checks that step * 2 ** 26 is larger than 1, and ends the process otherwise.
+    softmax_step=2.0**-26,
 )
 _INT16 = Kernels(
     # Without PRELU, ELU and HARD_SWISH, which have no kernel; SUM, whose kernel adds codes without regard to scales;

@@ -85,8 +85,19 @@ def export_keras_integers(
         size, compressed = kept(path, target)
     float_bytes = _float_bytes(found, target, size)
     notes = _notes(found, copy, size, float_bytes)
-    layers = {"int8_layers": copy.int8_layers, "int4_layers": copy.int4_layers}
-    return IntegerExport(str(target), size, compressed, float_bytes, copy.left_float, (), same, before, notes, **layers)
+    return IntegerExport(
+        str(target),
+        size,
+        compressed,
+        float_bytes,
+        copy.left_float,
+        (),
+        same,
+        before,
+        notes,
+        int8_layers=copy.int8_layers,
+        int4_layers=copy.int4_layers,
+    )
 
 
 @dataclass(frozen=True, eq=False)

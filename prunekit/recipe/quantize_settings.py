@@ -90,6 +90,7 @@ class Quantize(Settings):
         equalize: Whether the ranges of channels are equalized first.
         sparsity: Fraction of each kernel that becomes zero while it is rounded; None = no further zeros.
         pattern: Pattern of these zeros.
+        sparse: Whether kernels of the file are encoded sparsely where that is smaller.
         calibration: Number of training examples that are read.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
@@ -113,6 +114,7 @@ class Quantize(Settings):
     equalize: bool = False
     sparsity: Sparsity | None = None
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
+    sparse: bool = False
     calibration: Count = 512
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -145,6 +147,12 @@ class Quantize(Settings):
                 f"group_size {self.group_size} and activations {self.activations}.",
                 "group_size",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _of_integers(self) -> Self:
+        if self.sparse and self.activations == "float":
+            raise refusal("sparse is about kernels of integer operations. Remove it, or activations: float.", "sparse")
         return self
 
     @model_validator(mode="after")

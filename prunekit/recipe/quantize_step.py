@@ -7,9 +7,10 @@ from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.delivery.integer_report import IntegerExportError
+from prunekit.delivery.integer_writing import export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
-from prunekit.delivery.quantizing import export_integers, outputs_of
+from prunekit.delivery.quantizing import outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, ExportRow
 from prunekit.recipe.export_samples import export_samples
 from prunekit.recipe.export_step import measure_of_files
@@ -177,7 +178,7 @@ def _exported(
 ) -> tuple[ExportRow, list[Section], str]:
     target = workspace.exports / settings.file
     try:
-        made, answers = export_integers(found, samples, target, floats, labels)
+        made, answers = export_integers(found, samples, target, floats, labels, sparse=settings.sparse)
     except IntegerExportError as error:
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
         return row, [], f"the file failed: {error}"

@@ -10,12 +10,12 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.delivery import quantizing
+from prunekit.delivery import integer_writing
 from prunekit.delivery.integer_comparison import TensorDifference
 from prunekit.delivery.integer_export import integer_file
+from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.litert import input_specs
 from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.delivery.quantizing import IntegerExportError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -285,7 +285,7 @@ def test_inputs_and_outputs_of_16_bits_compute_what_those_of_floats_do(tmp_path)
 def test_a_file_with_a_larger_difference_than_its_kernels_explain_is_refused(allowed, hint, tmp_path, monkeypatch):
     done, _ = quantized(network(L.Dense(3), shape=(4,)))
     tensors = [TensorDifference("fits", allowed, 0.5, allowed), TensorDifference("other", allowed + 1, 0.5, allowed)]
-    monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: tensors)
+    monkeypatch.setattr(integer_writing, "tensor_differences", lambda *_: tensors)
     with pytest.raises(IntegerExportError, match=f"{hint}.* 'other' with {allowed + 1} steps, and 0 more"):
         done.export(tmp_path / "m.tflite")
     assert not list(tmp_path.iterdir())
@@ -293,7 +293,7 @@ def test_a_file_with_a_larger_difference_than_its_kernels_explain_is_refused(all
 
 def test_outputs_of_16_bits_are_compared_more_strictly(tmp_path, monkeypatch):
     done, _ = quantized(network(L.Dense(3), shape=(4,)))
-    answers = quantizing._Export._answers
-    monkeypatch.setattr(quantizing._Export, "_answers", lambda *given: [one + 0.2 for one in answers(*given)])
+    answers = integer_writing._Export._answers
+    monkeypatch.setattr(integer_writing._Export, "_answers", lambda *given: [one + 0.2 for one in answers(*given)])
     with pytest.raises(IntegerExportError, match="Received: a largest difference of .*allowed: 0.0[0-9]* and 0.00"):
         done.export(tmp_path / "m.tflite")

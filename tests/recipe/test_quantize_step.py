@@ -38,6 +38,15 @@ def kernels(model):
     return {name: np.array(model.get_layer(name).kernel) for name in ("hidden", "second", "logits")}
 
 
+def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
+    steps = [{"prune": {"sparsity": 0.75}}, quantize(sparse=True)]
+    result = compress(recipe(*steps), network(), pairs, tmp_path / "run")
+    rows = sections_of(result, 1)["Kernels of the file"]["rows"]
+    assert len(rows) == 3 and all(row[-1].startswith("densely") or row[3] < row[2] for row in rows)
+    with pytest.raises(RecipeError, match="sparse is about kernels of integer operations"):
+        load_recipe(recipe(quantize(sparse=True, activations="float")), data_given=True)
+
+
 def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     result = compress(recipe(TRAIN, quantize()), network(), pairs, tmp_path / "run")
     assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()
@@ -225,7 +234,7 @@ def test_other_backends_are_refused_before_any_step(pairs):
 
 
 def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
-    from prunekit.delivery.quantizing import IntegerExportError
+    from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.recipe import quantize_step
 
     def failing(*arguments):
