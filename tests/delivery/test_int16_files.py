@@ -219,7 +219,7 @@ def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
     model = keras.Model(x, L.Dense(3)(ops.swapaxes(y, 1, 2)))
     inputs = np.random.default_rng(0).normal(size=(16, 6, 5)).astype("float32")
     made = pk.quantize(model, inputs, activations=16).export(tmp_path / "m.tflite")
-    assert "softmax: SOFTMAX" in made.left_float
+    assert "SOFTMAX" in [one.partition(": ")[2] for one in made.left_float]
 
 
 def test_operations_have_the_versions_of_kernels_of_16_bits(tmp_path):

@@ -251,9 +251,9 @@ def test_stateful_layers_are_refused_with_the_remedy():
         quantized(model, QuantizationOptions(), np.ones((16, 5, 4), "float32"))
 
 
-def test_a_normalization_of_vectors_and_a_rescaling_of_integers_are_named_as_floating_point():
-    model = stack((8,), L.Dense(8, activation="relu"), L.BatchNormalization(name="norm"), L.Dense(3))
-    report = quantized(model, QuantizationOptions(), np.ones((8, 8), "float32")).report
+def test_a_normalization_of_rows_and_a_rescaling_of_integers_are_named_as_floating_point():
+    model = stack((4, 8), L.Dense(8, activation="relu"), L.BatchNormalization(axis=1, name="norm"), L.Dense(3))
+    report = quantized(model, QuantizationOptions(), np.ones((8, 4, 8), "float32")).report
     assert [one.name for one in report.left_float] == ["norm"]
     x = keras.Input((6, 6, 3), dtype="uint8")
     model = keras.Model(x, L.Conv2D(2, 3)(L.Rescaling(1 / 255.0, name="scaled")(x)))
