@@ -237,7 +237,7 @@ def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
     from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.recipe import quantize_step
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         raise IntegerExportError("The model cannot be converted: no.")
 
     monkeypatch.setattr(quantize_step, "export_integers", failing)
