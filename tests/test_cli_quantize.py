@@ -132,6 +132,8 @@ def test_force_replaces_an_existing_file(quantize):
         ({"output": "new"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new'."),
         ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
         ({"output": "new.keras"}, ["--integer-io"], "--integer-io is about LiteRT files"),
+        ({"output": "new.keras"}, ["--sparse"], "--sparse is about LiteRT files"),
+        ({}, ["--sparse", "--activations", "float"], "--sparse is about kernels of integer operations"),
         ({"data": "gone.npz"}, [], "gone.npz"),
         ({"data": "d.csv"}, [], "--data takes an .npz file or a folder of tf.data.Dataset.save."),
         ({"data": "other.npz"}, [], "24"),
@@ -139,6 +141,8 @@ def test_force_replaces_an_existing_file(quantize):
         ({}, ["--bits", "9"], "9 is not in the range 2<=x<=8"),
         ({}, ["--bits", "1"], "1 is not in the range 2<=x<=8"),
         ({}, ["--activations", "4"], "'4' is not one of '8'"),
+        ({}, ["--group-size", "32"], "--group-size is about files that compute in floating point"),
+        ({}, ["--group-size", "8", "--activations", "float"], "16 or more: for fewer, scales take more bytes"),
         ({}, ["--method", "awk"], "'awk' is not one of 'auto', 'nearest', 'gptq', 'awq'"),
         ({}, ["--ranges", "mes"], "`activation_ranges` is one of minmax, mse, percentile:0.9999. Received: 'mes'."),
         ({}, ["--ranges", "percentile:2"], 'write "percentile:0.9999"'),
@@ -177,11 +181,18 @@ def test_files_that_cannot_be_are_refused(run, stored, arguments, message):
     assert not Path("new.tflite").exists()
 
 
+def test_kernels_with_zeros_are_encoded_sparsely(quantize):
+    code, out, err = quantize("--sparsity", "0.8", "--sparse", "--json")
+    assert (code, err) == (0, "")
+    kernels = json.loads(out)["file"]["kernels"]
+    assert [one["dense"] for one in kernels] == [24 * 48, 48 * 4] and kernels[1]["reason"]
+
+
 def test_a_file_that_fails_its_comparison_is_an_error_and_is_not_written(quantize, monkeypatch):
-    from prunekit.delivery import quantizing
+    from prunekit.delivery import integer_writing
     from prunekit.delivery.integer_comparison import TensorDifference
 
-    monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
+    monkeypatch.setattr(integer_writing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
     assert_mistake(quantize("--keras", "new.keras"), "error: Each tensor of an integer file is at most one step")
     assert list(Path().iterdir()) == []
 
@@ -219,6 +230,14 @@ def test_a_model_with_layers_in_floating_point_is_refused_if_asked(run, stored):
     assert_mistake(run(*arguments, "--misfits", "error"), "Received: parts in floating point: norm, since")
     assert not Path("norm.tflite").exists()
     assert run(*arguments)[0] == 0
+
+
+def test_groups_of_inputs_have_scales_of_their_own(quantize):
+    code, out, err = quantize("--bits", "4", "--group-size", "16", "--activations", "float", "--json")
+    rows = json.loads(out)["report"]["weights"]
+    assert (code, err) == (0, "") and [(row["scales"], row["group_size"]) for row in rows] == [(96, 16), (12, 16)]
+    code, out, _ = quantize("--bits", "4", "--group-size", "16", "--json", output="new.keras")
+    assert code == 0 and json.loads(out)["file"]["int4_layers"] == ["hidden", "out"]
 
 
 def test_awq_is_a_method(quantize):

@@ -1,4 +1,7 @@
-"""Kinds of layers that are linear up to their activation, and batch normalization, which is linear in inference."""
+"""Kinds of layers that multiply what they read by a kernel, tables, and batch normalization.
+
+Batch normalization is linear in inference.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ TRANSPOSED = (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose)
 DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
 SEPARABLE = (L.SeparableConv1D, L.SeparableConv2D)
 KINDS = (*CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE, L.Dense, L.EinsumDense)
+RECURRENT = (L.SimpleRNN, L.LSTM, L.GRU, L.RNN)
+CELLS = (L.SimpleRNNCell, L.LSTMCell, L.GRUCell)
 
 
 def is_linear_kind(layer: Any) -> bool:
@@ -27,6 +32,28 @@ def kind_of(layer: Any) -> type | None:
     # DepthwiseConv and others share the call of their base class.
     found = [kind for kind in KINDS if isinstance(layer, kind) and type(layer).call is kind.call]
     return found[0] if found else None
+
+
+def is_table(layer: Any) -> bool:
+    """Returns True for an Embedding, which looks up rows and computes nothing else; not for its subclasses."""
+    return type(layer) is L.Embedding
+
+
+def input_cells(layer: Any) -> list[Any]:
+    """Returns the cells that multiply a recurrent layer's inputs by their attribute `kernel`, of shape (inputs, n).
+
+    Of stacked cells the first one, of a Bidirectional one for each direction; [] for other layers, for subclasses of
+    recurrent layers, and if a cell is not Keras's own.
+    """
+    if type(layer) is L.Bidirectional:
+        directions = [input_cells(one) for one in (layer.forward_layer, layer.backward_layer)]
+        return sum(directions, []) if all(directions) else []
+    if type(layer) not in RECURRENT:
+        return []
+    cell = layer.cell
+    while type(cell) is L.StackedRNNCells:
+        cell = cell.cells[0]
+    return [cell] if type(cell) in CELLS else []
 
 
 def unusual_state(layer: Any) -> str:
@@ -49,6 +76,12 @@ def channel_axis(layer: Any, rank: int) -> int:
 def is_normalization(layer: Any) -> bool:
     """Returns True for a batch normalization whose `call` is Keras's own."""
     kind = keras.layers.BatchNormalization
+    return isinstance(layer, kind) and type(layer).call is kind.call
+
+
+def is_fixed_normalization(layer: Any) -> bool:
+    """Returns True for a normalization with the mean and variance of data, whose `call` is Keras's own."""
+    kind = keras.layers.Normalization
     return isinstance(layer, kind) and type(layer).call is kind.call
 
 

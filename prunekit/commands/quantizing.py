@@ -46,6 +46,12 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="Bits of the tensors between layers, or float.  [default: 8; float for a .keras file]",
 )
 @click.option(
+    "--group-size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="A scale for every N inputs of each output, such as 32; with --activations float.",
+)
+@click.option(
     "--method",
     type=click.Choice(["auto", "nearest", "gptq", "awq"]),
     default="auto",
@@ -69,6 +75,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
 )
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
+@click.option("--sparse", is_flag=True, help="Encode kernels of the file sparsely where that is smaller.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
 @json_option
@@ -83,6 +90,7 @@ def quantize(  # noqa: PLR0913
     activations: str | None,
     ranges: str,
     integer_io: bool,
+    sparse: bool,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -94,13 +102,20 @@ def quantize(  # noqa: PLR0913
     model before it is kept."""
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
-    if output.endswith(".keras") and (budget is not None or integer_io):
-        option = "--integer-io" if budget is None else "--budget"
+    if output.endswith(".keras") and (budget is not None or integer_io or sparse):
+        option = "--budget" if budget is not None else "--integer-io" if integer_io else "--sparse"
         raise click.UsageError(
             f"{option} is about LiteRT files; a .keras file has float inputs and a byte for each code."
         )
+    if sparse and activations == "float":
+        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
     _check_names(model, output, keras, force)
     activations = activations or ("8" if output.endswith(".tflite") else "float")
+    if options["group_size"] is not None and activations != "float":
+        raise click.UsageError(
+            f"--group-size is about files that compute in floating point: no integer kernel of LiteRT reads scales of "
+            f"groups. Received: --activations {activations}. Pass --activations float."
+        )
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
@@ -117,7 +132,7 @@ def quantize(  # noqa: PLR0913
     with showing_progress("Quantized", shown=True) as progress:
         done = quantize_model(found, given, progress=progress, weights=weights, **options)
     try:
-        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else ())
+        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else (), sparse=sparse)
     except IntegerExportError as error:
         raise click.ClickException(str(error)) from error
     if keras is not None:

@@ -115,8 +115,8 @@ class Hessians(_OfInputs):
         found = []
         for product, sums in zip(self.products, self.sums, strict=True):
             hessian = sums.gram / self.examples
-            each = [hessian] if product.diagonal else [curvatures(inverse_factor(group)) for group in hessian]
-            found.append({"hessian": hessian, "curvature": _spread(product, np.stack(each))})
+            curvature = hessian[None] if product.diagonal else curvatures(inverse_factor(hessian))
+            found.append({"hessian": hessian, "curvature": _spread(product, curvature)})
         return found
 
 
@@ -124,8 +124,9 @@ class InputMoments(_OfInputs):
     """Sums of products and mean magnitudes of the inputs of each target's layer.
 
     A value is {"gram": X^T X of the rows X, array of shape (groups, inputs, inputs); "mean_abs": mean of |X| over the
-    rows, array of shape (groups, inputs)}, both float64. Embeddings, whose inputs are no numbers, have none. Memory:
-    12 * groups * inputs ** 2 bytes for each target.
+    rows, array of shape (groups, inputs); "rows": number of rows of each group}, the arrays in float64. The rows of an
+    embedding are one-hot: its "gram" is the number of lookups of each row of the table, shape (inputs,). Memory:
+    12 * groups * inputs ** 2 bytes for each target, 8 * inputs for an embedding.
     """
 
     def forget(self) -> None:
@@ -137,13 +138,17 @@ class InputMoments(_OfInputs):
         """Adds the products and magnitudes of the inputs of one call."""
         for rows in rows_in_parts(product, args):
             self.sums[index].add(rows)
-            self.magnitudes[index] += row_sums(abs(rows))
+            # Of one-hot rows the sums are those of the magnitudes.
+            self.magnitudes[index] += 0.0 if product.diagonal else row_sums(abs(rows))
 
     def values(self) -> list[Any]:
         """Returns products and mean magnitudes of each target."""
         self.check_observed()
-        rows = zip(self.sums, self.magnitudes, strict=True)
-        return [{"gram": sums.gram, "mean_abs": total / max(sums.rows, 1)} for sums, total in rows]
+        found = []
+        for sums, magnitudes in zip(self.sums, self.magnitudes, strict=True):
+            total = sums.sums if sums.product.diagonal else magnitudes
+            found.append({"gram": sums.gram, "mean_abs": total / max(sums.rows, 1), "rows": sums.rows})
+        return found
 
 
 def _spread(product: LayerProduct, per_input: np.ndarray) -> Any:

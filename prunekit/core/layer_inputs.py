@@ -46,8 +46,7 @@ def observing_inputs(
             finally:
                 hidden.clear()
         if isinstance(layer, keras.layers.RNN):
-            # Neither a loop of the backend nor a fused kernel calls the cell.
-            with patching.shadowed(layer, "unroll", True), patching.shadowed(layer, "use_cudnn", False):
+            with _step_by_step(layer):
                 return original(layer, *args, **kwargs)
         if id(layer) in wanted:
             see(layer, args or tuple(kwargs.values()))
@@ -55,6 +54,41 @@ def observing_inputs(
 
     with watching(watched), keras.StatelessScope(state_mapping=list(values), collect_losses=True):
         yield
+
+
+@contextlib.contextmanager
+def _step_by_step(layer: Any) -> Iterator[None]:
+    """Lets a recurrent layer call its cell for each step: neither a loop of the backend nor a fused kernel does."""
+    loop = layer.inner_loop
+
+    def masked(sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
+        if mask is None:
+            return loop(sequences, initial_state, mask, training=training)
+        # The unrolled loops of Keras 3.15 have faults under masks. Backwards, that of PyTorch fails, and that of
+        # TensorFlow sets the outputs of other steps to zero; that of JAX sets none to zero.
+        mask = ops.reshape(keras.tree.flatten(mask)[0], sequences.shape[:2])
+        if layer.go_backwards:
+            sequences, mask = ops.flip(sequences, axis=1), ops.flip(mask, axis=1)
+        with patching.shadowed(layer, "go_backwards", False):
+            last, outputs, states = loop(sequences, initial_state, mask, training=training)
+        if layer.zero_output_for_mask:
+            last = keras.tree.map_structure(lambda one: _where(mask[:, -1], one), last)
+            # Without return_sequences there is one output.
+            outputs = keras.tree.map_structure(lambda one: _where(mask[:, -one.shape[1] :], one), outputs)
+        return last, outputs, states
+
+    with (
+        patching.shadowed(layer, "unroll", True),
+        patching.shadowed(layer, "use_cudnn", False),
+        patching.shadowed(layer, "inner_loop", masked),
+    ):
+        yield
+
+
+def _where(mask: Any, values: Any) -> Any:
+    """Returns the values where the mask is True, and zero elsewhere; the mask has the first axes of the values."""
+    missing = len(values.shape) - len(mask.shape)
+    return ops.where(ops.reshape(mask, (*mask.shape, *[1] * missing)), values, ops.zeros_like(values))
 
 
 def rows_in_parts(product: LayerProduct, args: tuple) -> Iterator[Any]:

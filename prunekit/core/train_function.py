@@ -32,6 +32,8 @@ class ScopedFunction:
         self._model = model
         self._scope = scope
         self._kind = kind
+        # What a trace contains, once there is one.
+        self._contents: tuple[list[Any], list[Any]] | None = None
         # Whether this object's function was only ever called, and so traced, in its own scope.
         self._alone = True
         # The functions in whose scopes it was traced, besides its own.
@@ -48,7 +50,7 @@ class ScopedFunction:
 
     def _build(self) -> None:
         self._original = self._current
-        self._contents, self._optimizers = _contents(self._model), optimizers_of(self._model)
+        self._contents, self._optimizers = None, optimizers_of(self._model)
         # Inside the scope: on JAX, building fixes the layout of the step's state over devices.
         with self._scope(), jax_state.fresh_step(self._model, f"{self._kind}_step"):
             getattr(self._model, f"make_{self._kind}_function")(force=True)
@@ -59,8 +61,12 @@ class ScopedFunction:
         """Returns True if the model's function is unchanged since this object was built: the object is reusable."""
         return model is self._model and self._current is self._original
 
-    def keep(self, scope: Callable[[], contextlib.AbstractContextManager], owner: Any) -> None:
-        """Keeps this object with the model's train function, for `kept`; what was traced is not traced again.
+    def use(self, scope: Callable[[], contextlib.AbstractContextManager]) -> None:
+        """Replaces the scope, by one in which a trace would contain the same."""
+        self._scope = scope
+
+    def keep(self, scope: Callable[[], contextlib.AbstractContextManager], owner: Any, name: str) -> None:
+        """Keeps this object with the model's function, for `kept`; what was traced is not traced again.
 
         Nothing is kept if the trace may contain more than the model's step and this object's own scope, or if what it
         contains has changed since.
@@ -68,11 +74,12 @@ class ScopedFunction:
         Args:
             scope: Replaces this object's scope and has the same effect, but keeps fewer objects alive.
             owner: What the next user of this object needs to know.
+            name: The kind of scope; one object of each is kept.
         """
         if backend.on_tensorflow() and self._alone and self.fits(self._model) and hasattr(self._original, "__dict__"):
-            if _are_same(self._contents, _contents(self._model)):
+            if self._contents is not None and _are_same(self._contents, _contents(self._model)):
                 self._scope = scope
-                vars(self._original)[_KEPT] = self, owner
+                vars(self._original).setdefault(_KEPT, {})[name] = self, owner
 
     def arm(self) -> None:
         """Makes the next call of the model's function run the scoped function."""
@@ -98,6 +105,9 @@ class ScopedFunction:
         self.disarm()
         if self._kind == "train":
             create_step_state(self._model, *args[-1:])
+        if self._contents is None:
+            # Read here, where the function is traced, and after variables of metrics were created.
+            self._contents = _contents(self._model)
         # Two callbacks in one fit: the function armed first runs inside the scope of the other, traced in both scopes.
         inner = _is_scoped(self._original)
         if not inner:
@@ -123,17 +133,18 @@ class ScopedFunction:
 _running: list[ScopedFunction] = []
 
 
-_KEPT = "_prunekit_scoped_function"
+_KEPT = "_prunekit_scoped_functions"
 
 
-def kept(model) -> tuple[Any, Any]:
-    """Takes the `ScopedFunction` that was kept with the model's train function: it and its owner, or twice None.
+def kept(model, name: str, kind: str = "train") -> tuple[Any, Any]:
+    """Takes the `ScopedFunction` that was kept with the model's function: it and its owner, or twice None.
 
-    Keras discards its train function, and what is kept with it, when the model is compiled again.
+    Keras discards its functions, and what is kept with them, when the model is compiled again.
     """
     if not backend.on_tensorflow():
         return None, None
-    function, owner = getattr(model.train_function, "__dict__", {}).pop(_KEPT, (None, None))
+    places = getattr(getattr(model, f"{kind}_function", None), "__dict__", {}).get(_KEPT, {})
+    function, owner = places.pop(name, (None, None))
     if function is None or not _are_unwrapped(function._optimizers):
         return None, None
     return (function, owner) if _are_same(function._contents, _contents(model)) else (None, None)
@@ -142,6 +153,12 @@ def kept(model) -> tuple[Any, Any]:
 def _are_unwrapped(optimizers: Sequence[Any]) -> bool:
     """Returns True outside every scope that observes or changes updates."""
     return not any("apply" in vars(part) for one in optimizers for part in (one, *parts_of(one)))
+
+
+# Attributes that Keras's loops write, in `evaluate` and `predict` too; no step reads them.
+_OF_LOOPS = {"built", "stop_training", "stop_evaluating", "stop_predicting"} | {
+    f"{kind}_function" for kind in ("train", "test", "predict")
+}
 
 
 def _contents(model) -> tuple[list[Any], list[Any]]:
@@ -154,7 +171,7 @@ def _contents(model) -> tuple[list[Any], list[Any]]:
         objects += [variable, getattr(variable, "constraint", None), getattr(variable, "regularizer", None)]
         plain += [variable.trainable, tuple(variable.shape)]
     for owner in (*layers, *optimizers):
-        public = {name: value for name, value in vars(owner).items() if not name.startswith("_") and name != "built"}
+        public = {name: value for name, value in vars(owner).items() if name[0] != "_" and name not in _OF_LOOPS}
         plain += [(name, value) for name, value in public.items() if isinstance(value, bool | int | float | str)]
         objects += [value for value in public.values() if callable(value)]
         plain.append(getattr(owner, "trainable", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import keras
 
 from prunekit.delivery.integer_file import READING, IntegerFile, with_integer_weights, with_integers
+from prunekit.delivery.integer_units import SCOPE
 from prunekit.delivery.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.simulation import simulating
-from prunekit.techniques.quantize.units import Range
+from prunekit.techniques.quantize.units import Range, Unit
 
 
 def integer_file(
@@ -53,11 +55,13 @@ def integer_file(
     with simulating(placement, marking):
         traced, content = trace_and_convert(placement.graphs.main.model, structure, specs, folder)
     if formats.activations is None:
-        made = with_integer_weights(content, formats.of_weights)
+        sizes = {weight.granularity.group_size for weight in placement.weights()}
+        made = with_integer_weights(content, formats.of_weights, sorted(filter(None, sizes)))
     else:
         made = with_integers(
             content,
             marking.marks,
+            marking.units,
             weights=formats.of_weights,
             activations=formats.activations,
             integer_io=integer_io,
@@ -72,6 +76,7 @@ class _Marking(Unchanged):
 
     Attributes:
         marks: Names -> grids, in the order of the roundings.
+        units: The units, each in the scope of its place in this list.
     """
 
     def __init__(self, grids: Mapping[Range, Grid], formats: Formats):
@@ -79,6 +84,17 @@ class _Marking(Unchanged):
         self._traced: Any = None
         self._number = 0
         self.marks: dict[str, Grid] = {}
+        self.units: list[Unit] = []
+
+    def running(self, unit: Unit) -> AbstractContextManager[Any]:
+        """Writes the operations of a unit under a name by which its operations are found again."""
+        import tensorflow as tf
+
+        if self._formats.activations is None:
+            return nullcontext()
+        if unit not in self.units:
+            self.units.append(unit)
+        return tf.name_scope(SCOPE.format(self.units.index(unit)))
 
     def tensor(self, value: Any, place: Range) -> Any:
         """Writes an operation behind one that computes with integers."""

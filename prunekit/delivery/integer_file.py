@@ -16,6 +16,7 @@ import numpy as np
 
 from prunekit.delivery.integer_io import give_integers, take_integers
 from prunekit.delivery.integer_kernels import MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
+from prunekit.delivery.integer_units import FileUnits
 from prunekit.delivery.integer_weights import store_weights
 from prunekit.delivery.litert_folding import (
     LINEAR,
@@ -24,13 +25,17 @@ from prunekit.delivery.litert_folding import (
     RELU6,
     Linear,
     fold_biases,
-    use_depthwise_convolutions,
+    fold_normalizations,
+    split_results,
 )
 from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
+from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import narrowest_grid
 from prunekit.techniques.quantize.rules import fixed_grid
+from prunekit.techniques.quantize.units import Unit
 
+# Operations that read no values of a tensor.
+_LENGTHS = ("SHAPE", "RANK")
 # Beginning of the names of marks that round what an integer kernel reads. The operation before one computes in floating
 # point, or was rounded already.
 READING = "reading"
@@ -58,7 +63,8 @@ class IntegerFile:
     Attributes:
         content: The file.
         roundings: One for each mark.
-        left_float: Operations that compute in floating point, as "KIND name".
+        left_float: Layers and operations of the model that compute in floating point, as "NAME: KIND, KIND" with the
+            kinds of their operations in the file; "KIND name" for operations of the file that belong to none.
         outputs: Names of its outputs, in the order of the model's flattened output structure.
         batch: The fixed batch size; None permits any.
         grids: Name of an input or output of integers in the signature -> its grid.
@@ -75,6 +81,7 @@ class IntegerFile:
 def with_integers(
     content: bytes,
     marks: Mapping[str, Grid],
+    units: Sequence[Unit],
     *,
     weights: Sequence[IntegerFormat],
     activations: IntegerFormat,
@@ -85,6 +92,7 @@ def with_integers(
     Args:
         content: A file of the converter.
         marks: Name of a fake-quantization operation -> its grid, in order of execution. No name begins with another.
+        units: The units, each in the scope `SCOPE` with its place in this list.
         weights: Codes of weights, those with the fewest bits first.
         activations: Codes of the tensors between operations.
         integer_io: What of "inputs" and "outputs" is integers instead of float32.
@@ -94,10 +102,13 @@ def with_integers(
             read or computed in floating point.
     """
     graph = LiteRTGraph(content)
+    found = FileUnits(graph, units)
     fold_biases(graph)
-    use_depthwise_convolutions(graph)
-    rewriter = _Rewriter(graph, marks, weights, kernels_for(activations))
+    fold_normalizations(graph, found.is_normalization)
+    rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))
     rewriter.run()
+    left_float = found.listed(rewriter.left_float)
+    found.remove_scopes()
     grids: dict[str, Grid] = {}
     if "inputs" in integer_io:
         grids |= take_integers(graph, rewriter.grids)
@@ -111,18 +122,21 @@ def with_integers(
         else FileRounding(grid, None)
         for name, grid in marks.items()
     ]
-    return IntegerFile(made, tuple(roundings), tuple(rewriter.left_float), grids=grids)
+    return IntegerFile(made, tuple(roundings), left_float, grids=grids)
 
 
-def with_integer_weights(content: bytes, weights: Sequence[IntegerFormat]) -> IntegerFile:
+def with_integer_weights(
+    content: bytes, weights: Sequence[IntegerFormat], group_sizes: Sequence[int] = ()
+) -> IntegerFile:
     """Returns a file that computes in floating point, with integers for the weights that lie on grids.
 
     Args:
         content: A file of the converter.
         weights: Codes of weights, those with the fewest bits first.
+        group_sizes: Numbers of consecutive inputs of an output that may share a scale.
     """
     graph = LiteRTGraph(content)
-    store_weights(graph, weights)
+    store_weights(graph, weights, group_sizes)
     made, _ = graph.content()
     return IntegerFile(made, (), ())
 
@@ -137,14 +151,22 @@ class _Rewriter:
         grids: Index of a tensor of integers -> its grid.
         found: Name of a mark -> index of the tensor of integers that it became.
         steps: Name of a mark -> steps that kernels may be off there.
-        left_float: As `IntegerFile.left_float`.
+        left_float: Operations that compute in floating point.
     """
 
     def __init__(
-        self, graph: LiteRTGraph, marks: Mapping[str, Grid], weights: Sequence[IntegerFormat], kernels: Kernels
+        self,
+        graph: LiteRTGraph,
+        marks: Mapping[str, Grid],
+        units: FileUnits,
+        weights: Sequence[IntegerFormat],
+        kernels: Kernels,
     ):
-        self._graph, self._marks, self._weights, self._kernels = graph, marks, weights, kernels
+        self._graph, self._marks, self._units = graph, marks, units
+        self._weights, self._kernels = weights, kernels
         self._readers = graph.readers()
+        # (index of a table, its grid) -> index of its integers.
+        self._tables: dict[tuple[int, Any], int] = {}
         self.grids: dict[int, Grid] = {}
         # Index of a tensor -> that of integers which stand for it; a tensor that became integers stands for itself.
         self._integers: dict[int, int] = {}
@@ -155,10 +177,12 @@ class _Rewriter:
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
         self.steps: dict[str, int] = {}
-        self.left_float: list[str] = []
+        self.left_float: list[Any] = []
 
     def run(self) -> None:
         """Rewrites the graph."""
+        split_results(self._graph, lambda index: [_key(one) for one in self._grids_behind(index)])
+        self._readers = self._graph.readers()
         for operator in self._graph.operators:
             self._rewrite(operator)
         self._graph.map_outputs({index: self._as_floats(index) for index in self._graph.outputs})
@@ -170,17 +194,26 @@ class _Rewriter:
             self._integers[int(operator.outputs[0])] = self._integers[int(operator.inputs[0])]
         elif kind == "QUANTIZE":
             self._round(operator)
-        elif kind in ("SHAPE", "RANK"):
+        elif kind in _LENGTHS:
             self._read_integers(operator)
             self._operators.append(operator)
-        elif self._move(operator) if kind in MOVES else self._compute(operator, kind):
+        elif self._becomes_integer(operator, kind):
             self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
             self._operators.append(operator)
         else:
-            if any(self._graph.is_float(int(index)) for index in operator.outputs):
-                self.left_float.append(f"{kind} {self._graph.name(int(operator.outputs[0]))}")
+            moved = kind in MOVES and self._units.moves(operator)
+            if not moved and any(self._graph.is_float(int(index)) for index in operator.outputs):
+                self.left_float.append(operator)
             operator.inputs = np.array([self._as_floats(int(index)) for index in operator.inputs], "int32")
             self._operators.append(operator)
+
+    def _becomes_integer(self, operator: Any, kind: str) -> bool:
+        if kind in MOVES:
+            return self._move(operator) or self._look_up(operator, kind)
+        # The converter writes the larger one of a value and 0 as a ReLU.
+        return self._compute(operator, kind) or (
+            kind == "RELU" and self._units.moves(operator) and self._move(operator)
+        )
 
     def _round(self, operator: Any) -> None:
         source, target = int(operator.inputs[0]), int(operator.outputs[0])
@@ -205,12 +238,37 @@ class _Rewriter:
         if not held or len(held) < len(computed) or not all(_same(self.grids[held[0]], self.grids[i]) for i in held):
             return False
         if any(self._graph.values(int(index)) is not None for index in operator.inputs):
-            return False
+            if not self._units.moves(operator):
+                return False
+            self._round_constants(operator, self.grids[held[0]])
         self._read_integers(operator)
         steps = max(self._steps.get(index, 1) for index in held)
         for index in operator.outputs:
             self._set_grid(int(index), self.grids[held[0]])
             self._steps[int(index)] = steps
+        return True
+
+    def _look_up(self, operator: Any, kind: str) -> bool:
+        """Lets an operation read rows of a table of integers, if all that reads this table is rounded on one grid."""
+        table = int(operator.inputs[0])
+        values = self._graph.values(table)
+        if values is None or kind != "GATHER" or kind not in self._kernels.computes:
+            return False
+        if narrowest_grid(values, self._weights, Granularity((0,))).format.bits <= FEW_BITS:
+            return False
+        readers = self._readers[table]
+        if any(one is self._graph or self._graph.kind(one) != "GATHER" for one in readers):
+            return False
+        behind = [grid for one in readers for grid in self._grids_behind(int(one.outputs[0]), reading=True)]
+        grid = _common(behind)
+        if grid is None:
+            return False
+        # A rounded row is a row of the rounded table.
+        place = table, _key(grid)
+        if place not in self._tables:
+            self._tables[place] = self._new_integers(table, grid.codes(values), grid)
+        operator.inputs = np.where(operator.inputs == table, self._tables[place], operator.inputs).astype("int32")
+        self._set_grid(int(operator.outputs[0]), grid)
         return True
 
     def _compute(self, operator: Any, kind: str) -> bool:
@@ -219,13 +277,13 @@ class _Rewriter:
         grid = self._grid_behind(output) if self._graph.is_float(output) else None
         if grid is None or not computed or any(index not in self._integers for index in computed):
             return False
-        if not self._kernels.compute(self._graph, operator):
+        if not self._kernels.compute(self._graph, operator, float(self.grids[self._integers[computed[0]]].scale)):
             return False
         places = LINEAR.get(kind)
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:
             return False
         if places is None:
-            self._round_constants(operator)
+            self._round_constants(operator, None)
         else:
             self._round_weights(operator, places)
         self._read_integers(operator)
@@ -247,25 +305,39 @@ class _Rewriter:
 
     def _grid_behind(self, index: int) -> Grid | None:
         """Returns the grid on which a tensor is rounded, at once or after it was moved."""
-        while len(self._readers.get(index, ())) == 1:
-            (reader,) = self._readers[index]
+        return _common(self._grids_behind(index))
+
+    def _grids_behind(self, index: int, *, reading: bool = False) -> list[Grid | None]:
+        """Returns the grid on which each reader wants a tensor; None for one that reads floats.
+
+        Args:
+            index: The tensor.
+            reading: True: also the grids of tensors that were computed in floating point.
+        """
+        found: list[Grid | None] = []
+        for reader in self._readers.get(index, ()):
             kind = "" if reader is self._graph else self._graph.kind(reader)
             if kind == "QUANTIZE":
                 name, grid = self._mark(int(reader.outputs[0]))
-                return None if name.startswith(READING) else grid
-            if kind not in MOVES or len(reader.outputs) != 1:
-                return None
-            index = int(reader.outputs[0])
-        return None
+                found.append(None if name.startswith(READING) and not reading else grid)
+            elif kind in _LENGTHS:
+                continue
+            elif kind in MOVES and len(reader.outputs) == 1:
+                found.append(_common(self._grids_behind(int(reader.outputs[0]), reading=reading)))
+            else:
+                found.append(None)
+        return found
 
     # ---- constants ---------------------------------------------------------------------------------------------------
 
-    def _round_constants(self, operator: Any) -> None:
+    def _round_constants(self, operator: Any, given: Grid | None) -> None:
+        """Rounds the constants that an operation reads on a grid; None = each on a grid of its own."""
         inputs = [int(index) for index in operator.inputs]
         for place, index in enumerate(inputs):
             values = self._graph.values(index)
             if values is not None:
-                grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._kernels.constants)
+                low, high = values.min(initial=0.0), values.max(initial=0.0)
+                grid = given or grid_between(low, high, self._kernels.constants)
                 inputs[place] = self._new_integers(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
@@ -285,7 +357,7 @@ class _Rewriter:
             stored = np.round(bias / steps).astype(self._kernels.biases)
             inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), stored)
             self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
-        few = grid.format.bits <= 4 and self._graph.kind(operator) in self._kernels.four_bits
+        few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
         codes = grid.codes(weight)
         inputs[places.weights] = self._new_integers(inputs[places.weights], codes, grid, places.axis, few=few)
         operator.inputs = np.array(inputs, "int32")
@@ -340,8 +412,8 @@ class _Rewriter:
         if held is None:
             return index
         if held not in self._floats:
-            name, shape = f"{self._graph.name(held)}_float", self._graph.shape(held)
-            self._floats[held] = self._graph.new_tensor(name, shape, "float32", like=held)
+            name, shape = f"{self._graph.name(held)}_float", self._graph.open_shape(held)
+            self._floats[held] = self._graph.new_tensor(name, shape, "float32")
             operator = self._graph.new_operator("DEQUANTIZE", [held], [self._floats[held]])
             self._graph.need_version(operator, self._kernels.dequantize)
             self._operators.append(operator)
@@ -354,4 +426,14 @@ def _highest(grid: Grid) -> float:
 
 
 def _same(one: Grid, other: Grid) -> bool:
-    return bool(one.format == other.format and one.scale == other.scale and one.zero_point == other.zero_point)
+    return _key(one) == _key(other)
+
+
+def _key(grid: Grid | None) -> tuple[Any, ...] | None:
+    """Returns what tells the grid of a whole tensor from others."""
+    return None if grid is None else (grid.format, float(grid.scale), int(grid.zero_point))
+
+
+def _common(grids: Sequence[Grid | None]) -> Grid | None:
+    """Returns the grid that all are; None if they differ, or one is None."""
+    return grids[0] if grids and len({_key(one) for one in grids}) == 1 else None

@@ -19,7 +19,7 @@ ON_INPUT_GRID = ("AVERAGE_POOL_2D", "RESIZE_BILINEAR")
 MOVES = frozenset(
     "RESHAPE TRANSPOSE SQUEEZE EXPAND_DIMS PAD MIRROR_PAD MAX_POOL_2D CONCATENATION SLICE STRIDED_SLICE SPLIT SPLIT_V "
     "PACK UNPACK GATHER TILE RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM REDUCE_MAX REDUCE_MIN REVERSE_V2 BROADCAST_TO "
-    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2".split()
+    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2 PADV2".split()
 )
 # Operations whose results lie on a prescribed grid, with whether that has a sign.
 PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
@@ -46,6 +46,7 @@ class Kernels:
         four_bits: The versions that read weights of 4 bits, two in each byte.
         steps: Steps that kernels may be off, where these are more than one.
         softmax_entries: Most entries of a softmax whose kernel is precise enough; None = any.
+        softmax_step: Step of the input of a softmax at which the kernel still aborts the process; longer ones are fine.
     """
 
     computes: frozenset[str]
@@ -58,17 +59,26 @@ class Kernels:
     four_bits: Mapping[str, int]
     steps: Mapping[str, int] = field(default_factory=dict)
     softmax_entries: int | None = None
+    softmax_step: float = 0.0
 
     @property
     def dequantize(self) -> int:
         """The version of DEQUANTIZE."""
         return self.versions.get("DEQUANTIZE", self.version)
 
-    def compute(self, graph: LiteRTGraph, operator: Any) -> bool:
-        """Returns True for an operation that has a kernel which rounds its results on a grid of their own."""
+    def compute(self, graph: LiteRTGraph, operator: Any, step: float) -> bool:
+        """Returns True for an operation that has a kernel which rounds its results on a grid of their own.
+
+        Args:
+            graph: The graph of the operation.
+            operator: The operation.
+            step: Scale of the values that it reads.
+        """
         kind = graph.kind(operator)
-        most = self.softmax_entries if kind == "SOFTMAX" else None
-        return kind in self.computes and (most is None or 0 < _entries(graph, operator) <= most)
+        if kind != "SOFTMAX":
+            return kind in self.computes
+        most = self.softmax_entries
+        return step > self.softmax_step and (most is None or 0 < _entries(graph, operator) <= most)
 
     def steps_of(self, graph: LiteRTGraph, operator: Any) -> int:
         """Returns how many steps the results of an operation may be off those of exact numbers, rounded."""
@@ -105,22 +115,25 @@ def _entries(graph: LiteRTGraph, operator: Any) -> int:
 
 _WITHOUT_VERSION = dict.fromkeys("RESHAPE SQUEEZE EXPAND_DIMS SELECT_V2 PRELU ELU HARD_SWISH".split(), 1)
 _INT8 = Kernels(
-    computes=_COMPUTES | {"SUM", "PRELU", "ELU", "GELU", "HARD_SWISH"},
+    # Without SUM, whose reference kernel adds codes without regard to their zero points.
+    computes=_COMPUTES | {"PRELU", "ELU", "GELU", "HARD_SWISH", "ABS", "EXP", "RELU_N1_TO_1", "GATHER"},
     constants=IntegerFormat(8, symmetric=False),
     biases="int32",
     bias_bits=30,
     versions={
         **_WITHOUT_VERSION,
-        **{"LEAKY_RELU": 1, "QUANTIZE": 1, "FULLY_CONNECTED": 4},
+        **{"LEAKY_RELU": 1, "QUANTIZE": 1, "FULLY_CONNECTED": 4, "RELU_N1_TO_1": 1},
         **dict.fromkeys("CONV_2D DEPTHWISE_CONV_2D TRANSPOSE_CONV".split(), 3),
         **dict.fromkeys("TILE REVERSE_V2 BROADCAST_TO RESIZE_BILINEAR".split(), 3),
     },
     version=2,
     wide_versions={
-        **{"PAD": 4, "SLICE": 5, "STRIDED_SLICE": 4, "TRANSPOSE": 4},
+        **{"PAD": 4, "PADV2": 4, "SLICE": 5, "STRIDED_SLICE": 4, "TRANSPOSE": 4},
         **dict.fromkeys("SUB MUL MAXIMUM MINIMUM".split(), 3),
     },
     four_bits={"CONV_2D": 7, "DEPTHWISE_CONV_2D": 7, "FULLY_CONNECTED": 10},
+    # The kernel checks that step * 2 ** 26 is larger than 1, and ends the process otherwise.
+    softmax_step=2.0**-26,
 )
 _INT16 = Kernels(
     # Without PRELU, ELU and HARD_SWISH, which have no kernel; SUM, whose kernel adds codes without regard to scales;
@@ -139,7 +152,7 @@ _INT16 = Kernels(
         **{"DEPTHWISE_CONV_2D": 5, "FULLY_CONNECTED": 7, "SUB": 5, "TRANSPOSE": 5},
     },
     version=3,
-    wide_versions={"PAD": 4, "SLICE": 5, "STRIDED_SLICE": 4},
+    wide_versions={"PAD": 4, "PADV2": 4, "SLICE": 5, "STRIDED_SLICE": 4},
     # DEPTHWISE_CONV_2D computes nonsense from codes of 4 bits; CONV_2D has no version that says that it reads them.
     four_bits={"FULLY_CONNECTED": 13},
     steps={

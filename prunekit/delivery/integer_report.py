@@ -9,6 +9,7 @@ from typing import Any
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.sections import Column, Section
 from prunekit.delivery.integer_comparison import TensorDifference
+from prunekit.delivery.integer_sparsity import KernelEncoding
 from prunekit.delivery.isolated_run import Comparison
 
 
@@ -34,6 +35,8 @@ class IntegerExport(Displayed):
             not known, because there were no calibration data.
         notes: Remarks.
         int8_layers: Names of the layers of a Keras file that Keras has in int8; empty for a LiteRT file.
+        int4_layers: Likewise in int4, with scales of groups.
+        kernels: How each kernel is stored in a file that was to be encoded sparsely; empty for others.
     """
 
     path: str
@@ -46,6 +49,8 @@ class IntegerExport(Displayed):
     float_model: Comparison | None
     notes: tuple[str, ...] = ()
     int8_layers: tuple[str, ...] = ()
+    int4_layers: tuple[str, ...] = ()
+    kernels: tuple[KernelEncoding, ...] = ()
 
     @property
     def largest_difference(self) -> int:
@@ -58,19 +63,25 @@ class IntegerExport(Displayed):
         if self.tensors:
             steps = f"{self.largest_difference} {'step' if self.largest_difference == 1 else 'steps'}"
             text += f", {len(self.tensors)} tensors at most {steps} from the simulation"
-        left, layers = len(self.left_float), len(self.int8_layers)
-        if layers:
-            text += f"; {layers} {'layer has' if layers == 1 else 'layers have'} int8 weights"
+        if self.kernels:
+            sparse = sum(not one.reason for one in self.kernels)
+            text += f", {sparse} of {len(self.kernels)} kernels encoded sparsely"
+        left, kinds = len(self.left_float), {"int8": len(self.int8_layers), "int4": len(self.int4_layers)}
+        if any(kinds.values()):
+            told = [f"{n} {'layer has' if n == 1 else 'layers have'} {kind} weights" for kind, n in kinds.items() if n]
+            text += f"; {', '.join(told)}"
             return f"{text}, {left} {'weight is' if left == 1 else 'weights are'} in floating point."
         return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
 
     def sections(self) -> list[Section]:
-        """Returns the export as sections: the file, and its tensors."""
-        return [_file_section(self), *([_tensors_section(self.tensors)] if self.tensors else [])]
+        """Returns the export as sections: the file, its tensors, and how its kernels are stored."""
+        tensors = [_tensors_section(self.tensors)] if self.tensors else []
+        return [_file_section(self), *tensors, *([_kernels_section(self.kernels)] if self.kernels else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
-        lists = {"left_float": list(self.left_float), "int8_layers": list(self.int8_layers)}
+        names = ("left_float", "int8_layers", "int4_layers")
+        lists = {name: list(getattr(self, name)) for name in names}
         return {**asdict(self), **lists, "largest_difference": self.largest_difference}
 
     def __str__(self) -> str:
@@ -124,4 +135,25 @@ def _tensors_section(tensors: tuple[TensorDifference, ...]) -> Section:
         explanation="In steps of the tensor's grid, for one example. The simulation continues after each tensor with "
         "the values of the file.",
         shown="page",
+    )
+
+
+def _kernels_section(kernels: tuple[KernelEncoding, ...]) -> Section:
+    columns = (
+        Column("Kernel of", "name"),
+        Column("Zeros", "fraction"),
+        Column("Dense", "bytes", group="Bytes"),
+        Column("Sparse", "bytes", group="Bytes"),
+        Column("Stored", "label"),
+    )
+    rows = tuple(
+        (one.name, one.zeros, one.dense, one.sparse, f"densely: {one.reason}" if one.reason else "sparsely")
+        for one in kernels
+    )
+    return Section(
+        "Kernels of the file",
+        columns,
+        rows,
+        explanation="Sparse: the codes that are not zero, their indices, and what the file needs to restore the kernel "
+        "when it is loaded.",
     )

@@ -1,8 +1,9 @@
-"""Writes a Keras file in which layers are Keras's own int8 layers, with the codes and scales of a quantization."""
+"""Writes a Keras file in which layers are Keras's own int8 and int4 layers, with codes and scales of a quantization."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,18 @@ _INT8 = {
     )
     if hasattr(keras.layers, kind)
 }
+# Layers that Keras has in int4 with a scale for each group of inputs; the first versions with int4 have no groups.
+_INT4 = tuple(
+    getattr(keras.layers, kind)
+    for kind in ("Dense", "EinsumDense", "Embedding")
+    if hasattr(keras.quantizers, "Int4QuantizationConfig")
+    and "block_size" in inspect.signature(keras.quantizers.Int4QuantizationConfig).parameters
+)
 # Largest and mean difference of a file's outputs from the model's, as fractions of their range: another order of the
 # same multiplications, in float32 and in half precision.
 _SAME, _SAME_IN_HALF = (1e-4, 1e-4), (0.1, 0.02)
+# Most bits of the codes of int4 layers.
+_MOST_BITS_OF_INT4 = 4
 # Most layers that a note names.
 _LISTED = 8
 
@@ -49,7 +59,7 @@ _LISTED = 8
 def export_keras_integers(
     found: QuantizedModel, samples: Any, target: Path, float_outputs: list[np.ndarray] | None
 ) -> IntegerExport:
-    """Writes a Keras file with int8 layers, which compute in floating point; returns how it compares with the model.
+    """Writes a Keras file with int8 and int4 layers, which compute in floating point; returns how it compares.
 
     Args:
         found: The quantized model; it is not changed.
@@ -58,10 +68,10 @@ def export_keras_integers(
         float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
 
     Raises:
-        IntegerExportError: No layer would be int8, the model cannot be copied, or the file does not load or computes
-            something else. No file is written then.
+        IntegerExportError: No layer would have integers, the model cannot be copied, or the file does not load or
+            computes something else. No file is written then.
     """
-    copy = _int8_copy(found)
+    copy = _integer_copy(found)
     with contextlib.ExitStack() as scratch, temporary(target) as path:
         subject = Subject(found.model, samples, None, None, scratch)
         try:
@@ -76,28 +86,40 @@ def export_keras_integers(
     float_bytes = _float_bytes(found, target, size)
     notes = _notes(found, copy, size, float_bytes)
     return IntegerExport(
-        str(target), size, compressed, float_bytes, copy.left_float, (), same, before, notes, copy.int8_layers
+        str(target),
+        size,
+        compressed,
+        float_bytes,
+        copy.left_float,
+        (),
+        same,
+        before,
+        notes,
+        int8_layers=copy.int8_layers,
+        int4_layers=copy.int4_layers,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Int8Copy:
-    """A copy of a quantized model with int8 layers.
+class _IntegerCopy:
+    """A copy of a quantized model with layers of integers.
 
     Attributes:
         model: The copy.
         int8_layers: Names of its int8 layers.
+        int4_layers: Names of its int4 layers.
         left_float: The other weights that lie on grids, as "NAME: reason".
         opened: Names of the layers that are replaced by the calls inside them.
     """
 
     model: Any
     int8_layers: tuple[str, ...]
+    int4_layers: tuple[str, ...]
     left_float: tuple[str, ...]
     opened: tuple[str, ...]
 
 
-def _int8_copy(found: QuantizedModel) -> _Int8Copy:
+def _integer_copy(found: QuantizedModel) -> _IntegerCopy:
     model = found.model
     adapted = [layer.name for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
     if adapted:
@@ -106,8 +128,8 @@ def _int8_copy(found: QuantizedModel) -> _Int8Copy:
             f"layers {names(adapted, _LISTED)}. Assign the sums, `layer.kernel`, to a model without LoRA, and quantize "
             "that."
         )
-    if not any(_weights_in_int8(layer, found.weights) for layer in model._flatten_layers()):
-        raise _nothing_in_int8(found, set())
+    if not any(_integer_weights(layer, found.weights) for layer in model._flatten_layers()):
+        raise _no_integers(found, set())
     opener = _Opener(found)
     try:
         made, variables = _built(model, opener)
@@ -115,16 +137,22 @@ def _int8_copy(found: QuantizedModel) -> _Int8Copy:
         raise IntegerExportError(f"The Keras file holds a copy of the model, which cannot be made. {error}") from error
     former = {id(new): old for old, new in variables.values()}
     grids = {key: found.weights[id(old)] for key, old in former.items() if id(old) in found.weights}
-    done, int8_layers = set[int](), list[str]()
+    done, int8_layers, int4_layers = set[int](), list[str](), list[str]()
     for layer in _saved_layers(made):
-        weights = _weights_in_int8(layer, grids)
-        if weights:
-            done.update(id(former[id(one)]) for one in weights)
-            _make_int8(layer, [grids[id(one)] for one in weights])
+        weights = _integer_weights(layer, grids)
+        if not weights:
+            continue
+        done.update(id(former[id(one)]) for one in weights)
+        first, *others = [grids[id(one)] for one in weights]
+        if first.granularity.group_size is None:
+            _make_int8(layer, [first, *others])
             int8_layers.append(layer.name)
-    if not int8_layers:
-        raise _nothing_in_int8(found, done)
-    return _Int8Copy(made, tuple(int8_layers), _left_float(found, done), tuple(opener.opened))
+        else:
+            _make_int4(layer, array_of(weights[0]).astype("float32"), first)
+            int4_layers.append(layer.name)
+    if not done:
+        raise _no_integers(found, done)
+    return _IntegerCopy(made, tuple(int8_layers), tuple(int4_layers), _left_float(found, done), tuple(opener.opened))
 
 
 def _built(model: Any, opener: _Opener) -> tuple[Any, Variables]:
@@ -136,8 +164,8 @@ def _built(model: Any, opener: _Opener) -> tuple[Any, Variables]:
     return build(LayerGraph(model))
 
 
-def _weights_in_int8(layer: Any, grids: Mapping[int, Grid]) -> list[Any]:
-    """Returns the weights of a layer that Keras has in int8; [] for another layer, or if one lies on no grid.
+def _integer_weights(layer: Any, grids: Mapping[int, Grid]) -> list[Any]:
+    """Returns the weights of a layer that Keras has as integers; [] for another layer, or if one lies on no grid.
 
     Args:
         layer: A layer.
@@ -148,11 +176,22 @@ def _weights_in_int8(layer: Any, grids: Mapping[int, Grid]) -> list[Any]:
         return []
     attributes = [name for name in _INT8[type(layer)] if hasattr(layer, name)]
     weights = [getattr(layer, name) for name in attributes]
-    return weights if all(id(one) in grids for one in weights) else []
+    return weights if all(id(one) in grids and _is_storable(layer, grids[id(one)]) for one in weights) else []
+
+
+def _is_storable(layer: Any, grid: Grid) -> bool:
+    """Returns True if Keras has the scales of a grid for this type of layer."""
+    axes, rank = grid.granularity.axes, grid.scale.ndim
+    if grid.granularity.group_size is None:
+        return True
+    if type(layer) not in _INT4 or grid.format.bits > _MOST_BITS_OF_INT4:
+        return False
+    # Keras counts groups along the first axes of the kernel of an EinsumDense, whatever their labels are.
+    return type(layer) is keras.layers.Embedding or axes == tuple(range(rank - len(axes), rank))
 
 
 class _Opener:
-    """Returns the calls inside a layer with layers that become int8: Keras does not save the latter's settings.
+    """Returns the calls inside a layer with layers that become integers: Keras does not save the latter's settings.
 
     Args:
         found: The quantized model.
@@ -164,21 +203,21 @@ class _Opener:
     def __init__(self, found: QuantizedModel):
         self._grids, self._open = found.weights, LayerOpener({})
         self.opened: dict[str, None] = {}
-        self.is_needed = any(self._holds_int8(layer) for layer in found.model._flatten_layers(include_self=False))
+        self.is_needed = any(self._holds_integers(layer) for layer in found.model._flatten_layers(include_self=False))
 
     def __call__(self, node: Any) -> Any:
         layer = getattr(node, "operation", None)
-        if not isinstance(layer, keras.layers.Layer) or not self._holds_int8(layer):
+        if not isinstance(layer, keras.layers.Layer) or not self._holds_integers(layer):
             return None
         found = self._open(node)
         if found is not None:
             self.opened[layer.name] = None
         return found
 
-    def _holds_int8(self, layer: Any) -> bool:
+    def _holds_integers(self, layer: Any) -> bool:
         if graph_of(layer) is not None or cell_of(layer) is not None:
             return False
-        return any(_weights_in_int8(inner, self._grids) for inner in layer._flatten_layers(include_self=False))
+        return any(_integer_weights(inner, self._grids) for inner in layer._flatten_layers(include_self=False))
 
 
 def _saved_layers(model: Any) -> Iterator[Any]:
@@ -201,6 +240,27 @@ def _make_int8(layer: Any, grids: list[Grid]) -> None:
     layer.quantization_config = settings(activation_quantizer=None)
 
 
+def _make_int4(layer: Any, value: np.ndarray, grid: Grid) -> None:
+    """Makes a layer int4, with the codes of a value on a grid with groups, and its scales; zero points are 0.
+
+    Args:
+        layer: The layer.
+        value: Its kernel or table.
+        grid: The grid.
+    """
+    codes, scale = np.asarray(grid.codes(value)).astype("int8"), grid.scale
+    if not isinstance(layer, keras.layers.Embedding):
+        outputs = int(np.prod([value.shape[axis] for axis in grid.granularity.axes]))
+        codes, scale = codes.reshape(-1, outputs), scale.reshape(-1, outputs)
+    packed, _, _ = keras.quantizers.pack_int4(keras.ops.convert_to_tensor(codes), axis=-1)
+    name = _INT8[type(layer)][0]
+    layer.quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=grid.granularity.group_size))
+    stored = {variable.name: variable for variable in layer.variables}
+    stored[name].assign(packed)
+    stored[f"{name}_scale"].assign(scale)
+    stored[f"{name}_zero"].assign(np.zeros(scale.shape, "int8"))
+
+
 class _GivenCodes(keras.quantizers.Quantizer):
     """Returns codes on given grids, and scales as Keras divides by them.
 
@@ -219,26 +279,28 @@ class _GivenCodes(keras.quantizers.Quantizer):
 
 
 def _left_float(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
-    """Returns the weights on grids that are not int8 in the file, as "NAME: reason".
+    """Returns the weights on grids that are no integers in the file, as "NAME: reason".
 
     Args:
         found: The quantized model.
-        done: ids of the variables that are int8.
+        done: ids of the variables that are integers.
     """
     layers = {id(weight.variable): weight.layer for weight in weights_in(found.model)}
     left = [one for one in unique_weights(found.placement) if id(one.variable) not in done]
-    return tuple(f"{one.name}: {_reason(layers[id(one.variable)])}" for one in left)
+    return tuple(f"{one.name}: {_reason(layers[id(one.variable)], found.weights[id(one.variable)])}" for one in left)
 
 
-def _reason(layer: Any) -> str:
+def _reason(layer: Any, grid: Grid) -> str:
     if type(layer) not in _INT8:
         return f"Keras has no int8 form of {type(layer).__name__}"
     if layer.compute_dtype == "float16":
         return "Keras has no int8 form for float16"
+    if not _is_storable(layer, grid):
+        return "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"
     return "it is inside of a layer that does not compute or save it in int8"
 
 
-def _nothing_in_int8(found: QuantizedModel, done: set[int]) -> IntegerExportError:
+def _no_integers(found: QuantizedModel, done: set[int]) -> IntegerExportError:
     left = names([one.replace(": ", " (", 1) + ")" for one in _left_float(found, done)], _LISTED)
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
@@ -271,9 +333,9 @@ def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
     return weights
 
 
-def _notes(found: QuantizedModel, copy: _Int8Copy, size: int, float_bytes: int) -> tuple[str, ...]:
+def _notes(found: QuantizedModel, copy: _IntegerCopy, size: int, float_bytes: int) -> tuple[str, ...]:
     notes = class_notes(found.model, copy.model)
-    few = sorted({one.bits for one in found.report.weights if one.bits < 8})
+    few = sorted({one.bits for one in found.report.weights if one.bits < 8 and one.group_size is None})
     if found.formats.activations is not None:
         notes.append(
             "The tensors between layers stay in floating point: Keras's layers have no ranges for them. The file is "

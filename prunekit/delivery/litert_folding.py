@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,7 @@ def fold_biases(graph: LiteRTGraph) -> None:
 
 
 def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray | None]:
-    """Returns the computed operand of an operation, and the other if it is a constant along the last axes."""
+    """Returns the computed operand of an operation, and the other if it is one number, or one along the last axes."""
     first, second = (int(index) for index in operator.inputs)
     if graph.values(first) is not None:
         first, second = second, first
@@ -67,7 +68,7 @@ def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray |
     if values is None:
         return first, None
     shape = values.shape[next((axis for axis, length in enumerate(values.shape) if length != 1), values.ndim) :]
-    fits = bool(shape) and graph.shape(first)[-len(shape) :] == shape
+    fits = not shape or graph.shape(first)[-len(shape) :] == shape
     return first, values.reshape(shape) if fits else None
 
 
@@ -80,37 +81,114 @@ def _add_to_bias(graph: LiteRTGraph, linear: Any, places: Linear, constant: np.n
     linear.inputs = np.array(inputs, "int32")
 
 
-def use_depthwise_convolutions(graph: LiteRTGraph) -> None:
-    """Replaces a product and a sum with constants for each channel, as of a batch normalization that is not folded.
+def fold_normalizations(graph: LiteRTGraph, is_normalization: Callable[[Any], bool]) -> None:
+    """Replaces products and sums with constants for each channel by depthwise convolutions.
 
-    A depthwise convolution with kernels of one entry computes both and rounds once, with a scale for each channel.
+    A depthwise convolution with kernels of one entry rounds once, with a scale for each channel.
+
+    Args:
+        graph: The file; changed.
+        is_normalization: Returns True for an operation of a normalization that is not folded.
     """
-    readers = graph.readers()
-    for product in [one for one in graph.operators if graph.kind(one) == "MUL"]:
-        tensor, factor = _with_constant(graph, product)
-        following = readers[int(product.outputs[0])]
-        if factor is None or len(following) != 1 or following[0] is graph or graph.kind(following[0]) != "ADD":
+    for first in [one for one in graph.operators if is_normalization(one)]:
+        if first in graph.operators:
+            _fold_normalization(graph, first, is_normalization)
+
+
+def _fold_normalization(graph: LiteRTGraph, first: Any, is_normalization: Callable[[Any], bool]) -> None:
+    readers, chain = graph.readers(), [first]
+    source = _affine(graph, first)
+    if source is None:
+        return
+    tensor, factor, shift = source
+    while chain[-1].builtinOptions.fusedActivationFunction == NO_ACTIVATION:
+        following = readers.get(int(chain[-1].outputs[0]), [])
+        found = _affine(graph, following[0]) if len(following) == 1 and following[0] is not graph else None
+        if found is None or not is_normalization(following[0]):
+            break
+        chain.append(following[0])
+        factor, shift = factor * found[1], shift * found[1] + found[2]
+    place = graph.operators.index(chain[-1])
+    graph.operators[place : place + 1] = _depthwise(graph, chain[-1], tensor, factor, shift)
+    for one in chain[:-1]:
+        graph.operators.remove(one)
+
+
+def _depthwise(graph: LiteRTGraph, last: Any, tensor: int, factor: np.ndarray, shift: np.ndarray) -> list[Any]:
+    """Returns operations that compute the result of another one from a tensor, a factor and a shift."""
+    weights = graph.new_constant(f"{graph.name(tensor)}_factor", factor.reshape(1, 1, 1, -1))
+    bias = graph.new_constant(f"{graph.name(tensor)}_shift", shift)
+    options = graph.new_options(
+        "DepthwiseConv2DOptions",
+        padding=1,
+        strideW=1,
+        strideH=1,
+        depthMultiplier=1,
+        dilationWFactor=1,
+        dilationHFactor=1,
+        fusedActivationFunction=last.builtinOptions.fusedActivationFunction,
+    )
+    result, lengths = int(last.outputs[0]), graph.open_shape(tensor)
+    if len(lengths) == 4:
+        return [graph.new_operator("DEPTHWISE_CONV_2D", [tensor, weights, bias], [result], options)]
+    # All positions are the columns of one image.
+    name, columns = graph.name(result), -1 if min(lengths) < 0 else int(np.prod(lengths[:-1]))
+    read, made = (graph.new_tensor(f"{name}_{part}", (1, 1, columns, lengths[-1]), "float32") for part in ("in", "out"))
+    return [
+        _reshape(graph, tensor, read, (1, 1, -1, lengths[-1])),
+        graph.new_operator("DEPTHWISE_CONV_2D", [read, weights, bias], [made], options),
+        _reshape(graph, made, result, (-1, *lengths[1:])),
+    ]
+
+
+def _affine(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray, np.ndarray] | None:
+    """Returns what a product or sum with constants reads, with factor and shift of each channel; None for others."""
+    kind = graph.kind(operator)
+    if kind not in ("MUL", "ADD", "SUB"):
+        return None
+    first, second = (int(index) for index in operator.inputs)
+    if kind != "SUB" and graph.values(first) is not None:
+        first, second = second, first
+    values, lengths = graph.values(second), graph.open_shape(first)
+    if values is None or not lengths or min(lengths[1:], default=1) < 0:
+        return None
+    if values.size != 1 and (values.size != lengths[-1] or values.shape[-1] != lengths[-1]):
+        return None
+    values = np.broadcast_to(values.reshape(-1), lengths[-1:]).astype("float32")
+    ones, zeros = np.ones_like(values), np.zeros_like(values)
+    if kind == "MUL":
+        return first, values, zeros
+    return first, ones, values if kind == "ADD" else -values
+
+
+def _reshape(graph: LiteRTGraph, source: int, target: int, shape: Sequence[int]) -> Any:
+    lengths = np.array(shape, "int32")
+    constant = graph.new_constant(f"{graph.name(target)}_shape", lengths)
+    options = graph.new_options("ReshapeOptions", newShape=lengths)
+    return graph.new_operator("RESHAPE", [source, constant], [target], options)
+
+
+def split_results(graph: LiteRTGraph, grids_behind: Callable[[int], Sequence[Any]]) -> None:
+    """Lets each operation compute its results once for each grid on which they are rounded.
+
+    The converter merges equal operations, such as two ReLUs of one tensor.
+
+    Args:
+        graph: The file; changed.
+        grids_behind: Returns for a tensor the grid on which each reader wants it; None for one that reads floats.
+    """
+    for operator in graph.operators[::-1]:
+        if len(operator.outputs) != 1 or not graph.is_float(int(operator.outputs[0])):
             continue
-        total = following[0]
-        other, shift = _with_constant(graph, total)
-        channels = graph.shape(tensor)[-1:]
-        plain = product.builtinOptions.fusedActivationFunction == NO_ACTIVATION
-        if len(graph.shape(tensor)) != 4 or shift is None or not plain or not factor.shape == channels == shift.shape:
+        index = int(operator.outputs[0])
+        readers, wanted = graph.readers().get(index, []), list(grids_behind(index))
+        others = [one for one in dict.fromkeys(wanted) if one != wanted[0]]
+        if None in wanted:
             continue
-        name = graph.name(int(product.outputs[0]))
-        options = graph.new_options(
-            "DepthwiseConv2DOptions",
-            padding=1,
-            strideW=1,
-            strideH=1,
-            depthMultiplier=1,
-            dilationWFactor=1,
-            dilationHFactor=1,
-            fusedActivationFunction=total.builtinOptions.fusedActivationFunction,
-        )
-        weights = graph.new_constant(f"{name}_factor", factor.reshape(1, 1, 1, -1))
-        inputs = [tensor, weights, graph.new_constant(f"{name}_shift", shift)]
-        place = graph.operators.index(total)
-        graph.operators[place] = graph.new_operator("DEPTHWISE_CONV_2D", inputs, [int(total.outputs[0])], options)
-        graph.operators.remove(product)
-        readers = graph.readers()
+        for number, grid in enumerate(others):
+            name = f"{graph.name(index)}_{number}"
+            copied = graph.new_tensor(name, graph.open_shape(index), "float32")
+            for reader, one in zip(readers, wanted, strict=True):
+                if one == grid:
+                    reader.inputs = np.where(reader.inputs == index, copied, reader.inputs).astype("int32")
+            graph.operators.insert(graph.operators.index(operator) + 1, graph.copy_operator(operator, [copied]))

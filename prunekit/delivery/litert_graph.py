@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from prunekit.delivery.litert_writing import shortened, written
+from prunekit.delivery.sparse_encoding import SparseEncoding
 
 
 class LiteRTGraph:
@@ -24,7 +29,7 @@ class LiteRTGraph:
         from tensorflow.lite.python import schema_py_generated as schema
         from tensorflow.lite.tools import flatbuffer_utils
 
-        self._schema, self._files = schema, flatbuffer_utils
+        self._schema = schema
         self._model = flatbuffer_utils.convert_bytearray_to_object(bytearray(content))
         self._graph = self._model.subgraphs[0]
         self._names = _constants_of(schema.BuiltinOperator)
@@ -35,7 +40,8 @@ class LiteRTGraph:
     def content(self) -> tuple[bytes, dict[int, int]]:
         """Returns the file without what nothing refers to, and {index of a tensor: its index in the file}."""
         places = self._drop_unused()
-        return bytes(self._files.convert_object_to_bytearray(self._model)), places
+        self._shorten_names()
+        return written(self._model), places
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
@@ -63,6 +69,12 @@ class LiteRTGraph:
             found.builtinOptions = options
             name = type(options).__name__.removesuffix("T")
             found.builtinOptionsType = getattr(self._schema.BuiltinOptions, name)
+        return found
+
+    def copy_operator(self, operator: Any, outputs: Sequence[int]) -> Any:
+        """Returns an operation that reads what another one reads and computes other tensors, not yet in `operators`."""
+        found = copy.deepcopy(operator)
+        found.outputs = np.array(outputs, "int32")
         return found
 
     def new_options(self, name: str, **values: Any) -> Any:
@@ -151,6 +163,10 @@ class LiteRTGraph:
         signature = self.tensor(index).shapeSignature
         return self.shape(index) if signature is None else tuple(int(length) for length in signature)
 
+    def dtype(self, index: int) -> str:
+        """Returns the type of a tensor, such as "int8"."""
+        return _constants_of(self._schema.TensorType)[self.tensor(index).type].lower()
+
     def is_float(self, index: int) -> bool:
         """Returns True for a tensor of 32-bit floating-point numbers."""
         return index >= 0 and self.tensor(index).type == self._schema.TensorType.FLOAT32
@@ -168,6 +184,19 @@ class LiteRTGraph:
             return None
         return np.asarray(data, "uint8").view("float32").reshape(self.shape(index))
 
+    def codes(self, index: int) -> np.ndarray | None:
+        """Returns the codes of a constant of 4 or 8 bits as integers of 8 bits; None for other tensors."""
+        types = self._schema.TensorType
+        data = self._model.buffers[self.tensor(index).buffer].data
+        if data is None or not len(data) or self.tensor(index).type not in (types.INT4, types.INT8):
+            return None
+        stored = np.asarray(data, "uint8")
+        if self.is_int4(index):
+            # Shifts of signed integers keep the sign.
+            pairs = np.stack([stored << 4, stored & 0xF0], axis=-1).view("int8") >> 4
+            stored = pairs.reshape(-1)[: math.prod(self.shape(index))]
+        return stored.view("int8").reshape(self.shape(index))
+
     def new_constant(self, name: str, values: np.ndarray) -> int:
         """Adds a constant, and returns its index."""
         data = np.frombuffer(np.ascontiguousarray(values).tobytes(), "uint8")
@@ -179,6 +208,41 @@ class LiteRTGraph:
         flat = np.append(flat, np.zeros(len(flat) % 2, "uint8"))
         return self._new_buffered(name, codes.shape, "int4", flat[::2] | (flat[1::2] << 4))
 
+    def new_sparse_constant(self, name: str, encoding: SparseEncoding) -> int:
+        """Adds a constant that is stored sparsely, which DENSIFY reads, and returns its index."""
+        sparsity = self._schema.SparsityParametersT()
+        shape, rank = encoding.codes.shape, encoding.codes.ndim
+        metadata = [self._dense_axis(shape[axis]) for axis in encoding.order[:-1]]
+        metadata.append(self._sparse_axis(encoding))
+        order = [*encoding.order]
+        if encoding.block > 1:
+            # The axis inside blocks is a further one.
+            metadata.append(self._dense_axis(encoding.block))
+            order.append(rank)
+            sparsity.blockMap = np.array([encoding.axis], "int32")
+        sparsity.traversalOrder, sparsity.dimMetadata = np.array(order, "int32"), metadata
+        index = self._new_buffered(name, shape, "int8", encoding.values.view("uint8"))
+        self.tensor(index).sparsity = sparsity
+        return index
+
+    def _dense_axis(self, length: int) -> Any:
+        found = self._schema.DimensionMetadataT()
+        found.format, found.denseSize = self._schema.DimensionType.DENSE, length
+        return found
+
+    def _sparse_axis(self, encoding: SparseEncoding) -> Any:
+        found = self._schema.DimensionMetadataT()
+        found.format, found.denseSize = self._schema.DimensionType.SPARSE_CSR, 0
+        found.arraySegmentsType, found.arraySegments = self._indices(encoding.segments)
+        found.arrayIndicesType, found.arrayIndices = self._indices(encoding.indices)
+        return found
+
+    def _indices(self, values: np.ndarray) -> tuple[int, Any]:
+        kind = f"{values.dtype.name.capitalize()}Vector"
+        found = getattr(self._schema, f"{kind}T")()
+        found.values = values
+        return getattr(self._schema.SparseIndexVector, kind), found
+
     def _new_buffered(self, name: str, shape: Iterable[int], dtype: str, data: np.ndarray) -> int:
         buffer = self._schema.BufferT()
         buffer.data = data
@@ -187,21 +251,26 @@ class LiteRTGraph:
         self.tensor(index).buffer = len(self._model.buffers) - 1
         return index
 
-    def new_tensor(self, name: str, shape: Iterable[int], dtype: str, like: int | None = None) -> int:
+    def new_tensor(self, name: str, shape: Iterable[int], dtype: str) -> int:
         """Adds a tensor that is computed, and returns its index.
 
         Args:
             name: Its name.
-            shape: Its shape, with 1 for open lengths.
+            shape: Its shape, with -1 for open lengths.
             dtype: Its type, such as "int8".
-            like: A tensor with the same open lengths; None = there are none.
         """
-        tensor = self._schema.TensorT()
-        tensor.name, tensor.shape, tensor.buffer = name.encode(), np.array([*shape], "int32"), 0
-        tensor.shapeSignature = None if like is None else self.tensor(like).shapeSignature
+        tensor, lengths = self._schema.TensorT(), [*shape]
+        tensor.name, tensor.buffer = name.encode(), 0
+        tensor.shape = np.array([1 if length < 0 else length for length in lengths], "int32")
+        tensor.shapeSignature = np.array(lengths, "int32") if -1 in lengths else None
         self._graph.tensors.append(tensor)
         self.set_dtype(len(self._graph.tensors) - 1, dtype)
         return len(self._graph.tensors) - 1
+
+    def rename(self, function: Callable[[str], str]) -> None:
+        """Gives each tensor the name that a function returns for its present one."""
+        for index in range(len(self._graph.tensors)):
+            self.tensor(index).name = function(self.name(index)).encode()
 
     def set_dtype(self, index: int, dtype: str) -> None:
         """Gives a tensor another type, such as "int8"."""
@@ -220,6 +289,14 @@ class LiteRTGraph:
         found.scale, found.zeroPoint = scales.astype("float32"), zero_points.astype("int64")
         found.quantizedDimension = axis
         self.tensor(index).quantization = found
+
+    def scales(self, index: int) -> np.ndarray:
+        """Returns the scales of a tensor of integers."""
+        return np.asarray(self.tensor(index).quantization.scale)
+
+    def copy_scales(self, source: int, target: int) -> None:
+        """Gives a tensor the scales and zero points of another one."""
+        self.tensor(target).quantization = self.tensor(source).quantization
 
     # ---- what is left ------------------------------------------------------------------------------------------------
 
@@ -249,6 +326,13 @@ class LiteRTGraph:
         for one in owners:
             one.buffer = buffers[one.buffer]
         return places
+
+    def _shorten_names(self) -> None:
+        # Interpreters without signatures find inputs and outputs by these names.
+        kept = {int(index) for index in (*self._graph.inputs, *self._graph.outputs)}
+        tensors = [one for index, one in enumerate(self._graph.tensors) if index not in kept]
+        for one, name in zip(tensors, shortened([one.name.decode() for one in tensors]), strict=True):
+            one.name = name.encode()
 
 
 def _constants_of(enumeration: Any) -> dict[int, str]:

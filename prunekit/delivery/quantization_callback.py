@@ -15,12 +15,13 @@ from prunekit.core.model_building import build_from_data, waits_for_data
 from prunekit.core.optimizers import updates_in
 from prunekit.core.snapshot import Snapshot, lacking
 from prunekit.core.step_counter import StepCounter
-from prunekit.core.train_function import ScopedFunction, callback_list_above
+from prunekit.core.train_function import callback_list_above
 from prunekit.delivery.quantization_training import QuantizationRun, training_options
 from prunekit.delivery.quantizing import Quantized
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.step_functions import StepFunctions
 from prunekit.techniques.quantize.training import QuantizationTraining, learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
@@ -48,8 +49,9 @@ class QuantizationCallback(keras.callbacks.Callback):
         freeze_step: Optimizer update from which batch normalizations compute with their moving statistics, as in the
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
-        **options: `weights` (bits, 8), `activations` (8, 16 or None), `weight_ranges`, `activation_ranges`, `include`,
-            `exclude`, `misfits`: see `prunekit.techniques.quantize.options.QuantizationOptions`.
+        **options: `weights` (bits, 8), `activations` (8, 16 or None), `group_size`, `weight_ranges`,
+            `activation_ranges`, `include`, `exclude`, `misfits`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Raises:
         ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers
@@ -82,8 +84,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._run: QuantizationRun | None = None
         self._quantized: Quantized | None = None
         self._counter: StepCounter | None = None
-        self._train_function: ScopedFunction | None = None
-        self._test_function: ScopedFunction | None = None
+        self._functions: StepFunctions | None = None
         self._freezes_at: int | None = None
         # (epoch, ranges) of the epoch whose weights EarlyStopping keeps.
         self._best: tuple[int, list[np.ndarray]] | None = None
@@ -144,7 +145,7 @@ class QuantizationCallback(keras.callbacks.Callback):
             self._counter = StepCounter(self._trained, optimizers)
         else:
             self._counter.resume(optimizers)
-        self._train_function = self._test_function = None
+        self._functions = None
         self._work.frozen = False
         self._freezes_at = self._planned_freeze()
 
@@ -178,16 +179,13 @@ class QuantizationCallback(keras.callbacks.Callback):
                 return
             self._running.begin()
         freezes = self._freezes_at is not None and done >= self._freezes_at
-        if freezes and not work.frozen:
-            work.frozen, self._train_function = True, None
-        if self._train_function is None:
-            self._train_function = ScopedFunction(self._trained, work.updating)
-        self._train_function.arm()
+        work.frozen = work.frozen or freezes
+        self._steps.training().arm()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if self._train_function is not None:
-            self._train_function.disarm()
+        if self._functions is not None:
+            self._functions.training().disarm()
         counter = self._counted
         counter.unseen += self._trained.steps_per_execution or 1
         # On JAX, reading the number of updates waits for the device.
@@ -202,16 +200,13 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if not (self._fitting and self._work.begun):
-            return
-        if self._test_function is None:
-            self._test_function = ScopedFunction(self._trained, self._work.testing, "test")
-        self._test_function.arm()
+        if self._fitting and self._work.begun:
+            self._steps.testing().arm()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if self._test_function is not None:
-            self._test_function.disarm()
+        if self._fitting and self._work.begun:
+            self._steps.testing().disarm()
 
     def end_of_list(self) -> None:
         """Keeps the ranges of the epoch whose weights EarlyStopping keeps; called after all other callbacks."""
@@ -245,6 +240,9 @@ class QuantizationCallback(keras.callbacks.Callback):
                 warnings.warn(self.notes[-1], stacklevel=2)
         elif self._best is not None and self._best[1]:
             self._work.assign(self._best[1])
+        if self._functions is not None:
+            self._functions.keep()
+            self._functions = None
         self._quantized = self._running.finish(self.notes)
 
     # ---- what an interrupted `fit` goes on from ----------------------------------------------------------------------
@@ -270,6 +268,12 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._work.restore(snapshot)
         self._counted.origin, self._freezes_at = snapshot.values["origin"], snapshot.values["freezes_at"]
         self._counted.settle()
+
+    @property
+    def _steps(self) -> StepFunctions:
+        if self._functions is None:
+            self._functions = StepFunctions(self._work)
+        return self._functions
 
     # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
     @property

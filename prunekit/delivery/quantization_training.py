@@ -16,7 +16,16 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.training import QuantizationTraining
 
 # Options of `pk.quantize` that say what becomes integers; the others say how weights are rounded without training.
-TRAINING_OPTIONS = ("weights", "activations", "weight_ranges", "activation_ranges", "include", "exclude", "misfits")
+TRAINING_OPTIONS = (
+    "weights",
+    "activations",
+    "group_size",
+    "weight_ranges",
+    "activation_ranges",
+    "include",
+    "exclude",
+    "misfits",
+)
 
 
 def training_options(options: dict[str, Any]) -> QuantizationOptions:
@@ -58,8 +67,9 @@ class Quantizer:
     """Trains a model as its integer file will compute, in loops of your own; see `QuantizationCallback`.
 
     From its creation to `finish`, the model computes on integers, in every call. The scales of the grids are the first
-    of `model.trainable_variables`: take the gradients of these as always, and give them to the optimizer, which updates
-    the weights; the scales are updated beside it. A function that was traced before has to be traced again.
+    of `model.trainable_variables`, one variable: take the gradients of these as always, and give them to the optimizer,
+    which updates the weights; the scales are updated beside it. A function that was traced before has to be traced
+    again.
 
     Example:
         with pk.Quantizer(model, data) as quantizer:

@@ -82,6 +82,7 @@ class Quantize(Settings):
         budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
         drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
         activations: 8 or 16 bits for the tensors between layers, or "float".
+        group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
         method: How weights are rounded.
         weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
         activation_ranges: Ranges of tensors.
@@ -89,6 +90,7 @@ class Quantize(Settings):
         equalize: Whether the ranges of channels are equalized first.
         sparsity: Fraction of each kernel that becomes zero while it is rounded; None = no further zeros.
         pattern: Pattern of these zeros.
+        sparse: Whether kernels of the file are encoded sparsely where that is smaller.
         calibration: Number of training examples that are read.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
@@ -104,6 +106,7 @@ class Quantize(Settings):
     budget: Count | None = None
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
+    group_size: Count | None = None
     method: Literal["auto", "nearest", "gptq", "awq"] = "auto"
     weight_ranges: RangeRule | None = None
     activation_ranges: RangeRule = "mse"
@@ -111,6 +114,7 @@ class Quantize(Settings):
     equalize: bool = False
     sparsity: Sparsity | None = None
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
+    sparse: bool = False
     calibration: Count = 512
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -133,6 +137,22 @@ class Quantize(Settings):
                 f"and epochs {self.epochs}.",
                 "begin_epoch",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _of_groups(self) -> Self:
+        if self.group_size is not None and self.activations != "float":
+            raise refusal(
+                "no integer kernel of LiteRT reads scales of groups: write activations: float, too. Received: "
+                f"group_size {self.group_size} and activations {self.activations}.",
+                "group_size",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_integers(self) -> Self:
+        if self.sparse and self.activations == "float":
+            raise refusal("sparse is about kernels of integer operations. Remove it, or activations: float.", "sparse")
         return self
 
     @model_validator(mode="after")

@@ -7,9 +7,10 @@ from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.delivery.integer_report import IntegerExportError
+from prunekit.delivery.integer_writing import export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
-from prunekit.delivery.quantizing import export_integers, outputs_of
+from prunekit.delivery.quantizing import outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, ExportRow
 from prunekit.recipe.export_samples import export_samples
 from prunekit.recipe.export_step import measure_of_files
@@ -25,6 +26,8 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
+# Options besides those of training.
+_OPTIONS_OF_ROUNDING = ("method", "correct_biases", "equalize", "sparsity", "pattern")
 # Share of the step's progress after which bits are chosen.
 _CHOSEN = 0.3
 
@@ -115,8 +118,8 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
     def progress(done: int, total: int, name: str) -> None:
         workspace.report_progress(_CHOSEN * done / total, f"bits of weights: {name}, {done} of {total}")
 
-    names = ("activations", "method", "weight_ranges", "activation_ranges", "correct_biases", "equalize", "sparsity")
-    given = {name: getattr(options, name) for name in (*names, "pattern", "include", "exclude", "misfits")}
+    own = (*TRAINING_OPTIONS, *_OPTIONS_OF_ROUNDING)
+    given = {name: getattr(options, name) for name in own if name != "weights"}
     shared = {"candidates": settings.candidates, "progress": progress, **given}
     with workspace.run.replicas.scope(), workspace.noting():
         if settings.drop is None:
@@ -166,9 +169,7 @@ def _arguments(settings: Quantize, names: Iterable[str]) -> dict[str, Any]:
 def _options(settings: Quantize) -> QuantizationOptions:
     names = TRAINING_OPTIONS
     if settings.epochs is None:
-        return QuantizationOptions(
-            **_arguments(settings, (*names, "method", "correct_biases", "equalize", "sparsity", "pattern"))
-        )
+        return QuantizationOptions(**_arguments(settings, (*names, *_OPTIONS_OF_ROUNDING)))
     return training_options(_arguments(settings, names))
 
 
@@ -177,7 +178,7 @@ def _exported(
 ) -> tuple[ExportRow, list[Section], str]:
     target = workspace.exports / settings.file
     try:
-        made, answers = export_integers(found, samples, target, floats, labels)
+        made, answers = export_integers(found, samples, target, floats, labels, sparse=settings.sparse)
     except IntegerExportError as error:
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
         return row, [], f"the file failed: {error}"

@@ -245,7 +245,8 @@ def _simplify_text(simplify: Simplify) -> str:
 def _quantize_text(quantize: Quantize) -> str:
     activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
     zeros = "" if quantize.sparsity is None else f" with {quantize.sparsity:g} zeros ({quantize.pattern})"
-    parts = [f"{quantize.bits_text}{zeros}, {activations} activations"]
+    groups = "" if quantize.group_size is None else f" in groups of {quantize.group_size}"
+    parts = [f"{quantize.bits_text}{groups}{zeros}, {activations} activations"]
     if quantize.epochs is None:
         parts += [f"method {quantize.method}", *(["equalized"] if quantize.equalize else [])]
     else:

@@ -2,6 +2,8 @@
 
 NumPy only. X stands for the calibration inputs of the layer, one row per example and position; W for its matrix of
 shape (inputs, outputs); H = X^T X for the Hessian of the squared output error |X W - X W'|^2, one for all outputs.
+Leading axes, written "...", number matrices that share no inputs, such as those of the channels of a depthwise
+convolution: each array operation works on all of them, so that many small matrices take little time.
 
 Sources: Frantar & Alistarh 2023, arXiv:2301.00774, section 3 (SparseGPT), on Hassibi & Stork 1992 (optimal brain
     surgeon); Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
@@ -27,7 +29,7 @@ class Selection(Protocol):
 
         Args:
             rows: Rows of the matrix.
-            scores: Squared output error that removing each weight costs, shape (rows, outputs); higher = keep.
+            scores: Squared output error that removing each weight costs, shape (..., rows, outputs); higher = keep.
 
         Returns:
             Boolean array of the shape of `scores`, True = kept.
@@ -42,7 +44,7 @@ class Rounding(Protocol):
 
         Args:
             row: Row of the matrix.
-            values: Weights of the row, shape (outputs,), float64.
+            values: Weights of the row, shape (..., outputs), float64.
         """
 
 
@@ -54,21 +56,26 @@ class InverseFactor:
     weight i, once the weights before i are fixed; 1 / U[i, i] ** 2 is the error that a unit change of weight i costs.
 
     Attributes:
-        upper: Shape (inputs, inputs), float64.
-        unused: Inputs that are zero in all rows, shape (inputs,): their weights have no effect.
+        upper: Shape (..., inputs, inputs), float64.
+        unused: Inputs that are zero in all rows, shape (..., inputs): their weights have no effect.
     """
 
     upper: np.ndarray
     unused: np.ndarray
+
+    def each(self) -> list["InverseFactor"]:
+        """Returns the factors along the first axis, one for each group."""
+        return [InverseFactor(*row) for row in zip(self.upper, self.unused, strict=True)]
 
 
 def inverse_factor(hessian: np.ndarray, damping: float = DAMPING) -> InverseFactor:
     """Returns the factor of the inverse of a damped Hessian.
 
     Args:
-        hessian: Shape (inputs, inputs), symmetric and positive semidefinite; not changed.
+        hessian: Shape (..., inputs, inputs), symmetric and positive semidefinite; not changed.
         damping: Fraction of the mean diagonal that is added to the diagonal. It bounds the condition number where
-            inputs depend on one another or there are fewer rows than inputs. Doubled until the factorization succeeds.
+            inputs depend on one another or there are fewer rows than inputs. Doubled until the factorization succeeds,
+            for each Hessian alone.
 
     Raises:
         ValueError: The Hessian has entries that are not finite.
@@ -78,9 +85,12 @@ def inverse_factor(hessian: np.ndarray, damping: float = DAMPING) -> InverseFact
         try:
             # Reversed in both axes, the lower factor L of H gives H^-1 = U^T U with U = L^-1 reversed: one
             # factorization and one triangular inverse.
-            lower = np.linalg.cholesky(damped[::-1, ::-1])
-            return InverseFactor(_lower_inverse(lower)[::-1, ::-1], unused)
+            lower = np.linalg.cholesky(damped[..., ::-1, ::-1])
+            return InverseFactor(_lower_inverse(lower)[..., ::-1, ::-1], unused)
         except np.linalg.LinAlgError:
+            if damped.ndim > 2:
+                factors = [inverse_factor(one, damping) for one in hessian]
+                return InverseFactor(np.stack([one.upper for one in factors]), unused)
             diagonal = np.diag_indices_from(damped)
             damped[diagonal] += max(damping, 1e-6) * damped[diagonal].mean()
 
@@ -92,28 +102,30 @@ def damped_hessian(hessian: np.ndarray, damping: float) -> tuple[np.ndarray, np.
         ValueError: The Hessian has entries that are not finite.
     """
     damped = np.array(hessian, "float64")
-    diagonal = damped.diagonal().copy()
+    diagonal = np.einsum("...ii->...i", damped)
     if not np.isfinite(diagonal).all():
         raise ValueError(
             "A Hessian needs finite inputs. Received: inputs of the layer that are NaN or infinite on the calibration "
             "data. Check the data and the weights of the layers before."
         )
     unused = diagonal <= 0
-    used = diagonal[~unused]
-    np.fill_diagonal(damped, np.where(unused, 1.0, diagonal + damping * (used.mean() if used.size else 0.0)))
+    count = np.maximum((~unused).sum(axis=-1, keepdims=True), 1)
+    mean = np.where(unused, 0.0, diagonal).sum(axis=-1, keepdims=True) / count
+    # The view of the diagonals.
+    diagonal[...] = np.where(unused, 1.0, diagonal + damping * mean)
     return damped, unused
 
 
 def _lower_inverse(lower: np.ndarray) -> np.ndarray:
     """Returns the inverse of a lower triangular matrix, by halves: all but the last level are matrix products."""
-    size = len(lower)
+    size = lower.shape[-1]
     if size <= _SIDE:
         return np.tril(np.linalg.inv(lower)) if size else lower
     half = size // 2
     inverse = np.zeros_like(lower)
-    first, second = _lower_inverse(lower[:half, :half]), _lower_inverse(lower[half:, half:])
-    inverse[:half, :half], inverse[half:, half:] = first, second
-    inverse[half:, :half] = -second @ (lower[half:, :half] @ first)
+    first, second = _lower_inverse(lower[..., :half, :half]), _lower_inverse(lower[..., half:, half:])
+    inverse[..., :half, :half], inverse[..., half:, half:] = first, second
+    inverse[..., half:, :half] = -second @ (lower[..., half:, :half] @ first)
     return inverse
 
 
@@ -129,7 +141,7 @@ def reconstruct(
     Weights of unused inputs have no effect: they are selected last, and become 0 if nothing is rounded.
 
     Args:
-        matrix: Shape (inputs, outputs).
+        matrix: Shape (..., inputs, outputs).
         factor: Factor of the inverse Hessian of the inputs.
         runs: Consecutive runs of rows that together are all rows. Within a run each row changes the later ones; the
             rows after it change once, by a matrix product.
@@ -137,7 +149,7 @@ def reconstruct(
         nearest: Rounds the kept weights of a row; None = they are not rounded.
 
     Returns:
-        The new matrix and its mask, both of shape (inputs, outputs).
+        The new matrix and its mask, both of shape (..., inputs, outputs).
 
     Sources: Frantar & Alistarh 2023, arXiv:2301.00774, algorithm 1, and section 3.5 for both in one pass; Frantar et
         al. 2022, arXiv:2210.17323, algorithm 1 (rounding).
@@ -147,22 +159,24 @@ def reconstruct(
     mask = np.ones(weights.shape, bool)
     upper = factor.upper
     for run in runs:
-        here, kept = weights[run], mask[run]
-        scale = upper.diagonal()[run]
+        here, kept = weights[..., run, :], mask[..., run, :]
+        scale = np.diagonal(upper, axis1=-2, axis2=-1)[..., run]
         if select is not None:
-            kept[:] = select(run, np.square(here / scale[:, None]))
+            kept[...] = select(run, np.square(here / scale[..., None]))
         errors = np.empty_like(here)
-        triangle = upper[run, run]
-        for i in range(len(here)):
-            rounded = here[i] if nearest is None else nearest(run.start + i, here[i])
-            changed = np.where(kept[i], rounded, 0.0)
-            errors[i] = (here[i] - changed) / scale[i]
-            here[i] = changed
-            here[i + 1 :] -= np.outer(triangle[i, i + 1 :], errors[i])
-        weights[run.stop :] -= upper[run, run.stop :].T @ errors
+        triangle = upper[..., run, run]
+        for i in range(here.shape[-2]):
+            rounded = here[..., i, :] if nearest is None else nearest(run.start + i, here[..., i, :])
+            changed = np.where(kept[..., i, :], rounded, 0.0)
+            errors[..., i, :] = (here[..., i, :] - changed) / scale[..., i, None]
+            here[..., i, :] = changed
+            here[..., i + 1 :, :] -= triangle[..., i, i + 1 :, None] * errors[..., i, None, :]
+        weights[..., run.stop :, :] -= np.swapaxes(upper[..., run, run.stop :], -1, -2) @ errors
     if nearest is not None:
-        for row in np.flatnonzero(factor.unused):
-            weights[row] = np.where(mask[row], nearest(int(row), np.array(matrix[row], "float64")), 0.0)
+        unused = factor.unused.reshape(-1, factor.unused.shape[-1]).any(axis=0)
+        for row in map(int, np.flatnonzero(unused)):
+            rounded = np.where(mask[..., row, :], nearest(row, np.array(matrix[..., row, :], "float64")), 0.0)
+            weights[..., row, :] = np.where(factor.unused[..., row, None], rounded, weights[..., row, :])
     return weights, mask
 
 
@@ -206,11 +220,16 @@ def refit(
 
 
 def output_error(change: np.ndarray, hessian: np.ndarray) -> float:
-    """Returns |X change|^2, the squared error of all outputs over all rows, for a change of shape (inputs, outputs)."""
-    return float(np.einsum("io,io->", change, hessian @ change))
+    """Returns |X change|^2, the squared error of all outputs over all rows.
+
+    Args:
+        change: Shape (..., inputs, outputs).
+        hessian: H, shape (..., inputs, inputs).
+    """
+    return float(np.vdot(change, hessian @ change))
 
 
 def curvatures(factor: InverseFactor) -> np.ndarray:
-    """Returns 1 / [H^-1]_jj for each input j, shape (inputs,); 0 for inputs that are zero in all rows."""
+    """Returns 1 / [H^-1]_jj for each input j, shape (..., inputs); 0 for inputs that are zero in all rows."""
     # [U^T U]_jj is the squared norm of column j.
-    return np.where(factor.unused, 0.0, 1.0 / np.einsum("ij,ij->j", factor.upper, factor.upper))
+    return np.where(factor.unused, 0.0, 1.0 / np.einsum("...ij,...ij->...j", factor.upper, factor.upper))

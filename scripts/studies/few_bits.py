@@ -1,5 +1,6 @@
-"""Few bits after training: zeros in the same pass, activation-aware scaling, and bits under a budget."""
+"""Few bits after training: zeros in the same pass, activation-aware scaling, bits under a budget, groups of inputs."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 
 import prunekit as pk
+from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks
 
@@ -17,7 +19,12 @@ BITS = (4, 3)
 METHODS = ("nearest", "awq", "gptq")
 # Bytes of the weights with chosen bits, between those of 4 bits (0) and of 8 bits (1).
 BUDGETS = (0.25, 0.5)
+# Numbers of inputs that share a scale; None = all inputs of an output.
+SIZES = (None, 128, 32)
+SECONDS = 10.0
 FLOAT = "float32"
+# End of the keys of results of groups.
+GROUPS = ", groups"
 PAGE = Path("docs/measured/few-bits.md")
 HEAD = f"""# Measured: few bits after training
 
@@ -83,8 +90,34 @@ class FewBits(Study):
         few = sum(bits == 4 for bits in choice.bits.values())
         return {**self._measured(), "bytes": choice.bytes, "least": least, "most": most, "few": few}
 
+    def grouped(self, bits: int, size: int | None, method: str, path: Path) -> dict[str, float]:
+        """Error, accuracy and bytes of the file with a scale for each group of inputs; writes the file."""
+        self._model.set_weights(self._weights)
+        options: dict[str, Any] = {"weights": bits, "method": method, "activations": None, "group_size": size}
+        pk.quantize(self._model, self.images, **options).export(path)
+        return {**self._measured(), "bytes": path.stat().st_size}
+
+    def groups(self) -> dict[str, Any]:
+        """Returns the figures of groups, with the processor time of files of 4 bits as a ratio to float32."""
+        keras.utils.set_random_seed(0)
+        with tempfile.TemporaryDirectory() as folder:
+            float_file = Path(folder) / "float.tflite"
+            self._model.set_weights(self._weights)
+            float_file.write_bytes(plain_file(self._model, self.images[:1]))
+            found, timed = {}, [float_file]
+            for bits in BITS:
+                for size in SIZES:
+                    for method in ("nearest", "gptq"):
+                        path = Path(folder) / f"{bits}-{size}-{method}.tflite"
+                        found[f"{bits} {size} {method}"] = self.grouped(bits, size, method, path)
+                    timed += [path] if bits == BITS[0] else []
+            inputs = input_arrays(self._model, self.images[:1])
+            latencies = measured_latencies(timed, [inputs] * len(timed), SECONDS)
+        ratios = {str(size): latencies.share(number)[0] for number, size in enumerate(SIZES, 1)}
+        return {**found, "time": ratios, "float bytes": len(plain_file(self._model, self.images[:1]))}
+
     def measure(self) -> dict[str, Any]:
-        """Returns all figures of the network."""
+        """Returns all other figures of the network."""
         keras.utils.set_random_seed(0)
         return {
             FLOAT: self.rounded(32, ""),
@@ -135,12 +168,40 @@ def page(results: Results) -> str:
             lines.append(
                 f"| {title} | {one['bytes']:,} | {one['least']:,} / {one['most']:,} | {one['few']} | {_cell(one)} |"
             )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_of_groups(results)]) + "\n"
+
+
+def _of_groups(results: Results) -> list[str]:
+    """Returns the lines about groups."""
+    lines = ["", "## Groups of inputs", ""]
+    lines += [
+        "`pk.quantize(model, images, weights=bits, activations=None, group_size=inputs)`. Error / accuracy; bytes of",
+        f"the LiteRT file; for {BITS[0]} bits the processor time of one call as a ratio to float32, batch 1,",
+        "one thread, x86.",
+        "",
+        "| network | bits | inputs that share a scale | nearest | gptq | bytes | time |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, title in NETWORKS.items():
+        found = results.values.get(f"{name}{GROUPS}")
+        for bits in BITS if found else ():
+            for size in SIZES:
+                nearest, gptq = (found[f"{bits} {size} {method}"] for method in ("nearest", "gptq"))
+                time = f"{found['time'][str(size)]:.2f}" if bits == BITS[0] else ""
+                cells = (title, bits, size or "all", _cell(nearest), _cell(gptq), f"{gptq['bytes']:,}", time)
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def _measured(name: str) -> dict[str, Any]:
+    study = FewBits(name.removesuffix(GROUPS))
+    return study.groups() if name.endswith(GROUPS) else study.measure()
 
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    measure_networks(__doc__, NETWORKS, PAGE, lambda name: FewBits(name).measure(), page)
+    names = [*NETWORKS, *(f"{name}{GROUPS}" for name in NETWORKS)]
+    measure_networks(__doc__, names, PAGE, _measured, page)
 
 
 if __name__ == "__main__":

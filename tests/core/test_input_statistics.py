@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 from prunekit.anatomy.targets import find_targets
+from prunekit.core.input_statistics import InputMoments
 from prunekit.core.statistics import Collectors
 
 
@@ -117,3 +118,23 @@ def test_a_gru_that_resets_before_its_product_is_named():
     model = keras.Sequential([keras.Input((4, 3)), layers.GRU(2, reset_after=False, name="gru")])
     with pytest.raises(ValueError, match="gru/recurrent_kernel .* reset_after=False"):
         statistics(model, np.ones((2, 4, 3), "float32"), "input_norm")
+
+
+def test_moments_of_an_embedding_are_numbers_of_lookups_and_those_of_its_reader_magnitudes():
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), layers.Embedding(9, 3, name="table"), layers.Dense(2)])
+    tokens = np.random.default_rng(0).integers(0, 6, (20, 4))
+    targets, _ = find_targets(model, include=["table", "dense*"], also=("embedding",))
+    moments = InputMoments(model, targets)
+    moments.reset()
+    for part in (tokens[:12], tokens[12:]):
+        moments.observe(part, None)
+    table, dense = moments.values()
+    counts, rows = (
+        np.bincount(tokens.ravel(), minlength=9),
+        ops.convert_to_numpy(model.layers[0](tokens)).reshape(80, 3),
+    )
+    assert (table["rows"], dense["rows"]) == (80, 80)
+    np.testing.assert_array_equal(table["gram"], counts)
+    np.testing.assert_allclose(table["mean_abs"], counts[None] / 80)
+    np.testing.assert_allclose(dense["gram"][0], rows.T @ rows, rtol=1e-5)
+    np.testing.assert_allclose(dense["mean_abs"], np.abs(rows).mean(axis=0, keepdims=True), rtol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 from scanned_models import KINDS, sequential
 
 from prunekit.anatomy.targets import find_targets
+from prunekit.core import suffix_runs
 from prunekit.core.suffix_runs import SuffixRuns
 
 # Compiled segments may order the sums of a product otherwise than single operations do.
@@ -74,3 +75,13 @@ def test_positions_that_fall_are_refused():
     runs.advance(runs.position(kernels[1]))
     with pytest.raises(ValueError, match="Positions rise. Received: 0 after 4"):
         runs.advance(runs.position(kernels[0]))
+
+
+def test_a_model_of_many_layers_is_compiled_in_few_segments(monkeypatch):
+    monkeypatch.setattr(suffix_runs, "_SEGMENTS", 3)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, activation="tanh") for _ in range(9))])
+    inputs = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+    runs = check_each_weight(model, inputs, memory=1e9)
+    kernels = [layer.kernel for layer in model.layers]
+    assert [runs.position(kernel) for kernel in kernels] == [0, 0, 0, 3, 3, 3, 6, 6, 6]

@@ -10,12 +10,12 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.delivery import quantizing
+from prunekit.delivery import integer_writing
 from prunekit.delivery.integer_comparison import TensorDifference
 from prunekit.delivery.integer_export import integer_file
+from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.litert import input_specs
 from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.delivery.quantizing import IntegerExportError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -183,7 +183,7 @@ LEFT_FLOAT = {
     "PRELU": L.PReLU(),
     "GELU": L.Activation("gelu"),
     "HARD_SWISH": L.Activation("hard_silu"),
-    # The kernel adds codes without regard to their scales.
+    # The reference kernel adds codes without regard to their scales.
     "SUM": L.Lambda(lambda x: ops.sum(x, axis=1)),
     # The kernel is off by two steps for each entry.
     "SOFTMAX": L.Softmax(),
@@ -194,7 +194,7 @@ LEFT_FLOAT = {
 def test_operations_without_a_precise_kernel_compute_in_floating_point_between_integers(kind, tmp_path):
     done, _ = quantized(network(L.Dense(33), LEFT_FLOAT[kind], L.Dense(3), shape=(4, 5)))
     made = done.export(tmp_path / "m.tflite")
-    assert [one.split()[0] for one in made.left_float] == [kind]
+    assert [one.partition(": ")[2] for one in made.left_float] == [kind]
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators if graph.kind(one) != "RESHAPE"]
     place = kinds.index(kind)
@@ -219,7 +219,7 @@ def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
     model = keras.Model(x, L.Dense(3)(ops.swapaxes(y, 1, 2)))
     inputs = np.random.default_rng(0).normal(size=(16, 6, 5)).astype("float32")
     made = pk.quantize(model, inputs, activations=16).export(tmp_path / "m.tflite")
-    assert "SOFTMAX" in [one.split()[0] for one in made.left_float]
+    assert "SOFTMAX" in [one.partition(": ")[2] for one in made.left_float]
 
 
 def test_operations_have_the_versions_of_kernels_of_16_bits(tmp_path):
@@ -285,7 +285,7 @@ def test_inputs_and_outputs_of_16_bits_compute_what_those_of_floats_do(tmp_path)
 def test_a_file_with_a_larger_difference_than_its_kernels_explain_is_refused(allowed, hint, tmp_path, monkeypatch):
     done, _ = quantized(network(L.Dense(3), shape=(4,)))
     tensors = [TensorDifference("fits", allowed, 0.5, allowed), TensorDifference("other", allowed + 1, 0.5, allowed)]
-    monkeypatch.setattr(quantizing, "tensor_differences", lambda *_: tensors)
+    monkeypatch.setattr(integer_writing, "tensor_differences", lambda *_: tensors)
     with pytest.raises(IntegerExportError, match=f"{hint}.* 'other' with {allowed + 1} steps, and 0 more"):
         done.export(tmp_path / "m.tflite")
     assert not list(tmp_path.iterdir())
@@ -293,7 +293,7 @@ def test_a_file_with_a_larger_difference_than_its_kernels_explain_is_refused(all
 
 def test_outputs_of_16_bits_are_compared_more_strictly(tmp_path, monkeypatch):
     done, _ = quantized(network(L.Dense(3), shape=(4,)))
-    answers = quantizing._Export._answers
-    monkeypatch.setattr(quantizing._Export, "_answers", lambda *given: [one + 0.2 for one in answers(*given)])
+    answers = integer_writing._Export._answers
+    monkeypatch.setattr(integer_writing._Export, "_answers", lambda *given: [one + 0.2 for one in answers(*given)])
     with pytest.raises(IntegerExportError, match="Received: a largest difference of .*allowed: 0.0[0-9]* and 0.00"):
         done.export(tmp_path / "m.tflite")

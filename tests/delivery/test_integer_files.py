@@ -61,6 +61,8 @@ def test_no_tensor_is_more_than_one_step_from_the_simulation(name, tmp_path):
     model, inputs = architecture(name)
     file, placement, formats, grids = made(model, inputs, tmp_path)
     assert bool(file.left_float) is (name in PARTLY)
+    # The report names what the file computes in floating point.
+    assert {one.partition(": ")[0] for one in file.left_float} == {one.name for one in placement.left_float}
     found = differences(file, placement, formats, grids, first_of(inputs))
     assert [one for one in found if (one.largest or 0) > 1] == []
     assert sum(one.largest is None for one in found) == MERGED.get(name, 0)

@@ -159,6 +159,70 @@ def test_codes_and_scales_are_those_of_the_quantization(bits, tmp_path):
     assert any("takes 8 bits in the file" in note for note in exported.notes) == (bits < 8)
 
 
+@pytest.mark.parametrize("bits", [4, 3])
+def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits, tmp_path):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((6,), dtype="int32", name="tokens")
+    y = L.Embedding(TOKENS, 40, name="table")(x)
+    y = L.MultiHeadAttention(3, 11, output_shape=20, name="attention")(y, y)
+    # 20 inputs, of which each group has a scale, and the last a shorter one; and 15 inputs, with one scale.
+    y = L.EinsumDense("abc,cde->abde", (6, 3, 5), bias_axes="de", name="heads")(y)
+    y = L.EinsumDense("abde,dec->abc", (6, 7), name="whole")(y)
+    model, inputs = keras.Model(x, L.Dense(3, name="out")(L.Flatten()(y))), tokens()
+    value = values(model.get_layer("heads").kernel)
+    value[np.abs(value) < 0.05] = 0.0
+    model.get_layer("heads").kernel.assign(value)
+    done = pk.quantize(model, activations=None, weights=bits, group_size=16)
+    exported = done.export(tmp_path / "model.keras", samples=inputs)
+    attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
+    assert set(exported.int4_layers) == {"table", *attention, "heads", "out"}
+    assert exported.int8_layers == ("whole",) and exported.left_float == ()
+    assert "7 layers have int4 weights" in exported.verdict() and "1 layer has int8 weights" in exported.verdict()
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for name, kernel in (("heads", model.get_layer("heads").kernel), ("out", model.get_layer("out").kernel)):
+        layer, grid = loaded.get_layer(name), done.found.weights[id(kernel)]
+        assert layer.dtype_policy.name == "int4/16_from_float32"
+        codes = values(keras.quantizers.unpack_int4(layer._kernel, int(np.prod(kernel.shape[1:])), axis=-1))
+        scale, zero = values(layer.kernel_scale), values(layer.kernel_zero)
+        found = (codes - zero[np.arange(len(codes)) // 16]).astype("float32") * scale[np.arange(len(codes)) // 16]
+        np.testing.assert_array_equal(found.reshape(kernel.shape), values(kernel))
+        assert not zero.any() and scale.size == grid.scale.size
+    with done.simulating():
+        expected = outputs(model, inputs)
+    np.testing.assert_allclose(outputs_in_folder(inputs, tmp_path), expected, rtol=1e-4, atol=2e-6)
+
+
+def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((6, 20)),
+            L.Conv1D(4, 6, name="conv"),
+            L.EinsumDense("abc,dc->abd", (1, 40), name="inputs_last"),
+            L.Flatten(),
+            L.Dense(3, name="out"),
+        ]
+    )
+    inputs = numbers(8, 6, 20)
+    bits = {"out": 4, "inputs_last": 4, "conv": 4}
+    options = dict(activations=None, group_size=16)
+    value = values(model.get_layer("inputs_last").kernel)
+    assert value.shape == (40, 4)
+    exported = pk.quantize(model, inputs, weights=bits, **options).export(tmp_path / "model.keras")
+    assert exported.int4_layers == ("out",) and exported.int8_layers == ("inputs_last",)
+    assert exported.left_float == ("conv/kernel: Keras has no int8 form of Conv1D",)
+    assert_computes_the_same(tmp_path / "model.keras", model, inputs)
+
+    keras.utils.set_random_seed(1)
+    last = L.EinsumDense("abc,dc->abd", (6, 4), name="inputs_last")
+    model = keras.Sequential(
+        [keras.Input((6, 40)), last, L.Dense(20, name="few"), L.Dense(40, name="wide"), L.Dense(3)]
+    )
+    bits = {"inputs_last": 4, "few": 4, "wide": 8}
+    exported = pk.quantize(model, numbers(8, 6, 40), weights=bits, **options).export(tmp_path / "model.keras")
+    reason = "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"
+    assert f"inputs_last/kernel: {reason}" in exported.left_float and f"wide/kernel: {reason}" in exported.left_float
+
+
 @pytest.mark.parametrize("activations", [8, 16])
 def test_ranges_of_tensors_are_left_out_and_the_report_says_so(activations, tmp_path):
     model, inputs = dense(L.Dense(40, activation="relu"), L.Dense(5, name="out")), numbers(40, 24)

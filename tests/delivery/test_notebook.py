@@ -12,9 +12,9 @@ import run_reports
 import prunekit as pk
 from prunekit.anatomy.sections import Column, Section
 from prunekit.delivery.integer_comparison import TensorDifference
+from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.isolated_run import Comparison
 from prunekit.delivery.notebook import html_of
-from prunekit.delivery.quantizing import IntegerExport
 from prunekit.delivery.report_sections import sections_of
 from prunekit.delivery.sweeps import SweepReport, swept_point
 from prunekit.loops.weight_changes import ChangeReport, WeightChange

@@ -152,3 +152,15 @@ def test_a_file_of_4_bits_is_smaller_than_one_of_8(tmp_path):
         done = pk.quantize(model, inputs_of(model, examples=16), weights=bits, method="nearest")
         sizes[bits] = done.export(tmp_path / f"{bits}.tflite").bytes
     assert 0.45 * (64 * 128 + 1280) < sizes[8] - sizes[4] < 0.51 * (64 * 128 + 1280)
+
+
+@pytest.mark.parametrize(("size", "left"), [(1e-12, 1), (1e-7, 0)])
+def test_a_softmax_of_almost_constant_logits_computes_in_floating_point(size, left, tmp_path):
+    x = keras.Input((8,), name="x")
+    logits = L.Dense(6, use_bias=False, name="logits")
+    model = keras.Model(x, L.Softmax(name="classes")(logits(x)))
+    logits.kernel.assign(30 * size * np.random.default_rng(0).normal(size=(8, 6)))
+    inputs = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
+    found = pk.quantize(model, inputs).export(tmp_path / "m.tflite")
+    assert [one.split()[0] for one in found.left_float] == ["SOFTMAX"] * left
+    assert found.largest_difference <= 1

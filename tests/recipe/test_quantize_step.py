@@ -38,6 +38,15 @@ def kernels(model):
     return {name: np.array(model.get_layer(name).kernel) for name in ("hidden", "second", "logits")}
 
 
+def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
+    steps = [{"prune": {"sparsity": 0.75}}, quantize(sparse=True)]
+    result = compress(recipe(*steps), network(), pairs, tmp_path / "run")
+    rows = sections_of(result, 1)["Kernels of the file"]["rows"]
+    assert len(rows) == 3 and all(row[-1].startswith("densely") or row[3] < row[2] for row in rows)
+    with pytest.raises(RecipeError, match="sparse is about kernels of integer operations"):
+        load_recipe(recipe(quantize(sparse=True, activations="float")), data_given=True)
+
+
 def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     result = compress(recipe(TRAIN, quantize()), network(), pairs, tmp_path / "run")
     assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()
@@ -86,6 +95,22 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
     assert weights.rows[0][2:] == ("4", "per index of axis 1", "mse")
     assert [row[0] for row in tensors.rows] == ["features", "relu", "second"]
     assert ("logits", "excluded by 'logits'") in left.rows
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 1}, {"weights": [4, 8], "budget": 3000}], ids=str)
+def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
+    steps = recipe(quantize(**{"weights": 4, **settings}, activations="float", group_size=16))
+    planned = plan(steps, network(), pairs).steps[0]
+    assert " in groups of 16, float activations" in planned.text
+    # The first layer has 8 inputs.
+    scales = ["per index of axis 1", *["per index of axis 1 and 16 entries"] * 2]
+    assert [row[3] for row in planned.sections[0].rows] == scales
+    result = compress(steps, network(), pairs, tmp_path / "run")
+    rows = sections_of(result, 0)["Quantized weights"]["rows"]
+    assert [row[3] for row in rows] == scales
+    assert any("at most 16 inputs: hidden/kernel" in note for note in result.report.notes)
+    (row,) = result.report.to_dict()["exports"]
+    assert row["status"] == "ok"
 
 
 def test_a_plan_prints_its_tables(pairs, capsys):
@@ -169,6 +194,10 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
         ([quantize(activations=True)], "expected 8 or 16 bits, or float .*Received: true"),
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
+        ([quantize(group_size=32)], "scales of groups: write activations: float, too. Received: group_size 32 and"),
+        ([quantize(group_size=32, activations=16)], "Received: group_size 32 and activations 16"),
+        ([quantize(group_size=8, activations="float")], "16 or more: .*Received: 8"),
+        ([quantize(group_size=0, activations="float")], "group_size"),
         ([quantize(bits=4)], "unknown key 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
         ([quantize(epochs=1, method="gptq")], "method is about rounding without training"),
@@ -205,10 +234,10 @@ def test_other_backends_are_refused_before_any_step(pairs):
 
 
 def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
-    from prunekit.delivery.quantizing import IntegerExportError
+    from prunekit.delivery.integer_report import IntegerExportError
     from prunekit.recipe import quantize_step
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         raise IntegerExportError("The model cannot be converted: no.")
 
     monkeypatch.setattr(quantize_step, "export_integers", failing)

@@ -187,3 +187,23 @@ def test_a_hessian_that_is_not_finite_is_refused(value):
     hessian[1, 1] = value
     with pytest.raises(ValueError, match="NaN or infinite on the calibration data"):
         damped_hessian(hessian, 0.01)
+
+
+def test_matrices_of_groups_are_reconstructed_as_each_alone():
+    rows = [data(seed=seed) for seed in range(4)]
+    matrices, hessians = np.stack([row[1] for row in rows]), np.stack([row[2] for row in rows])
+    hessians[1, 3], hessians[1, :, 3] = 0.0, 0.0
+    masks, runs = np.random.default_rng(0).random(matrices.shape) < 0.5, [slice(0, 10), slice(10, 24)]
+    factor = inverse_factor(hessians)
+    found, kept = reconstruct(matrices, factor, runs, lambda rows, scores: masks[..., rows, :])
+    np.testing.assert_array_equal(kept, masks)
+    for group, each in enumerate(factor.each()):
+        alone = inverse_factor(hessians[group])
+        np.testing.assert_allclose(each.upper, alone.upper, rtol=1e-12, atol=0.0)
+        np.testing.assert_array_equal(each.unused, alone.unused)
+        np.testing.assert_allclose(curvatures(factor)[group], curvatures(alone), rtol=1e-12)
+        chosen = masks[group]
+        expected, _ = reconstruct(matrices[group], alone, runs, lambda rows, scores, chosen=chosen: chosen[rows])
+        np.testing.assert_allclose(found[group], expected, rtol=1e-9, atol=1e-12)
+    errors = [output_error(*row) for row in zip(found - matrices, hessians, strict=True)]
+    assert np.isclose(output_error(found - matrices, hessians), sum(errors))

@@ -36,19 +36,21 @@ def plain_code(value: float, scale: np.float32, zero_point: int, bits: int, symm
     return int(round(min(max(steps, first - zero_point), last - zero_point))) + zero_point
 
 
-def plain_slices(shape, axes=(), group_axis=None, group_size=None) -> Iterator[tuple[tuple[int, ...], tuple]]:
-    """Yields the index of each scale and the slices of the entries that share it."""
-    choices = []
-    for axis, length in enumerate(shape):
-        if axis in axes:
-            choices.append([(index, slice(index, index + 1)) for index in range(length)])
-        elif axis == group_axis:
-            starts = range(0, length, group_size)
-            choices.append([(n, slice(start, min(start + group_size, length))) for n, start in enumerate(starts)])
-        else:
-            choices.append([(0, slice(None))])
-    for chosen in itertools.product(*choices):
-        yield tuple(one for one, _ in chosen), tuple(part for _, part in chosen)
+def plain_parts(shape, axes=(), group_size=None) -> Iterator[tuple[tuple[int, ...], tuple]]:
+    """Yields the index of each scale and the indices of the entries that share it."""
+    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    counts: dict[tuple[int, ...], int] = {}
+    shared = [axis for axis in range(len(shape)) if axis not in axes]
+    # In the order of the array: the last axis is the fastest.
+    for entry in itertools.product(*map(range, shape)):
+        own = tuple(entry[axis] for axis in axes)
+        place = counts[own] = counts.get(own, -1) + 1
+        index = [entry[axis] if axis in axes else 0 for axis in range(len(shape))]
+        if group_size is not None and shared:
+            index[shared[-1]] = place // group_size
+        found.setdefault(tuple(index), []).append(entry)
+    for index, entries in found.items():
+        yield index, tuple(np.array(entries).reshape(len(entries), len(shape)).T)
 
 
 def plain_error(values, low: float, high: float, bits: int, symmetric: bool) -> float:

@@ -72,9 +72,9 @@ def error_curve(target: Any, scores: Any, statistics: Any) -> np.ndarray:
         errors = [energy[~mask].sum() for mask in masks]
         total = energy.sum()
     else:
-        factors = [inverse_factor(group) for group in hessian]
-        total = sum(output_error(*row) for row in zip(matrices, hessian, strict=True))
-        errors = [sum(_error(*row) for row in zip(matrices, factors, hessian, mask, strict=True)) for mask in masks]
+        factor = inverse_factor(hessian)
+        total = output_error(matrices, hessian)
+        errors = [_error(matrices, factor, hessian, mask) for mask in masks]
     relative = np.array([0.0, *errors, total]) / (total or 1.0)
     return np.maximum.accumulate(np.minimum(relative, 1.0))
 
@@ -84,10 +84,11 @@ def _kept(importance: np.ndarray, sparsity: float) -> np.ndarray:
     return keep_largest_of_array(importance.reshape(-1), kept).reshape(importance.shape)
 
 
-def _error(matrix: np.ndarray, factor: Any, hessian: np.ndarray, mask: np.ndarray) -> float:
-    runs = (slice(start, min(start + _RUN, len(matrix))) for start in range(0, len(matrix), _RUN))
-    found, _ = reconstruct(matrix, factor, runs, lambda rows, scores: mask[rows])
-    return output_error(found - matrix, hessian)
+def _error(matrices: np.ndarray, factor: Any, hessian: np.ndarray, masks: np.ndarray) -> float:
+    inputs = matrices.shape[-2]
+    runs = (slice(start, min(start + _RUN, inputs)) for start in range(0, inputs, _RUN))
+    found, _ = reconstruct(matrices, factor, runs, lambda rows, scores: masks[..., rows, :])
+    return output_error(found - matrices, hessian)
 
 
 def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gone: Sequence[int]) -> list[int]:

@@ -67,16 +67,15 @@ class LayerSolver:
             found = np.where(masks, matrices, 0.0)
             return (fit.scaled(found) if self._repair == "outputs" else found), masks
         damping = getattr(self._criterion, "damping", DAMPING)
-        damped = [damped_hessian(hessian, damping)[0] for hessian in fit.gram]
-        factors = [inverse_factor(hessian, damping) for hessian in fit.gram]
-        wanted = np.stack([fit.best(*row) for row in zip(range(len(damped)), matrices, damped, factors, strict=True)])
+        factor = inverse_factor(fit.gram, damping)
+        wanted = fit.best(matrices, damping, factor)
         if reconstructs:
-            found, masks = self._reconstruct(index, product, wanted, factors)
+            found, masks = self._reconstruct(index, product, wanted, factor.each())
         else:
             masks = product.matrix(self._masks[index])
             found = np.where(masks, wanted, 0.0)
         if self._repair == "weights":
-            rows = zip(wanted, masks, damped, found, strict=True)
+            rows = zip(wanted, masks, damped_hessian(fit.gram, damping)[0], found, strict=True)
             found = np.stack([refit(*row, start=start) for *row, start in rows])
         return found, masks
 

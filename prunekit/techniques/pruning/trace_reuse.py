@@ -13,6 +13,8 @@ from prunekit.core import train_function
 from prunekit.techniques.pruning.mask_store import MaskStore
 from prunekit.techniques.pruning.pruner import Pruner
 
+_MASKS = "masks"
+
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
@@ -27,7 +29,7 @@ def keep(function: train_function.ScopedFunction, pruner: Pruner) -> None:
     """Keeps the train function that was traced with the pruner's masks for the next callback."""
     if pruner.enforces_masks_only:
         scope = functools.partial(pruner.store.enforcing, pruner.optimizers)
-        function.keep(scope, _Kept(pruner.store, tuple(pruner.optimizers), weakref.ref(pruner)))
+        function.keep(scope, _Kept(pruner.store, tuple(pruner.optimizers), weakref.ref(pruner)), _MASKS)
 
 
 def take_over(pruner: Pruner) -> Any:
@@ -35,7 +37,7 @@ def take_over(pruner: Pruner) -> Any:
 
     A former pruner that is still in use gets a copy of its masks.
     """
-    function, kept = train_function.kept(pruner.model)
+    function, kept = train_function.kept(pruner.model, _MASKS)
     if function is None or not pruner.enforces_masks_only or not _fits(kept, pruner):
         return None
     former = kept.pruner()

@@ -6,7 +6,7 @@ Source: Lin et al. 2023, arXiv:2306.00978, section 3.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from prunekit.anatomy.targets import Target
 from prunekit.core.input_statistics import InputMoments
 from prunekit.core.layer_products import LayerProduct, product_of
-from prunekit.techniques.quantize.awq import LIMIT, Reading, awq_factors, input_channels
+from prunekit.techniques.quantize.awq import LIMIT, PER_OUTPUT, Reading, awq_factors, input_channels, table_product
 from prunekit.techniques.quantize.channel_scaling import (
     ChannelScaling,
     all_rescaled,
@@ -22,7 +22,7 @@ from prunekit.techniques.quantize.channel_scaling import (
     storable,
     wide_value,
 )
-from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.ranges import RangeRule
 from prunekit.techniques.quantize.rescaling import rescalable
@@ -54,6 +54,8 @@ def activation_scaled(
     batches: Callable[[], Iterable[Any]],
     bits: Mapping[int, int],
     rule: Callable[[int], RangeRule],
+    *,
+    wanted: Callable[[ChannelScaling], bool] | None = None,
 ) -> ActivationScaling:
     """Returns weights that compute the same, and that are rounded with a smaller error of the layers' outputs.
 
@@ -65,21 +67,24 @@ def activation_scaled(
         placement: The model's calls in units.
         targets: id of a variable -> the kernel, for those that are rounded.
         batches: Returns the inputs of the calibration data, in batches; called for each pass.
-        bits: id of a variable -> bits of its codes. Of kernels that read the same channels, the fewest count.
+        bits: id of a variable -> bits of its codes. Of the kernels that read the same channels, and the table that
+            computes them, the fewest count.
         rule: Returns what chooses the ranges of kernels with so many bits.
+        wanted: Returns True for a tensor whose channels may be multiplied by factors; None = all of `rescalable`.
 
     Memory, besides a forward pass of one batch: 1 GiB, or 8 * K ** 2 bytes for the largest layer of K inputs.
     """
-    found = [_Channels(one, _products(one, targets)) for one in rescalable(placement)]
-    found = [one for one in found if one.products]
+    sizes = {id(weight.variable): weight.granularity.group_size for weight in placement.weights()}
+    each = (_channels(one, targets, sizes) for one in rescalable(placement, wanted))
+    found = [one for one in each if one is not None]
     model, factors = placement.graphs.main.model, []
     for group in _groups(found):
-        wanted = [product.target for one in group for product in one.products.values()]
-        moments = InputMoments(model, wanted)
+        read = [product.target for one in group for product in one.products.values()]
+        moments = InputMoments(model, read)
         moments.reset()
         for inputs in batches():
             moments.observe(inputs, None)
-        values = dict(zip([id(target.variable) for target in wanted], moments.values(), strict=True))
+        values = dict(zip([id(target.variable) for target in read], moments.values(), strict=True))
         for one in group:
             fewest = min(bits[key] for key in one.products)
             factors.append(one.factors(values, IntegerFormat(fewest), rule(fewest)))
@@ -99,41 +104,66 @@ class _Channels:
 
     Attributes:
         scaling: The tensor.
-        products: id of a kernel that reads the channels and is rounded -> its product.
+        products: id of a kernel that reads the channels, or of the table that computes them, if it is rounded -> its
+            product.
+        group_sizes: id of a weight -> number of consecutive inputs that share a scale; None = all of an output.
     """
 
     scaling: ChannelScaling
     products: Mapping[int, LayerProduct]
+    group_sizes: Mapping[int, int | None]
 
     @property
     def entries(self) -> int:
         """Number of entries of the Hessians of the readers."""
-        return sum(product.groups * product.inputs**2 for product in self.products.values())
+        return sum(one.groups * one.inputs**2 for one in self.products.values() if not one.diagonal)
 
-    def factors(self, moments: Mapping[int, Mapping[str, np.ndarray]], form: IntegerFormat, rule: RangeRule) -> Any:
-        """Returns the factors of the channels; moments: id of a kernel -> the moments of its inputs."""
-        readings, sums, counts = [], np.zeros(self.scaling.channels), np.zeros(self.scaling.channels)
+    def factors(self, moments: Mapping[int, Mapping[str, Any]], form: IntegerFormat, rule: RangeRule) -> Any:
+        """Returns the factors of the channels; moments: id of a kernel or table -> the moments of its inputs."""
+        readings, rows = [], []
+        sums, counts = np.zeros(self.scaling.channels), np.zeros(self.scaling.channels)
         for unit, kernel in zip(self.scaling.readers, self.scaling.kernels, strict=True):
             product = self.products.get(id(kernel.variable))
             if product is None:
                 continue
             channels, found = input_channels(product, kernel), moments[id(kernel.variable)]
             matrices = product.matrix(folded_kernel(unit, kernel, wide_value))
-            readings.append(Reading(matrices, found["gram"], channels))
+            readings.append(Reading(matrices, found["gram"], channels, self._shared(id(kernel.variable))))
+            rows.append(found["rows"])
             np.add.at(sums, channels, found["mean_abs"])
             np.add.at(counts, channels, 1)
         mean_abs = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        tables = [
+            replace(
+                table_product(wide_value(product.target.variable), moments[key]["gram"], readings, rows),
+                granularity=self._shared(key),
+            )
+            for key, product in self.products.items()
+            if product.diagonal
+        ]
         limit = _LIMIT_OF_HALF if self.scaling.is_half else LIMIT
-        return awq_factors(readings, mean_abs, form, rule=rule, limit=limit)
+        return awq_factors(readings, mean_abs, form, tables=tables, rule=rule, limit=limit)
+
+    def _shared(self, weight: int) -> Granularity:
+        """Returns which entries of the matrices of a weight share a scale."""
+        return replace(PER_OUTPUT, group_size=self.group_sizes[weight])
 
 
-def _products(scaling: ChannelScaling, targets: Mapping[int, Target]) -> dict[int, LayerProduct]:
-    """Returns the products of the rounded kernels that read the channels; {} if one has no known product."""
-    wanted = [id(kernel.variable) for kernel in scaling.kernels if id(kernel.variable) in targets]
+def _channels(
+    scaling: ChannelScaling, targets: Mapping[int, Target], group_sizes: Mapping[int, int | None]
+) -> _Channels | None:
+    """Returns channels with the products of the weights that are rounded; None if factors cannot be searched.
+
+    This is so if no kernel that reads the channels is rounded, or one has no known product.
+    """
+    read = [id(kernel.variable) for kernel in scaling.kernels if id(kernel.variable) in targets]
+    written = [id(one.variable) for one in scaling.written if id(one.variable) in targets]
+    tables = [key for key in written if targets[key].role == "embedding"]
     try:
-        return {key: product_of(targets[key]) for key in wanted}
+        products = {key: product_of(targets[key]) for key in (*read, *tables)}
     except ValueError:
-        return {}
+        return None
+    return _Channels(scaling, products, group_sizes) if read else None
 
 
 def _groups(found: Sequence[_Channels]) -> Iterator[list[_Channels]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
 
+from prunekit.anatomy.linear_kinds import is_table
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target
 from prunekit.core.layer_products import product_of
@@ -19,13 +21,12 @@ from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
 from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
 from prunekit.techniques.quantize.activation_scaling import activation_scaled
+from prunekit.techniques.quantize.channel_scaling import ChannelScaling, output_kernel
 from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, check_misfits
+from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.targeting import selected
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -61,9 +62,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     Raises:
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
-    selection = selected(model, options.include, options.exclude, options.patterns)
-    placement = place(model, selection.kept_float)
-    check_misfits(model, options, selection, placement)
+    selection, placement = selected_and_placed(model, options)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
     pruned = _pruned(model, options)
@@ -101,17 +100,42 @@ class _Quantization(Preparation):
         """Quantizes the model."""
         with contextlib.ExitStack() as scope:
             if self.options.equalize:
-                equalization = equalized(self.placement)
+                equalization = equalized(self.placement, wanted=self._changes_rounding)
                 self._note_scaling("Equalization", [one.producer for one in equalization.layers], equalization.pairs)
                 scope.enter_context(assigned(equalization.values))
             if self._method == "awq":
                 rule, targets = self.options.weight_rule, self.selection.targets
-                scaling = activation_scaled(self.placement, targets, self.inputs, self.bits, rule)
+                scaling = activation_scaled(
+                    self.placement, targets, self.inputs, self.bits, rule, wanted=self._changes_rounding
+                )
                 self._note_scaling("Activation-aware scaling", scaling.layers, scaling.examined)
                 scope.enter_context(assigned(scaling.values))
             rounded = self._rounded()
             scope.enter_context(assigned(rounded.values))
             return self.result(rounded, self.calibrated_ranges(), self._method, tuple(self._notes))
+
+    @functools.cached_property
+    def _on_grids(self) -> dict[int, bool]:
+        """id of a variable that is rounded -> True if the weight lies on its grid before anything is changed."""
+        found = {}
+        for weight in self.weights:
+            value = array_of(weight.variable).astype("float32")
+            # A weight of zeros lies on every grid, whatever it is multiplied by.
+            found[id(weight.variable)] = bool(value.any()) and self.grid_of(weight, value).holds(value)
+        return found
+
+    def _changes_rounding(self, scaling: ChannelScaling) -> bool:
+        """Returns True if factors of channels change how a weight is rounded, and take none off its grid.
+
+        A kernel whose output channels are multiplied stays on its grid, because each output has a scale of its own.
+        Kernels that are divided leave their grids, and so do tables, whose rows have a scale each.
+        """
+        stays = None if is_table(scaling.producer.first.operation) else output_kernel(scaling.producer.first)
+        kept = [] if stays is None else [id(stays.variable)]
+        others = [id(one.variable) for one in (*scaling.written, *scaling.kernels) if id(one.variable) not in kept]
+        if any(self._on_grids.get(key, False) for key in others):
+            return False
+        return not all(self._on_grids.get(key, True) for key in (*kept, *others))
 
     def _note_scaling(self, what: str, changed: Sequence[str], examined: int) -> None:
         named = f": {', '.join(changed)}" if changed else ""

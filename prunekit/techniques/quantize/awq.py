@@ -27,7 +27,7 @@ LIMIT = 2.0**10
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The matrix product of a layer that reads the channels.
+    """The matrix product of a layer that reads the channels, or of a table that computes them (`table_product`).
 
     Attributes:
         matrices: What the inputs are multiplied by, shape (groups, inputs, outputs): `LayerProduct.matrix` of the
@@ -65,11 +65,46 @@ def input_channels(product: LayerProduct, kernel: ChannelWeight) -> np.ndarray:
     return product.matrix(np.broadcast_to(kernel.channels, product.target.shape))[:, :, 0]
 
 
+def table_product(table: np.ndarray, lookups: np.ndarray, readings: Sequence[Reading], rows: Sequence[int]) -> Reading:
+    """Returns the product whose error is that of the readers' outputs if a table is rounded, to a good approximation.
+
+    A row e of errors of the table changes the outputs of a reader at each of its window positions by e W, where W is
+    the kernel at this position. Errors of different lookups count as independent. The mean of several lookups counts
+    as one of them, which is more than its error.
+
+    Args:
+        table: Shape (rows, channels).
+        lookups: Number of lookups of each row.
+        readings: The products that read the channels.
+        rows: Number of rows of inputs that each of them multiplied.
+
+    Returns:
+        The product of the transposed table: each row has a scale of its own, and those without lookups are left out.
+        The table is multiplied by the factors by which the readers' kernels are divided.
+    """
+    total, channels = max(float(lookups.sum()), 1.0), table.shape[1]
+    products = np.zeros((channels, channels))
+    for reading, count in zip(readings, rows, strict=True):
+        for matrix, of_inputs in zip(reading.matrices, reading.channels, strict=True):
+            order = np.argsort(of_inputs, kind="stable")
+            ordered = of_inputs[order]
+            position = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+            for one in range(position.max(initial=-1) + 1):
+                here = order[position == one]
+                kernel = matrix[here].astype("float64")
+                products[np.ix_(of_inputs[here], of_inputs[here])] += (count / total) * (kernel @ kernel.T)
+    used = lookups > 0
+    # A row that is looked up n times has n times the squared error, as the same row times the root of n has.
+    weighted = table[used].astype("float64") * np.sqrt(lookups[used])[:, None]
+    return Reading(weighted.T[None], products[None], np.arange(channels)[None])
+
+
 def awq_factors(
     readings: Sequence[Reading],
     mean_abs: np.ndarray,
     form: IntegerFormat,
     *,
+    tables: Sequence[Reading] = (),
     rule: RangeRule | None = None,
     steps: int = 20,
     limit: float = LIMIT,
@@ -79,14 +114,16 @@ def awq_factors(
     The kernels are divided by the factors, mean_abs ** -power, where the best of `steps` powers from 0 to 1 is taken.
     The factors are divided by the geometric mean of the largest and the smallest. The error is that of the outputs on
     the calibration data, ||X (diag(f) Q(diag(1 / f) W) - W)||^2, summed over the readings, where Q rounds to the
-    nearest value. It is never larger than without factors.
+    nearest value; for tables, which the factors multiply, with 1 / f in the place of f. It is never larger than without
+    factors.
 
     Args:
         readings: The products that read the channels.
         mean_abs: Mean magnitude of each channel over the calibration data, shape (channels,). Channels of zeros have
             the factor 1.
-        form: The codes of the rounded kernels.
-        rule: Chooses the ranges of the kernels; None = `MinMax`.
+        form: The codes of the rounded kernels and tables.
+        tables: The products of a rounded table that computes the channels.
+        rule: Chooses the ranges; None = `MinMax`.
         steps: Number of powers.
         limit: Largest factor; 1 / limit is the smallest.
 
@@ -104,6 +141,7 @@ def awq_factors(
     for power in np.linspace(0.0, 1.0, whole("steps", steps, 1)):
         factors = _factors(mean_abs, power, limit)
         error = sum(output_error(reading, factors, form, rule) for reading in readings)
+        error += sum(output_error(table, 1 / factors, form, rule) for table in tables)
         if error < smallest:
             best, smallest = factors, error
     return best

@@ -57,8 +57,7 @@ class WeightLevels:
 def level_bytes(preparation: Preparation, weight: RoundedWeight, bits: int | None) -> int:
     """Returns the bytes of a weight in a LiteRT file with so many bits."""
     target = preparation.selection.targets[id(weight.variable)]
-    scales = math.prod(weight.granularity.parameter_shape(tuple(weight.variable.shape)))
-    return bytes_in_file(target, bits, scales, preparation.options.activations)
+    return bytes_in_file(target, bits, weight.granularity, preparation.options.activations)
 
 
 def other_bytes(preparation: Preparation) -> int:
@@ -99,7 +98,7 @@ class BitScan:
         self.model, self.levels = model, tuple(levels)
         self.notes: tuple[str, ...] = ()
         self._rule = options.weight_rule
-        placement = place(model, selection.kept_float)
+        placement = place(model, selection.kept_float, options.group_size)
         self._weights = {id(one.variable): one for one in unique_weights(placement)}
         targets = [selection.targets[key] for key in self._weights]
         self.scan = WeightScan(model, batches, [target.variable for target in targets], memory)

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.model_function import ModelFunction
-from prunekit.techniques.quantize.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram, extract_of
 from prunekit.techniques.quantize.placement import Placement
@@ -113,10 +113,10 @@ class _Observing(Unchanged):
 
 def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> Grid:
     """Returns the grid of a range: one of `grids`, which were chosen from data, or one that a kernel prescribes."""
-    return grids[place] if place.signed is None else fixed_grid(place.signed, form)
+    return grids[place] if place.signed is None else fixed_grid(place.signed, form, place.highest)
 
 
-class GridRounding:
+class GridRounding(Unchanged):
     """Rounds tensors on grids that were chosen from data.
 
     Args:
@@ -151,14 +151,13 @@ class GridRounding:
         """See `Rounding`."""
         grid = self._weights.get(id(weight.variable))
         if grid is not None:
-            return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
-        form = self._formats.weights
-        scale = ops.stop_gradient(scale_of(value, form, weight.granularity))
-        return fake_quantized(value, scale, np.int32(0), form)
+            return on_grid(value, grid)
+        form, granularity = self._formats.weights, weight.granularity
+        scale = granularity.spread(scale_of(value, form, granularity), tuple(value.shape))
+        return fake_quantized(value, ops.stop_gradient(scale), np.int32(0), form)
 
 
 def scale_of(weight: Any, form: IntegerFormat, granularity: Granularity) -> Any:
     """Returns the scales of the smallest symmetric grid that a weight lies on, as `grid_of` with `MinMax`."""
-    others = tuple(axis for axis in range(len(weight.shape)) if axis not in granularity.axes)
-    bound = ops.cast(ops.max(ops.abs(weight), axis=others, keepdims=True), "float32")
-    return usable_scale(bound / form.highest)
+    bound = ops.cast(ops.max(granularity.rows(ops.abs(weight)), axis=1), "float32")
+    return ops.reshape(usable_scale(bound / form.highest), granularity.parameter_shape(tuple(weight.shape)))

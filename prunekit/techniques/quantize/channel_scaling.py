@@ -17,7 +17,7 @@ import numpy as np
 
 from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.graph_calls import Call
-from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, scale_and_shift
+from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, is_linear_kind, is_table, scale_and_shift
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.units import Unit
 
@@ -62,12 +62,13 @@ class ChannelScaling:
     """A tensor whose channels can be multiplied by positive factors.
 
     Attributes:
-        producer: The unit that computes the tensor: a linear layer or a normalization.
-        readers: The linear units that read the tensor, directly or through layers that commute with the factors.
+        producer: The unit that computes the tensor: a linear layer, a normalization or a table.
+        readers: The unit of each kernel in `kernels`, which reads the tensor directly or through layers that commute
+            with the factors; a Bidirectional is there twice.
         channels: Number of channels.
-        written: The weights of the producer that are multiplied by the factors: kernel and bias, or gamma and beta of a
-            normalization.
-        kernels: The kernel of each reader, which is divided by the factors.
+        written: The weights of the producer that are multiplied by the factors: kernel and bias, gamma and beta of a
+            normalization, or a table.
+        kernels: The kernels that multiply the tensor, which are divided by the factors.
     """
 
     producer: Unit
@@ -157,8 +158,15 @@ def all_rescaled(scalings: Sequence[ChannelScaling], total: Sequence[np.ndarray]
 
 
 def output_kernel(call: Call) -> ChannelWeight | None:
-    """Returns the kernel of a linear layer by output channels, or None if the last output axis is not in the kernel."""
+    """Returns the kernel of a linear layer, or a table, by output channels.
+
+    None for other layers, and if the last output axis is not in the kernel.
+    """
     layer = call.operation
+    if is_table(layer):
+        return ChannelWeight(layer.embeddings, np.arange(layer.output_dim))
+    if not is_linear_kind(layer):
+        return None
     if isinstance(layer, L.EinsumDense):
         _, labels, output = einsum_labels(layer)
         return along_label(layer, labels, output[-1])

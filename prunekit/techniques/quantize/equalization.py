@@ -8,13 +8,12 @@ Source: Nagel et al. 2019, arXiv:1906.04721, section 4.1, eq. 11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.linear_kinds import is_linear_kind
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.quantize.channel_scaling import (
     ChannelScaling,
@@ -75,15 +74,18 @@ class Equalization:
     converged: bool
 
 
-def equalized(placement: Placement, *, sweeps: int = _SWEEPS) -> Equalization:
+def equalized(
+    placement: Placement, *, wanted: Callable[[ChannelScaling], bool] | None = None, sweeps: int = _SWEEPS
+) -> Equalization:
     """Returns the weights with equal ranges in a layer's output channels and in the kernels that read these channels.
 
-    Ranges are those of kernels with folded batch normalization. If several layers read a channel, the largest of their
-    ranges counts. A channel with a range of zero on one side is left as it is. Normalizations have no kernel, so their
-    factors are left as they are. The model stays unchanged until the values are assigned.
+    Ranges are those of tables and of kernels with folded batch normalization. If several layers read a channel, the
+    largest of their ranges counts. A channel with a range of zero on one side is left as it is. Normalizations have no
+    kernel, so their factors are left as they are. The model stays unchanged until the values are assigned.
 
     Args:
         placement: The model's calls in units.
+        wanted: Returns True for a tensor whose channels may be multiplied by factors; None = all of `rescalable`.
         sweeps: Largest number of sweeps over all layers. The factors of one layer change the ranges of its neighbours.
 
     Raises:
@@ -91,7 +93,7 @@ def equalized(placement: Placement, *, sweeps: int = _SWEEPS) -> Equalization:
         TypeError: `sweeps` is no integer.
     """
     sweeps = whole("sweeps", sweeps, 1)
-    scalings = [one for one in rescalable(placement) if is_linear_kind(one.producer.first.operation)]
+    scalings = [one for one in rescalable(placement, wanted) if output_kernel(one.producer.first) is not None]
     magnitudes = _Magnitudes(scalings)
     total = [np.ones(scaling.channels) for scaling in scalings]
     changed, done = bool(scalings), 0
@@ -120,7 +122,7 @@ def _row(scaling: ChannelScaling, factors: np.ndarray, names: Mapping[int, str])
         names.get(id(unit.first.operation), unit.first.name) for unit in (scaling.producer, *scaling.readers)
     )
     changed, largest = int(np.count_nonzero(factors != 1.0)), float(np.maximum(factors, 1 / factors).max(initial=1.0))
-    return EqualizedLayers(producer, tuple(readers), scaling.channels, changed, largest)
+    return EqualizedLayers(producer, tuple(dict.fromkeys(readers)), scaling.channels, changed, largest)
 
 
 class _Magnitudes:

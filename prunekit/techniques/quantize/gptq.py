@@ -1,7 +1,8 @@
 """Rounds the matrix of a layer one input after another; the inputs that follow compensate for the errors.
 
 NumPy only. X stands for the calibration inputs of the layer, W for its matrix of shape (inputs, outputs), and
-H = X^T X for the Hessian of the squared output error |X W - X W'|^2.
+H = X^T X for the Hessian of the squared output error |X W - X W'|^2. Leading axes, written "...", number matrices that
+share no inputs; they are rounded together.
 
 Sources: Frantar et al. 2022, arXiv:2210.17323 (GPTQ); with pruning in the same pass Frantar & Alistarh 2023,
     arXiv:2301.00774, section 3.5.
@@ -18,7 +19,6 @@ from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
 
 # Rows that change one by one; the rows after them change once, by a matrix product.
 _RUN = 128
-_BY_OUTPUT = Granularity((0,))
 
 
 def gptq(
@@ -36,18 +36,18 @@ def gptq(
     Weights of inputs that are zero in all rows become the nearest values.
 
     Args:
-        matrix: W, shape (inputs, outputs).
-        hessian: H, shape (inputs, inputs).
-        scale: Distances of neighbouring values, which broadcast against `matrix`: shape (1, outputs), or
-            (inputs, outputs) where groups of inputs have scales of their own (`Granularity.spread`).
+        matrix: W, shape (..., inputs, outputs).
+        hessian: H, shape (..., inputs, inputs).
+        scale: Distances of neighbouring values, which broadcast against `matrix`: shape (..., 1, outputs), or
+            (..., inputs, outputs) where groups of inputs have scales of their own (`Granularity.spread`).
         form: The codes, symmetric.
-        mask: False = the weight becomes 0, shape (inputs, outputs); None = all weights are rounded.
+        mask: False = the weight becomes 0, shape (..., inputs, outputs); None = all weights are rounded.
         damping: Fraction of the mean diagonal of H that is added to its diagonal.
         descending: True: the inputs with the largest sums of squares are rounded first, while the most weights are left
             to compensate. False: in the order of the rows.
 
     Returns:
-        Shape (inputs, outputs), float32: `Grid.values` of the codes.
+        Shape (..., inputs, outputs), float32: `Grid.values` of the codes.
 
     Raises:
         ValueError: The format is not symmetric, or the Hessian has entries that are not finite.
@@ -55,15 +55,17 @@ def gptq(
     Source: Frantar et al. 2022, arXiv:2210.17323, algorithm 1; the order from the authors' code (`act_order`, with
         scales that are fixed before the first weight is rounded: `static_groups`).
     """
-    inputs = len(matrix)
-    order = np.argsort(-hessian.diagonal(), kind="stable") if descending else np.arange(inputs)
-    factor = inverse_factor(hessian[np.ix_(order, order)], damping)
-    nearest = rounding(np.broadcast_to(scale, matrix.shape)[order], form)
-    select = None if mask is None else _given(mask[order])
+    inputs = matrix.shape[-2]
+    diagonal = np.diagonal(hessian, axis1=-2, axis2=-1)
+    order = np.argsort(-diagonal if descending else np.broadcast_to(np.arange(inputs), diagonal.shape), kind="stable")
+    rows, columns = order[..., :, None], order[..., None, :]
+    factor = inverse_factor(np.take_along_axis(np.take_along_axis(hessian, rows, -2), columns, -1), damping)
+    nearest = rounding(np.take_along_axis(np.broadcast_to(scale, matrix.shape), rows, -2), form)
+    select = None if mask is None else _given(np.take_along_axis(mask, rows, -2))
     runs = [slice(start, min(start + _RUN, inputs)) for start in range(0, inputs, _RUN)]
-    found, _ = reconstruct(matrix[order], factor, runs, select, nearest)
+    found, _ = reconstruct(np.take_along_axis(matrix, rows, -2), factor, runs, select, nearest)
     result = np.empty(matrix.shape, "float32")
-    result[order] = found
+    np.put_along_axis(result, rows, found.astype("float32"), -2)
     return result
 
 
@@ -107,7 +109,7 @@ def rounding(scale: np.ndarray, form: IntegerFormat) -> Rounding:
     """Returns the function that rounds the rows of a matrix to their grids.
 
     Args:
-        scale: Shape (inputs, outputs).
+        scale: Shape (..., inputs, outputs).
         form: The codes, symmetric.
 
     Raises:
@@ -116,13 +118,14 @@ def rounding(scale: np.ndarray, form: IntegerFormat) -> Rounding:
     if not form.symmetric:
         raise ValueError(f"Weights are rounded to symmetric codes. Received: {form}.")
     scale = np.asarray(scale, "float32")
-    zero_point = np.zeros(scale.shape[1], "int32")
+    zero_point = np.zeros(scale[..., 0, :].shape, "int32")
+    each = Granularity(tuple(range(zero_point.ndim)))
 
     def nearest(row: int, values: np.ndarray) -> np.ndarray:
-        return Grid(form, _BY_OUTPUT, scale[row], zero_point).nearest(values)
+        return Grid(form, each, scale[..., row, :], zero_point).nearest(values)
 
     return nearest
 
 
 def _given(mask: np.ndarray) -> Selection:
-    return lambda rows, scores: mask[rows]
+    return lambda rows, scores: mask[..., rows, :]

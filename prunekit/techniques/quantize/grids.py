@@ -9,17 +9,22 @@ Source: Jacob et al. 2018, arXiv:1712.05877, section 2.1; the codes of each kind
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.array_ops import ops_for
 
+# Codes of up to so many bits are stored two in each byte.
+FEW_BITS = 4
 # LiteRT divides by scales, which underflow to 0 below the smallest normal number.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-# Values up to here times the last number of steps count as inside of a range.
+# Values up to here times the last number of steps count as inside of a range: in float32 the largest weight, divided by
+# its scale, may be a little more than the last number of steps.
 _END = 1 + 2.0**-20
 # Largest distance of a value from the grid that it lies on, in steps: products of float32 numbers are rounded.
 _ON_GRID = 1e-3
@@ -74,51 +79,93 @@ class Granularity:
 
     Args:
         axes: Axes along which every index has its own, counted from 0; () = all entries share one.
-        group_axis: Axis along which every `group_size` consecutive entries have their own; None = no groups.
-        group_size: Length of a group; the last one may be shorter.
+        group_size: Of the entries that `axes` leave together, taken in the order of the array, this many consecutive
+            ones have their own; the last group may be shorter. None = no groups.
 
     Raises:
-        ValueError: An axis is negative or listed twice, or one of `group_axis` and `group_size` is missing.
+        ValueError: An axis is negative or listed twice, or the groups have no entry.
     """
 
     axes: tuple[int, ...] = ()
-    group_axis: int | None = None
     group_size: int | None = None
 
     def __post_init__(self) -> None:
         axes = tuple(whole("axes", axis, 0) for axis in self.axes)
         object.__setattr__(self, "axes", axes)
-        if (self.group_axis is None) != (self.group_size is None):
-            raise ValueError(
-                "Groups need `group_axis` and `group_size`. Received: "
-                f"group_axis={self.group_axis!r}, group_size={self.group_size!r}."
-            )
-        grouped = () if self.group_axis is None else (whole("group_axis", self.group_axis, 0),)
         if self.group_size is not None:
             whole("group_size", self.group_size, 1)
-        if len({*axes, *grouped}) < len(axes) + len(grouped):
-            raise ValueError(f"Each axis can be named once. Received: axes={axes}, group_axis={self.group_axis!r}.")
+        if len(set(axes)) < len(axes):
+            raise ValueError(f"Each axis can be named once. Received: axes={axes}.")
+
+    def in_groups(self, size: int | None, shape: tuple[int, ...]) -> Granularity:
+        """Returns this granularity with groups, for a tensor of this shape; itself where a group would be all entries.
+
+        Args:
+            size: Length of a group; None = no groups.
+            shape: Shape of the tensor.
+        """
+        together = math.prod(shape[axis] for axis in self._shared(shape))
+        return self if size is None or together <= size else replace(self, group_size=size)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the scales of a tensor of this shape: 1 along axes whose entries share a scale.
 
+        Groups are counted along the last of these axes.
+
         Raises:
             ValueError: The tensor has no such axis.
         """
-        missing = [axis for axis in (*self.axes, self.group_axis or 0) if axis >= max(len(shape), 1)]
+        missing = [axis for axis in self.axes if axis >= len(shape)]
         if missing:
             raise ValueError(f"The tensor needs an axis {missing[0]}. Received: shape={tuple(shape)}.")
-        found = [length if axis in self.axes else 1 for axis, length in enumerate(shape)]
-        if self.group_axis is not None and self.group_size is not None:
-            found[self.group_axis] = -(-shape[self.group_axis] // self.group_size)
+        found, shared = [length if axis in self.axes else 1 for axis, length in enumerate(shape)], self._shared(shape)
+        if self.group_size is not None and shared:
+            found[shared[-1]] = -(-math.prod(shape[axis] for axis in shared) // self.group_size)
         return tuple(found)
 
     def spread(self, parameters: Any, shape: tuple[int, ...]) -> Any:
         """Returns scales or zero points of `parameter_shape` so that they broadcast against a tensor of this shape."""
-        if self.group_axis is None or self.group_size is None:
+        shared = self._shared(shape)
+        if self.group_size is None or not shared:
             return parameters
-        groups = np.arange(shape[self.group_axis]) // self.group_size
-        return ops_for(parameters).take(parameters, groups, axis=self.group_axis)
+        operations = ops_for(parameters)
+        lengths = tuple(shape[axis] for axis in shared)
+        taken = operations.take(parameters, np.arange(math.prod(lengths)) // self.group_size, axis=shared[-1])
+        if len(shared) == 1:
+            return taken
+        own = self._own()
+        order = (*own, *shared)
+        entries = operations.reshape(operations.transpose(taken, order), (*(shape[axis] for axis in own), *lengths))
+        return operations.transpose(entries, tuple(int(axis) for axis in np.argsort(order)))
+
+    def rows(self, values: Any) -> Any:
+        """Returns an array or tensor as one row for each scale, in the order of the flattened scales.
+
+        The row of a shorter group is completed with zeros.
+        """
+        operations, shape = ops_for(values), tuple(values.shape)
+        own, shared = self._own(), self._shared(shape)
+        lengths, entries = tuple(shape[axis] for axis in own), math.prod(shape[axis] for axis in shared)
+        if self.group_size is None or not shared:
+            return operations.reshape(operations.transpose(values, (*own, *shared)), (math.prod(lengths), entries))
+        groups = -(-entries // self.group_size)
+        values = operations.reshape(operations.transpose(values, (*shared, *own)), (entries, *lengths))
+        lacking = groups * self.group_size - entries
+        if lacking:
+            values = operations.pad(values, ((0, lacking), *((0, 0) for _ in own)))
+        values = operations.reshape(values, (groups, self.group_size, *lengths))
+        # Groups are counted along the last axis that they divide.
+        before = sum(axis < shared[-1] for axis in own)
+        others = tuple(range(2, 2 + len(own)))
+        values = operations.transpose(values, (*others[:before], 0, *others[before:], 1))
+        return operations.reshape(values, (math.prod(lengths) * groups, self.group_size))
+
+    def _own(self) -> tuple[int, ...]:
+        return tuple(sorted(self.axes))
+
+    def _shared(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the axes whose entries share a scale, or a few."""
+        return tuple(axis for axis in range(len(shape)) if axis not in self.axes)
 
 
 PER_TENSOR = Granularity()
@@ -147,14 +194,14 @@ class Grid:
             values: NumPy array or tensor of the backend.
         """
         operations = ops_for(values)
-        scale, zero_point = self._spread(values)
+        scale, zero_point = self.spread(values)
         steps = operations.round(steps_within(values, scale, zero_point, self.format))
         return operations.cast(steps, "int32") + operations.convert_to_tensor(zero_point, dtype="int32")
 
     def values(self, codes: Any) -> Any:
         """Returns the values of codes, float32."""
         operations = ops_for(codes)
-        scale, zero_point = self._spread(codes)
+        scale, zero_point = self.spread(codes)
         steps = operations.cast(codes, "int32") - operations.convert_to_tensor(zero_point, dtype="int32")
         return operations.cast(steps, "float32") * operations.convert_to_tensor(scale, dtype="float32")
 
@@ -169,17 +216,18 @@ class Grid:
             values: The array.
             relative: The relative error, for values that were rounded to half precision.
         """
-        scale, _ = self._spread(values)
+        scale, _ = self.spread(values)
         values = np.asarray(values, "float32")
         return bool((np.abs(self.nearest(values) - values) <= _ON_GRID * scale + relative * np.abs(values)).all())
 
-    def _spread(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    def spread(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scales and zero points so that they broadcast against an array or tensor."""
         shape = tuple(values.shape)
         return self.granularity.spread(self.scale, shape), self.granularity.spread(self.zero_point, shape)
 
 
 def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) -> Any:
-    """Returns values / scale, limited to the steps from zero that the format has; differentiable.
+    """Returns values / scale, limited to the steps from zero that the format has.
 
     Args:
         values: NumPy array or tensor; half-precision values are divided in float32.
@@ -192,10 +240,26 @@ def steps_within(values: Any, scale: Any, zero_point: Any, form: IntegerFormat) 
     zero_point = operations.cast(operations.convert_to_tensor(zero_point), dtype)
     steps = operations.cast(values, dtype) / operations.cast(operations.convert_to_tensor(scale), dtype)
     first, last = form.lowest - zero_point, form.highest - zero_point
-    # Not `clip` or `maximum`: JAX and PyTorch halve the gradient of a value at the end of its range, where the largest
-    # weight lies. In float32 this weight divided by its scale may be a little more than the last number of steps.
     steps = operations.where(operations.greater(first * _END, steps), first, steps)
     return operations.where(operations.greater(steps, last * _END), last, steps)
+
+
+def nearest_within(steps: Any, zero_point: Any, form: IntegerFormat) -> Any:
+    """Returns numbers of steps from zero as the nearest whole numbers that the format has.
+
+    Args:
+        steps: Tensor.
+        zero_point: Tensor of the same dtype, which broadcasts against the steps.
+        form: The codes.
+    """
+    first, last = form.lowest - zero_point, form.highest - zero_point
+    return ops.maximum(ops.minimum(ops.round(steps), last), first)
+
+
+def are_within(steps: Any, zero_point: Any, form: IntegerFormat) -> Any:
+    """Returns True for numbers of steps, not rounded, that `steps_within` does not limit; see `nearest_within`."""
+    first, last = form.lowest - zero_point, form.highest - zero_point
+    return ops.logical_and(ops.less_equal(first * _END, steps), ops.less_equal(steps, last * _END))
 
 
 def grid_between(low: Any, high: Any, form: IntegerFormat, granularity: Granularity = PER_TENSOR) -> Grid:

@@ -16,6 +16,8 @@ from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percen
 
 METHODS = ("auto", "nearest", "gptq", "awq")
 RULES = ("minmax", "mse", "percentile:0.9999")
+# Scales of 32 bits for fewer inputs would be more than two bits for each weight.
+SMALLEST_GROUP = 16
 
 
 class Options(TypedDict, total=False):
@@ -23,6 +25,7 @@ class Options(TypedDict, total=False):
 
     weights: int | Mapping[str, int | None]
     activations: int | None
+    group_size: int | None
     method: str
     weight_ranges: str | RangeRule | None
     activation_ranges: str | RangeRule
@@ -46,6 +49,11 @@ class QuantizationOptions:
             that no pattern matches has 8.
         activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in
             floating point.
+        group_size: So many consecutive inputs of each output have a scale of their own, 16 or more, such as 32 or 128;
+            the last group may be shorter. Inputs of a convolution are the channels at the first position of its window,
+            then those at the second, and so on; in a table, consecutive entries of a row. A weight with no more inputs
+            than a group has one scale for each output. No integer kernel reads such scales: activations=None only.
+            None: one scale for each output.
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
             after another, and those that are not rounded yet make up for the error; reads data. "awq": channels with
             large activations are scaled, where the layers around them allow it, so that the nearest values keep the
@@ -75,6 +83,7 @@ class QuantizationOptions:
 
     weights: int | Mapping[str, int | None] = 8
     activations: int | None = 8
+    group_size: int | None = None
     method: str = "auto"
     weight_ranges: str | RangeRule | None = None
     activation_ranges: str | RangeRule = "mse"
@@ -101,6 +110,7 @@ class QuantizationOptions:
                 "`activations` is the number of bits of the tensors between layers, 8 or 16, or None to leave them in "
                 f"floating point. Received: {self.activations!r}."
             )
+        self._check_groups()
         if self.method not in METHODS:
             raise ValueError(
                 f"`method` is one of {', '.join(METHODS)}. Received: {self.method!r}."
@@ -116,6 +126,21 @@ class QuantizationOptions:
         if self.weight_ranges is not None:
             object.__setattr__(self, "weight_ranges", as_range_rule(self.weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
+
+    def _check_groups(self) -> None:
+        if self.group_size is None:
+            return
+        if whole("group_size", self.group_size) < SMALLEST_GROUP:
+            raise ValueError(
+                f"`group_size` is the number of inputs that share a scale, {SMALLEST_GROUP} or more: for fewer, scales "
+                f"take more bytes than few bits save. Received: {self.group_size!r}."
+            )
+        if self.activations is not None:
+            raise ValueError(
+                "No integer kernel of LiteRT reads a scale for each group of inputs. Received: "
+                f"group_size={self.group_size} and activations={self.activations}. Pass activations=None, with which "
+                "files convert the weights to floating point, or leave group_size out."
+            )
 
     def _check_pruning(self) -> None:
         get_pattern(self.pattern)

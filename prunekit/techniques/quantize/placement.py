@@ -54,7 +54,7 @@ class Placement:
                 yield from unit.weights
 
 
-def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
+def place(model: Any, kept_float: Mapping[int, str] | None = None, group_size: int | None = None) -> Placement:
     """Returns where the tensors of a model are rounded.
 
     Layers that are made of others are replaced by the calls inside them, where these do all that the layer does.
@@ -62,12 +62,13 @@ def place(model: Any, kept_float: Mapping[int, str] | None = None) -> Placement:
     Args:
         model: A built model.
         kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
+        group_size: So many consecutive inputs of an output share a scale of the weights; None = all of them.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float).placed()
+    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float, group_size).placed()
 
 
 class LayerOpener:
@@ -91,7 +92,7 @@ class LayerOpener:
         layer = getattr(node, "operation", None)
         if not isinstance(layer, keras.layers.Layer) or id(layer) in self._kept_float:
             return None
-        if graph_of(layer) is not None or rule_of(layer) is not None:
+        if graph_of(layer) is not None or rule_of(layer, len(node.input_tensors)) is not None:
             return None
         # The calls inside would not see these masks.
         if any(get_keras_mask(tensor) is not None for tensor in (*node.input_tensors, *node.outputs)):
@@ -107,12 +108,13 @@ def _is_float(tensor: Any) -> bool:
 class _Placer:
     """Walks the units of all graphs in order of execution; see `Placement`."""
 
-    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str]):
+    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str], group_size: int | None):
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
         names = Names(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
-        self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float) for graph in every}
+        self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float, group_size) for graph in every}
+        self._graph_of = {id(graph): graph for graph in every}
         self._ranges: list[Range] = []
         # id of a tensor that is on a grid -> its range.
         self._on: dict[int, Range] = {}
@@ -123,14 +125,17 @@ class _Placer:
         # Inputs of the model, and of models that are called several times.
         self._inputs: list[Any] = []
         self._written: dict[int, Range] = {}
-        self._left: list[FloatLayer] = []
+        self._left: list[tuple[Unit, FloatLayer]] = []
 
     def placed(self) -> Placement:
         """Returns the placement."""
         self._enter(tensors_in(self._graphs.main.inputs))
         self._walk(self._graphs.main)
         self._release_unread()
-        return Placement(self._graphs, self._units, self._written, self._read, self._ranges, self._left)
+        self._left = [(unit, one) for unit, one in self._left if not self._is_integer_table(unit)]
+        return Placement(
+            self._graphs, self._units, self._written, self._read, self._ranges, [one for _, one in self._left]
+        )
 
     def _enter(self, inputs: Sequence[Any]) -> None:
         """Gives each input of a graph in floating point a grid of its own."""
@@ -151,9 +156,33 @@ class _Placer:
             if not any(map(_is_float, unit.outputs)):
                 continue
             if unit.rule.output == "float":
-                self._left.append(FloatLayer(unit.name, unit.rule.reason))
+                self._left.append((unit, FloatLayer(unit.name, unit.rule.reason)))
+            elif unit.rule.output == "shared" and not unit.rule.moves and id(unit.outputs[0]) not in self._on:
+                self._left.append((unit, FloatLayer(unit.name, "it reads a tensor in floating point")))
             elif unit.rule.output == "own" and not any(map(_is_float, unit.first.inputs)):
-                self._left.append(FloatLayer(unit.name, "it reads integers that are no codes of a grid"))
+                reason = "it reads integers that are no codes of a grid"
+                self._left.append((unit, FloatLayer(unit.name, reason)))
+
+    def _is_integer_table(self, unit: Unit) -> bool:
+        """Returns True for a table whose rows all readers round on one grid: the file stores it on this grid."""
+        if not unit.rule.looks_up or self._calls_of[id(unit.first.operation)] > 1:
+            return False
+        places = self._read_on(unit.outputs[0])
+        return len(set(map(id, places))) == 1 and places[0] is not None
+
+    def _read_on(self, tensor: Any) -> list[Range | None]:
+        """Returns the range on which each reader rounds a tensor in floating point; None for one that does not."""
+        found: list[Range | None] = []
+        for key, units in self._units.items():
+            graph = self._graph_of[key]
+            if graph.is_output(tensor):
+                found.append(None)
+            for unit in units:
+                if any(one is tensor for one in unit.first.inputs):
+                    place = self._read.get((id(unit), id(tensor)))
+                    moves = unit.rule.moves and place is None and graph_of(unit.first.operation) is None
+                    found += self._read_on(unit.outputs[0]) if moves and len(unit.outputs) == 1 else [place]
+        return found
 
     def _release_unread(self) -> None:
         """Leaves inputs in floating point with which no integer kernel has to do."""

@@ -9,11 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers import weights_of
+from prunekit.anatomy.model_weights import places
 from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
-from prunekit.techniques.quantize.grids import Grid, IntegerFormat
+from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
@@ -22,8 +24,8 @@ from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
-# Most layers that an error names.
-_LISTED = 5
+# Most layers and weights that an error or a note names.
+_LISTED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,56 @@ class RoundedWeights:
     values: list[tuple[Any, Any]]
     grids: dict[int, Grid]
     errors: dict[str, LayerError]
+
+
+def selected_and_placed(model: Any, options: QuantizationOptions) -> tuple[Selection, Placement]:
+    """Returns what is quantized of a model, and where its tensors are rounded.
+
+    Args:
+        model: A built model.
+        options: What becomes integers, and how.
+
+    Raises:
+        TypeError, ValueError: As for `selected` and `place`; a part of the model stays in floating point unasked, where
+            the option `misfits` is "error".
+    """
+    selection = selected(model, options.include, options.exclude, options.patterns)
+    kept_float = _float_tables(model, selection, options) | selection.kept_float
+    placement = place(model, kept_float, options.group_size)
+    _check_misfits(model, options, selection, placement)
+    return selection, placement
+
+
+def _check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:
+    """Refuses a model with parts that stay in floating point unasked, where the option `misfits` is "error"."""
+    if options.misfits != "error":
+        return
+    unsupported = selected(model).skipped
+    found = [one for one in selection.skipped if one in unsupported]
+    if options.activations is not None:
+        asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
+        found += [Skipped(one.name, one.reason) for one in placement.left_float if one.reason not in asked]
+    if found:
+        parts = [f"{one.name}, since {one.reason}" for one in found]
+        listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
+        raise ValueError(
+            f'With misfits="error" all of a model becomes integers. Received: parts in floating point: {listed}. '
+            "Replace them, or allow them with `exclude`."
+        )
+
+
+def _float_tables(model: Any, selection: Selection, options: QuantizationOptions) -> dict[int, str]:
+    """Returns {id of a layer: reason} for the tables that take fewer bytes where their rows are read as floats.
+
+    On the grid of activations an entry takes 8 or 16 bits, on that of its row those of the weight.
+    """
+    found = {}
+    for spot in places(model):
+        for variable, _, spec in weights_of(spot.layer):
+            bits = selection.bits.get(id(variable), options.default_bits)
+            if spec.role == "embedding" and (bits <= FEW_BITS or options.activations == 16):
+                found[id(spot.layer)] = f"its table has codes of {bits} bits, and a scale for each row"
+    return found
 
 
 class Preparation:
@@ -67,9 +119,7 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
-        self.selection = selected(model, options.include, options.exclude, options.patterns)
-        self.placement = place(model, self.selection.kept_float)
-        check_misfits(model, options, self.selection, self.placement)
+        self.selection, self.placement = selected_and_placed(model, options)
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
@@ -104,13 +154,15 @@ class Preparation:
 
         Args:
             weights: The weights.
-            grids: id of a variable -> its grid; None chooses grids of the present values.
+            grids: id of a variable -> its grid; None chooses grids of the present values, and leaves weights that lie
+                on them as they are.
         """
         found = RoundedWeights([], {}, {})
         for weight in weights:
             value = array_of(weight.variable).astype("float32")
             grid = self.grid_of(weight, value) if grids is None else grids[id(weight.variable)]
-            nearest = grid.nearest(value)
+            # A scale that is found again from the values may differ in the last bit.
+            nearest = value if grids is None and grid.holds(value) else grid.nearest(value)
             found.values.append((weight.variable, nearest))
             found.grids[id(weight.variable)] = grid
             size = float(np.square(value, dtype="float64").sum())
@@ -133,30 +185,18 @@ class Preparation:
             weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
             for one in self.weights
         ]
+        notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
 
-
-def check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:
-    """Refuses a model with parts that stay in floating point unasked, where the option `misfits` is "error".
-
-    Raises:
-        ValueError: There are such parts; the message names them.
-    """
-    if options.misfits != "error":
-        return
-    unsupported = selected(model).skipped
-    found = [one for one in selection.skipped if one in unsupported]
-    if options.activations is not None:
-        asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
-        found += [Skipped(one.name, one.reason) for one in placement.left_float if one.reason not in asked]
-    if found:
-        parts = [f"{one.name}, since {one.reason}" for one in found]
-        listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
-        raise ValueError(
-            f'With misfits="error" all of a model becomes integers. Received: parts in floating point: {listed}. '
-            "Replace them, or allow them with `exclude`."
-        )
+    def _ungrouped(self) -> list[str]:
+        """Returns a note about the weights with one scale for each output, where groups of inputs were wanted."""
+        size = self.options.group_size
+        found = [] if size is None else [one.name for one in self.weights if one.granularity.group_size is None]
+        if not found:
+            return []
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        return [f"One scale for each output, which has at most {size} inputs: {', '.join(found[:_LISTED])}{more}."]
 
 
 def _check_states(model: Any) -> None:

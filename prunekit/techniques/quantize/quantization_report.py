@@ -33,6 +33,7 @@ class QuantizedWeight:
         error: With calibration data in use for the weights: squared change of the layer's outputs on them, relative to
             the squared outputs, with the errors of the layers before it. Without: squared change of the weight,
             relative to its squares.
+        group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
     """
 
     name: str
@@ -42,6 +43,7 @@ class QuantizedWeight:
     scales: int
     zeros: int
     error: float
+    group_size: int | None = None
 
     @property
     def size(self) -> int:
@@ -51,7 +53,7 @@ class QuantizedWeight:
     @property
     def bytes(self) -> int:
         """Bytes of the codes and of the scales: two codes of up to 4 bits share a byte, as in a LiteRT file."""
-        return stored_bytes(self.size, self.bits, self.scales)
+        return stored_bytes(self.scales * self.group_size if self.group_size else self.size, self.bits, self.scales)
 
 
 @dataclass(frozen=True)
@@ -234,16 +236,23 @@ def weight_row(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: floa
         error: As `QuantizedWeight.error`.
     """
     zeros = int(value.size - np.count_nonzero(value))
-    words = granularity_words(grid.granularity)
-    return QuantizedWeight(weight.name, tuple(value.shape), grid.format.bits, words, int(grid.scale.size), zeros, error)
+    return QuantizedWeight(
+        weight.name,
+        tuple(value.shape),
+        grid.format.bits,
+        granularity_words(grid.granularity),
+        int(grid.scale.size),
+        zeros,
+        error,
+        grid.granularity.group_size,
+    )
 
 
 def granularity_words(granularity: Granularity) -> str:
     """Returns in words which entries share a scale."""
     axes = granularity.axes
-    if granularity.group_size is not None:
-        return f"per {granularity.group_size} entries of axis {granularity.group_axis} and index of {_listed(axes)}"
-    return f"per index of {_listed(axes)}" if axes else "per tensor"
+    of_axes = f"per index of {_listed(axes)}" if axes else "per tensor"
+    return of_axes if granularity.group_size is None else f"{of_axes} and {granularity.group_size} entries"
 
 
 def _listed(axes: Sequence[int]) -> str:

@@ -187,7 +187,7 @@ def narrowest_grid(values: np.ndarray, forms: Sequence[IntegerFormat], granulari
     Args:
         values: The array; converted to float32.
         forms: The codes, symmetric; those with the fewest bits first.
-        granularity: Which entries share a scale; no groups.
+        granularity: Which entries share a scale.
 
     Raises:
         ValueError: As for `grid_of`.
@@ -211,7 +211,7 @@ def grid_holding(
     Args:
         values: The array; converted to float32.
         form: The codes, symmetric.
-        granularity: Which entries share a scale; no groups.
+        granularity: Which entries share a scale.
         rule: As for `grid_of`.
 
     Raises:
@@ -240,23 +240,7 @@ def _are_multiples(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 def sample_of(values: np.ndarray, granularity: Granularity) -> Sample:
     """Returns an array as one row for each scale, in the order of the flattened scales."""
-    axes, counts = list(granularity.axes), None
-    axis, size = granularity.group_axis, granularity.group_size
-    if axis is not None and size is not None:
-        lacking = -values.shape[axis] % size
-        if lacking:
-            padding = [(0, lacking if one == axis else 0) for one in range(values.ndim)]
-            counts = np.pad(np.ones(values.shape, "int8"), padding)
-            values = np.pad(values, padding)
-        # The groups take the place of the axis; the entries of a group come after it.
-        split = (*values.shape[:axis], values.shape[axis] // size, size, *values.shape[axis + 1 :])
-        values, counts = values.reshape(split), None if counts is None else counts.reshape(split)
-        axes = [one + (one > axis) for one in axes] + [axis]
-    return Sample(_rows(values, axes), None if counts is None else _rows(counts, axes))
-
-
-def _rows(values: np.ndarray, axes: list[int]) -> np.ndarray:
-    first = sorted(axes)
-    rest = [axis for axis in range(values.ndim) if axis not in first]
-    rows = int(np.prod([values.shape[axis] for axis in first]))
-    return values.transpose(*first, *rest).reshape(rows, values.size // rows if rows else 0)
+    rows = granularity.rows(values)
+    if rows.size == values.size:
+        return Sample(rows)
+    return Sample(rows, granularity.rows(np.ones(values.shape, "int8")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,11 @@ from prunekit.anatomy.linear_kinds import (
     SEPARABLE,
     TRANSPOSED,
     channel_axis,
+    input_cells,
     is_linear,
     is_linear_kind,
     is_normalization,
+    is_table,
     unusual_state,
 )
 from prunekit.anatomy.model_graph import inputs_in, tensors_in
@@ -49,17 +52,21 @@ _WINDOWS = {
 _GLOBAL = {getattr(L, f"Global{name}Pooling{rank}D") for name in ("Average", "Max") for rank in (1, 2, 3)}
 
 
-def rescalable(placement: Placement) -> list[ChannelScaling]:
+def rescalable(placement: Placement, wanted: Callable[[ChannelScaling], bool] | None = None) -> list[ChannelScaling]:
     """Returns the tensors of a model whose channels can be multiplied by positive factors, in order of execution.
 
-    Such a tensor is computed by a linear layer with a positively homogeneous activation, or by a normalization with a
-    factor for each channel; only linear layers read it. Excluded are outputs of the model, layers that are called
-    several times, weights that several layers hold or that have a constraint, and outputs with an activity regularizer.
+    Such a tensor is computed by a linear layer with a positively homogeneous activation, by a normalization with a
+    factor for each channel, or by a table; only linear layers and the input kernels of recurrent layers read it. A
+    recurrent layer computes none: its outputs pass tanh or gates. Excluded are outputs of the model, layers that are
+    called several times, weights that several layers or operations hold or that have a constraint, and outputs with an
+    activity regularizer.
 
     Args:
         placement: The model's calls in units.
+        wanted: Returns False for a tensor that is left out; None = all are returned.
     """
-    return _Finder(placement).found()
+    found = _Finder(placement).found()
+    return found if wanted is None else [one for one in found if wanted(one)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +96,9 @@ class _Finder:
             if isinstance(operation, L.Layer) and id(operation) not in graphs.nested:
                 self._uses.update(map(id, operation._flatten_layers(include_self=False)))
         self._holders = _holders(graphs.main.model)
+        for graph in every:
+            given = keras.tree.flatten([(call.args, call.kwargs) for call in graph.calls])
+            self._holders.update(id(leaf) for leaf in given if isinstance(leaf, keras.Variable))
         # id of a tensor -> the units that read it; the tensors that stand for it in and around nested models.
         self._readers: dict[int, list[Unit]] = {}
         self._same: dict[int, list[Any]] = {}
@@ -149,7 +159,7 @@ class _Finder:
         return getattr(variable, "constraint", None) is None and self._holders[id(variable)] == 1
 
     def _readers_of(self, tensor: Any, layout: _Layout) -> list[tuple[Unit, ChannelWeight]]:
-        """Returns the linear units that read a tensor, with their kernels; none if the tensor is needed otherwise."""
+        """Returns the units that multiply a tensor, with each of their kernels; none if it is needed otherwise."""
         found, pending = [], [(tensor, layout)]
         while pending:
             tensor, layout = pending.pop(0)
@@ -157,15 +167,21 @@ class _Finder:
                 return []
             pending += [(same, layout) for same in self._same.get(id(tensor), [])]
             for unit in self._readers.get(id(tensor), []):
-                kernel = _input_kernel(unit.first, layout)
-                if kernel is not None and self._uses[id(unit.first.operation)] == 1:
-                    found.append((unit, kernel))
+                kernels = _input_kernels(unit.first, tensor, layout)
+                if kernels and self._is_called_once(unit.first.operation):
+                    found += [(unit, kernel) for kernel in kernels]
+                    continue
+                if _is_nonzero(unit.first):
                     continue
                 moved = _passed(unit, layout)
                 if moved is None:
                     return []
                 pending.append((unit.outputs[0], moved))
         return found
+
+    def _is_called_once(self, layer: Any) -> bool:
+        # Several recurrent layers may run one cell.
+        return all(self._uses[id(one)] == 1 for one in (layer, *input_cells(layer)))
 
 
 def _holders(model: Any) -> Counter[int]:
@@ -188,6 +204,9 @@ def _produced(unit: Unit, rank: int) -> tuple[int, list[ChannelWeight]]:
     call, layer = unit.first, unit.first.operation
     if not all(is_normalization(one.operation) or _is_homogeneous(one.operation) for one in unit.calls[1:]):
         return 0, []
+    if is_table(layer):
+        table = None if unusual_state(layer) else output_kernel(call)
+        return rank - 1, [] if table is None else [table]
     if not is_linear_kind(layer):
         axis = _normalized_axis(layer, rank)
         return (0, []) if axis is None else (axis, _normalization_weights(layer))
@@ -233,6 +252,27 @@ def _normalization_weights(layer: Any) -> list[ChannelWeight]:
 # ---- the weights that read channels, and the layers between ----------------------------------------------------------
 
 
+def _input_kernels(call: Call, tensor: Any, layout: _Layout) -> list[ChannelWeight]:
+    """Returns the kernels of a layer by the channels of a tensor; none if they cannot be divided by factors.
+
+    Args:
+        call: A call of the layer, which reads the tensor.
+        tensor: The tensor.
+        layout: Where its channels are.
+    """
+    layer, cells = call.operation, input_cells(call.operation)
+    if not cells:
+        kernel = _input_kernel(call, layout)
+        return [] if kernel is None else [kernel]
+    # No kernel of the inputs multiplies a tensor that is an initial state.
+    is_sequence = bool(call.args) and call.args[0] is tensor
+    if not is_sequence or layout.axis != len(tensor.shape) - 1:
+        return []
+    if any(unusual_state(one) or "call" in vars(one) for one in (layer, *cells)):
+        return []
+    return [ChannelWeight(cell.kernel, layout.channels[:, None]) for cell in cells]
+
+
 def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
     """Returns the kernel of a linear layer by the channels that it reads; None if it cannot be divided by factors."""
     layer = call.operation
@@ -257,6 +297,14 @@ def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
     return ChannelWeight(layer.kernel, channels.reshape(groups, inputs)[group].T)
 
 
+def _is_nonzero(call: Call) -> bool:
+    """Returns True for `x != 0`, of which masks are made: positive factors do not change it."""
+    if call.kind != "NotEqual" or type(call.operation).__module__.partition(".")[0] != "keras":
+        return False
+    constants = [one for one in (*call.args, *call.kwargs.values()) if not isinstance(one, keras.KerasTensor)]
+    return len(constants) == 1 and isinstance(constants[0], int | float) and constants[0] == 0
+
+
 def _passed(unit: Unit, layout: _Layout) -> _Layout | None:
     """Returns where the channels are after a layer that commutes with positive factors; None for other layers."""
     call, layer = unit.first, unit.first.operation
@@ -265,13 +313,15 @@ def _passed(unit: Unit, layout: _Layout) -> _Layout | None:
     if getattr(layer, "activity_regularizer", None) is not None:
         return None
     rank = len(call.input.shape)
-    if _is_homogeneous(layer) or type(layer) in _ELEMENTWISE:
+    if _is_homogeneous(layer) or type(layer) in _ELEMENTWISE or (type(layer) is L.Masking and not layer.mask_value):
         return layout
     if type(layer) in _WINDOWS:
         return layout if layout.axis == channel_axis(layer, rank) else None
     if type(layer) in _GLOBAL:
         axis = layout.axis if layer.keepdims else 1
         return _Layout(axis, layout.channels) if layout.axis == channel_axis(layer, rank) else None
+    if type(layer) is L.RepeatVector:
+        return _Layout(2, layout.channels)
     if type(layer) is L.Permute:
         return _Layout(1 + tuple(layer.dims).index(layout.axis), layout.channels)
     if type(layer) in (L.Flatten, L.Reshape):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import keras
 from keras import ops
 
 from prunekit.techniques.quantize.rules import activation_name
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
 
-# Inside silu, x * sigmoid(x), kernels round the sigmoid.
+# Inside silu, x * sigmoid(x), kernels round the sigmoid; inside hard_sigmoid, relu6(x + 3) / 6, the ReLU.
 _SIGMOID = Range("the sigmoid of silu", signed=False)
+_RELU6 = Range("the relu6 of hard_sigmoid", signed=False, highest=6.0)
 
 
 class Rounding(Protocol):
     """Rounds the tensors and weights that a placement names, or observes them, or writes them to a graph."""
+
+    def running(self, unit: Unit) -> AbstractContextManager[Any]:
+        """Returns the scope in which a unit runs, before its results are rounded."""
 
     def tensor(self, value: Any, place: Range) -> Any:
         """Returns a tensor, which a unit computed, on the grid of a range, in its dtype."""
@@ -32,6 +36,10 @@ class Rounding(Protocol):
 
 class Unchanged:
     """Rounds nothing."""
+
+    def running(self, unit: Unit) -> AbstractContextManager[Any]:
+        """Returns a scope without effect."""
+        return nullcontext()
 
     def tensor(self, value: Any, place: Range) -> Any:
         """Returns the tensor."""
@@ -52,12 +60,14 @@ class Unchanged:
 
 def activated(function: Any, value: Any, rounding: Rounding) -> Any:
     """Returns an activation function, layer or operation of a tensor."""
-    if activation_name(function) == "silu":
+    name = activation_name(function)
+    if name == "silu":
         return value * rounding.tensor(ops.sigmoid(value), _SIGMOID)
+    if name == "hard_sigmoid":
+        return rounding.tensor(ops.relu6(value + 3.0), _RELU6) * (1 / 6)
     return function(value)
 
 
-def is_constant(leaf: Any) -> bool:
-    """Returns True for an argument of a call that is an array or tensor of floating-point values."""
-    is_array = not isinstance(leaf, keras.Variable) and (ops.is_tensor(leaf) or hasattr(leaf, "__array__"))
-    return is_array and "float" in str(getattr(leaf, "dtype", ""))
+def rounds_inside(function: Any) -> bool:
+    """Returns True for an activation that several kernels compute, with roundings between."""
+    return activation_name(function) in ("silu", "hard_sigmoid")

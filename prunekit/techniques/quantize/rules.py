@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers import is_repeater, sublayers
-from prunekit.anatomy.linear_kinds import is_linear_kind, is_normalization, unusual_state
+from prunekit.anatomy.linear_kinds import is_fixed_normalization, is_linear_kind, is_normalization, unusual_state
 from prunekit.techniques.quantize.grids import PER_TENSOR, Grid, IntegerFormat
 
 Output = Literal["own", "shared", "fixed", "float"]
@@ -29,6 +29,8 @@ class Rule:
         signed: For "fixed": True if the results lie between -1 and 1, False between 0 and 1.
         fuses_relu: True if the kernel applies a ReLU to its results before they are rounded.
         reason: For "float": why.
+        looks_up: For "float": True if each result is a row of a table, which a file may store on the grid on which
+            other layers read it.
     """
 
     output: Output
@@ -36,16 +38,23 @@ class Rule:
     signed: bool = False
     fuses_relu: bool = False
     reason: str = ""
+    looks_up: bool = False
 
 
 OWN, FUSING = Rule("own"), Rule("own", fuses_relu=True)
 MOVES, SHARED = Rule("shared", moves=True), Rule("shared")
 
 
-def fixed_grid(signed: bool, form: IntegerFormat) -> Grid:
-    """Returns the grid that kernels prescribe for results between 0 and 1, or, if signed, between -1 and 1."""
+def fixed_grid(signed: bool, form: IntegerFormat, highest: float = 1.0) -> Grid:
+    """Returns the grid that kernels prescribe for results between 0 and 1, or, if signed, between -1 and 1.
+
+    Args:
+        signed: Whether results may be negative.
+        form: The codes.
+        highest: Another upper end than 1.
+    """
     centred = signed or form.symmetric
-    scale = np.float32(2.0 ** -(form.bits - centred))
+    scale = np.float32(highest * 2.0 ** -(form.bits - centred))
     return Grid(form, PER_TENSOR, np.asarray(scale), np.asarray(0 if centred else form.lowest, "int32"))
 
 
@@ -59,7 +68,7 @@ _ACTIVATIONS = {
     **_table(OWN, "relu relu6"),
     **_table(Rule("fixed"), "softmax sigmoid"),
     **_table(Rule("fixed", signed=True), "tanh"),
-    **_table(OWN, "silu leaky_relu prelu elu gelu hard_silu"),
+    **_table(OWN, "silu leaky_relu prelu elu gelu hard_silu hard_sigmoid"),
 }
 # Names of these activations as functions, layers and operations.
 _ACTIVATION_NAMES = {
@@ -76,10 +85,11 @@ _ACTIVATION_NAMES = {
     "ELU": "elu",
     "Gelu": "gelu",
     "HardSilu": "hard_silu",
+    "HardSigmoid": "hard_sigmoid",
 }
 
 _LAYERS = {
-    **_table(FUSING, "Add Subtract Multiply Rescaling"),
+    **_table(FUSING, "Subtract Rescaling"),
     **_table(OWN, "GlobalAveragePooling1D GlobalAveragePooling2D"),
     **_table(
         MOVES,
@@ -90,9 +100,12 @@ _LAYERS = {
     ),
     **_table(SHARED, "AveragePooling1D AveragePooling2D"),
 }
+# Layers that kernels compute two tensors at a time, with a rounding between.
+_PAIRWISE = ("Add", "Multiply", "Average")
 _OPERATIONS = {
-    **_table(FUSING, "Add Subtract Multiply"),
-    **_table(OWN, "Mean Sum Matmul Einsum"),
+    **_table(FUSING, "Add Subtract Multiply Negative Square"),
+    # Without Sum: LiteRT's reference kernel adds codes without regard to their zero points.
+    **_table(OWN, "Mean Matmul Einsum Abs Absolute Exp"),
     **_table(
         MOVES,
         "Reshape Transpose Squeeze ExpandDims Swapaxes Moveaxis Flip Concatenate Stack Split Unstack GetItem Slice "
@@ -102,6 +115,7 @@ _OPERATIONS = {
 }
 # The kernels of these layers compute in floating point alone.
 _WITHOUT_KERNEL = (keras.layers.Conv3D, keras.layers.Conv3DTranspose)
+_EMBEDDING = Rule("float", looks_up=True, reason="not all layers that read it compute with integers")
 # Interpolations of resizing layers, with the rules of the kernels.
 _INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
 
@@ -116,6 +130,8 @@ def activation_name(function: Any) -> str:
         return activation_name(function.activation)
     if isinstance(function, keras.Operation):
         kind = type(function).__name__ if _is_kerases(function) else ""
+        if kind == "Clip":
+            return "relu6" if _ends(function) == (0.0, 6.0) else ""
         # The layer, and the operation that `keras.activations.relu` makes of a symbolic tensor.
         return _relu_name(function) if kind == "ReLU" else _ACTIVATION_NAMES.get(kind, "")
     name = str(getattr(function, "__name__", ""))
@@ -128,6 +144,12 @@ def _relu_name(relu: Any) -> str:
     if relu.negative_slope:
         return "leaky_relu"
     return "relu" if relu.max_value is None else "relu6"
+
+
+def _ends(clip: Any) -> tuple[float, float] | None:
+    """Returns the lowest and the highest result of `ops.clip`; None if these are arrays."""
+    ends = clip.x_min, clip.x_max
+    return None if any(np.ndim(one) for one in ends) else (float(ends[0]), float(ends[1]))
 
 
 def is_relu(function: Any) -> bool:
@@ -145,28 +167,50 @@ def activation_rule(function: Any) -> Rule:
     return Rule("float", reason=f"the activation {shown} has no integer kernel")
 
 
-def rule_of(operation: Any) -> Rule | None:
+def rule_of(operation: Any, tensors: int = 1) -> Rule | None:
     """Returns the rule of a layer or operation; None if there is none, so that the calls inside it decide.
 
     The rule of a layer with weights is that of its results before its activation.
+
+    Args:
+        operation: The layer or operation.
+        tensors: How many tensors it reads.
     """
     if is_linear_kind(operation):
         state = unusual_state(operation)
         if state:
             return Rule("float", reason=f"it {state}")
         return _without_kernel(operation) if isinstance(operation, _WITHOUT_KERNEL) else FUSING
-    if is_normalization(operation):
+    if is_normalization(operation) or is_fixed_normalization(operation):
         return FUSING
     if not _is_kerases(operation):
         return None
     if isinstance(operation, keras.layers.Activation) or activation_name(operation):
         return activation_rule(operation)
+    return _resizing_rule(operation) or _rule_of_kerases(operation, tensors)
+
+
+def _rule_of_kerases(operation: Any, tensors: int) -> Rule | None:
     kind = type(operation).__name__
-    if isinstance(operation, keras.layers.UpSampling2D | keras.layers.Resizing):
-        return _INTERPOLATIONS.get(operation.interpolation, _without_kernel(operation))
+    if isinstance(operation, keras.layers.Embedding):
+        return _EMBEDDING
     if isinstance(operation, keras.layers.Layer):
+        if kind in _PAIRWISE:
+            return None if tensors > 2 or kind == "Average" else FUSING
         return _LAYERS.get(kind) or (None if _is_made_of_layers(operation) else _without_kernel(operation))
+    if kind == "Clip":
+        # Other ends are computed by two kernels, whose results lie on the grid of what they read.
+        return OWN if _ends(operation) == (-1.0, 1.0) else MOVES
     return _OPERATIONS.get(kind) or _without_kernel(operation)
+
+
+def _resizing_rule(operation: Any) -> Rule | None:
+    """Returns the rule of a layer or operation that resizes images; None for another one."""
+    layers = keras.layers.UpSampling2D, keras.layers.Resizing
+    if not isinstance(operation, layers) and type(operation).__name__ != "Resize":
+        return None
+    others = any(getattr(operation, name, False) for name in ("antialias", "pad_to_aspect_ratio"))
+    return (None if others else _INTERPOLATIONS.get(operation.interpolation)) or _without_kernel(operation)
 
 
 def _without_kernel(operation: Any) -> Rule:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from prunekit.anatomy.graph_calls import Call, Graph
@@ -17,9 +19,11 @@ from prunekit.core.train_function import fresh_forward_functions, fresh_function
 from prunekit.core.variable_values import full_value, with_values
 from prunekit.techniques.quantize.linear_units import linear_results
 from prunekit.techniques.quantize.placement import Placement
-from prunekit.techniques.quantize.rounding import Rounding, activated, is_constant
-from prunekit.techniques.quantize.rules import activation_name
-from prunekit.techniques.quantize.units import Range, Unit
+from prunekit.techniques.quantize.rounding import Rounding, activated, rounds_inside
+from prunekit.techniques.quantize.units import Range, Unit, divisor, is_constant
+
+# Operations that kernels compute as products.
+_AS_PRODUCTS: dict[str, Callable[[Any], Any]] = {"Negative": lambda x: x * -1.0, "Square": lambda x: x * x}
 
 
 @contextlib.contextmanager
@@ -35,17 +39,17 @@ def simulating(placement: Placement, rounding: Rounding) -> Iterator[None]:
         rounding: What is done there.
     """
     model = placement.graphs.main.model
-    with fresh_functions(model), fresh_forward_functions(model), simulated_calls(placement, rounding):
+    with fresh_functions(model), fresh_forward_functions(model), simulated_calls(placement, lambda: rounding):
         yield
 
 
 @contextlib.contextmanager
-def simulated_calls(placement: Placement, rounding: Rounding, *, frozen: bool = False) -> Iterator[None]:
+def simulated_calls(placement: Placement, rounding: Callable[[], Rounding], *, frozen: bool = False) -> Iterator[None]:
     """Inside the scope, calls of the model run its units; functions that were traced before stay as they are.
 
     Args:
         placement: Where tensors are rounded.
-        rounding: What is done there.
+        rounding: Returns what is done there in one forward pass, and in that of each model inside.
         frozen: True: batch normalizations compute with their moving statistics in training, too, and do not move them;
             their factors and offsets are trained.
     """
@@ -59,7 +63,7 @@ def simulated_calls(placement: Placement, rounding: Rounding, *, frozen: bool = 
 class _GraphCall:
     """Replaces the `call` of a model."""
 
-    def __init__(self, graph: Graph, placement: Placement, rounding: Rounding, *, frozen: bool = False):
+    def __init__(self, graph: Graph, placement: Placement, rounding: Callable[[], Rounding], *, frozen: bool = False):
         self._graph, self._placement, self._rounding, self._frozen = graph, placement, rounding, frozen
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,13 +71,16 @@ class _GraphCall:
         if training is None:
             # A `call` without this argument is not given it.
             training = self._graph.model._get_call_context().get_value("training")
-        values = self._entered(inputs, mask)
+        rounding = self._rounding()
+        written = functools.partial(self._written, rounding)
+        values = self._entered(inputs, mask, written)
         for unit in self._placement.units[id(self._graph)]:
             now = False if self._frozen and unit.has_normalization else training
-            run = _UnitRun(unit, values, {**context, "training": now}, self._placement, self._rounding)
-            results = keras.tree.flatten(run.results())
+            run = _UnitRun(unit, values, {**context, "training": now}, self._placement, rounding)
+            with rounding.running(unit):
+                results = keras.tree.flatten(run.results())
             values |= {
-                id(symbol): self._written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
+                id(symbol): written(symbol, result) for symbol, result in zip(unit.outputs, results, strict=True)
             }
         # In the order that a functional model gives to the entries of a dictionary: `fit` reports losses in it.
         flat = [values[id(symbol)] for symbol in keras.tree.flatten(self._graph.outputs)]
@@ -103,7 +110,7 @@ class _GraphCall:
             )
         return inputs, training, mask, context
 
-    def _entered(self, inputs: Any, mask: Any) -> dict[int, Any]:
+    def _entered(self, inputs: Any, mask: Any, written: Callable[[Any, Any], Any]) -> dict[int, Any]:
         """Returns {id of a symbolic input: its value}."""
         functional = graph_of(self._graph.model)
         flat = keras.tree.flatten(inputs) if functional is None else functional._standardize_inputs(inputs)
@@ -111,10 +118,10 @@ class _GraphCall:
             if of_one is not None:
                 set_keras_mask(one, of_one)
         symbols = keras.tree.flatten(self._graph.inputs)
-        return {id(symbol): self._written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
+        return {id(symbol): written(symbol, value) for symbol, value in zip(symbols, flat, strict=True)}
 
-    def _written(self, symbol: Any, value: Any) -> Any:
-        return _rounded(self._rounding.tensor, value, self._placement.written.get(id(symbol)))
+    def _written(self, rounding: Rounding, symbol: Any, value: Any) -> Any:
+        return _rounded(rounding.tensor, value, self._placement.written.get(id(symbol)))
 
 
 def _rounded(rounded: Callable[[Any, Range], Any], value: Any, place: Range | None) -> Any:
@@ -162,14 +169,25 @@ class _UnitRun:
             pairs = [(one.variable, self._rounding.weight(full_value(one.variable), one)) for one in unit.weights]
             with with_values(pairs, operation):
                 return operation(*args, **kwargs)
-        if unit.between is not None:
-            call_inside: Any = functools.partial(self._rescaled, operation, operation.call, unit.between)
-        elif unit.rule.output != "float" and activation_name(operation) == "silu":
-            call_inside = functools.partial(activated, operation, rounding=self._rounding)
-        else:
+        call_inside = self._call_inside(call)
+        if call_inside is None:
             return operation(*args, **kwargs)
         with shadowed(operation, "call", call_inside):
             return operation(*args, **kwargs)
+
+    def _call_inside(self, call: Call) -> Any:
+        """Returns what a layer or operation calls in the place of its `call`; None if it stays as it is."""
+        unit, operation = self._unit, call.operation
+        if unit.between is not None:
+            return functools.partial(self._rescaled, operation, operation.call, unit.between)
+        if unit.rule.output == "float":
+            return None
+        if call.kind in _AS_PRODUCTS:
+            return _AS_PRODUCTS[call.kind]
+        if divisor(call) is not None:
+            return functools.partial(self._divided, divisor(call))
+        rounds = rounds_inside(operation)
+        return functools.partial(activated, operation, rounding=self._rounding) if rounds else None
 
     def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rounds_constants = self._unit.rule.output == "own"
@@ -183,6 +201,10 @@ class _UnitRun:
         args, kwargs = keras.tree.map_structure(filled, (call.args, call.kwargs))
         known = getattr(call.operation, "_call_context_args", ())
         return args, kwargs | {name: v for name, v in self._context.items() if name in known and v is not None}
+
+    def _divided(self, divisor: Any, x1: Any, x2: Any) -> Any:
+        reciprocal = np.asarray(1 / ops.convert_to_numpy(divisor).astype("float64"), "float32")
+        return x1 * ops.cast(self._rounding.constant(reciprocal), x1.dtype)
 
     def _rescaled(self, layer: Any, call: Any, between: Range, inputs: Any) -> Any:
         with shadowed(layer, "offset", 0.0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -37,6 +38,27 @@ def learning_rate(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ValueError(f"`{name}` is a number above 0 and below 1, such as 1e-3. Received: {value!r}.")
     return float(value)
+
+
+@dataclass(frozen=True, eq=False)
+class TracedRanges:
+    """What a trace of a step on integers contains beside the model.
+
+    Attributes:
+        options: From which codes and placement follow.
+        ranges: The ranges that the trace was made with.
+        variables: Their variables then.
+    """
+
+    options: QuantizationOptions
+    ranges: LearnedRanges
+    variables: tuple[Any, ...]
+
+    def are_of(self, ranges: LearnedRanges) -> bool:
+        """Returns True if the variables belong to these ranges."""
+        present = ranges.variables
+        same = len(present) == len(self.variables)
+        return same and all(one is two for one, two in zip(present, self.variables, strict=True))
 
 
 class QuantizationTraining(Preparation):
@@ -74,7 +96,6 @@ class QuantizationTraining(Preparation):
         super().__init__(model, options, data)
         self._optimizer, self._rate = optimizer, learning_rate("range_learning_rate", range_learning_rate)
         self._ranges: LearnedRanges | None = None
-        self._trainer: Any = None
         self.frozen = False
         if not self.weights and not self.placement.ranges:
             raise ValueError(f"The model {model.name!r} has no weight and no tensor that integers can represent.")
@@ -100,20 +121,19 @@ class QuantizationTraining(Preparation):
         self._train(ranges, [self.grid_of(weight) for weight in self.weights])
 
     def _train(self, ranges: dict[Range, Grid], weights: Sequence[Grid]) -> None:
-        rows = zip(self.weights, weights, strict=True)
-        named = {id(weight.variable): (weight.name, grid) for weight, grid in rows}
+        of_weights = {id(weight.variable): grid for weight, grid in zip(self.weights, weights, strict=True)}
         make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
         with backend.variable_scope(self.model):
-            self._ranges = LearnedRanges(self.formats, ranges, named)
-            self._trainer = trainer_for(self.optimizers, self._ranges.variables, make)
+            self._ranges = LearnedRanges(self.formats, ranges, of_weights)
+            self._ranges.trainer = trainer_for(self.optimizers, self._ranges.variables, make)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Inside the scope, the model computes on integers, and training steps train weights and ranges."""
         ranges = self._known()
         with (
-            simulated_calls(self.placement, ranges, frozen=self.frozen),
-            joined(self.model, self.optimizers, ranges.variables, self._trainer),
+            simulated_calls(self.placement, ranges.for_pass, frozen=self.frozen),
+            joined(self.model, self.optimizers, ranges.variables, ranges.trainer),
         ):
             yield
 
@@ -121,8 +141,26 @@ class QuantizationTraining(Preparation):
     def testing(self) -> Iterator[None]:
         """Inside the scope, the model computes on integers."""
         ranges = self._known()
-        with simulated_calls(self.placement, ranges), joined(self.model, (), ranges.variables, self._trainer):
+        with simulated_calls(self.placement, ranges.for_pass), joined(self.model, (), ranges.variables, ranges.trainer):
             yield
+
+    def in_traces(self) -> TracedRanges:
+        """Returns what a trace of a step contains beside the model."""
+        ranges = self._known()
+        return TracedRanges(self.options, ranges, tuple(ranges.variables))
+
+    def take_over(self, traced: TracedRanges) -> bool:
+        """Trains the variables that a former trace contains, from the present values; False if it does not fit.
+
+        The trace must contain the same model, with the same layers and optimizers. A training that used the variables
+        before goes on with others, of the same values.
+        """
+        ranges = self._known()
+        if traced.options != self.options:
+            return False
+        if not traced.are_of(ranges) and traced.are_of(traced.ranges):
+            ranges.exchange_variables(traced.ranges)
+        return traced.are_of(ranges)
 
     def _known(self) -> LearnedRanges:
         if self._ranges is None:
@@ -150,7 +188,7 @@ class QuantizationTraining(Preparation):
 
     def values(self) -> list[np.ndarray]:
         """Returns the trained ranges, as `assign` takes them."""
-        return [] if self._ranges is None else [np.array(array_of(one.variable)) for one in self._ranges.scales]
+        return [] if self._ranges is None else [np.array(array_of(one)) for one in self._ranges.variables]
 
     def assign(self, values: Sequence[np.ndarray]) -> None:
         """Sets the trained ranges."""
@@ -161,11 +199,10 @@ class QuantizationTraining(Preparation):
         """Returns everything besides weights and optimizer that `restore` continues from."""
         arrays: dict[str, np.ndarray] = {}
         if self._ranges is not None:
-            for index, scale in enumerate(self._ranges.scales):
-                arrays[f"scale/{index}"] = scale.start.scale
-                arrays[f"zero_point/{index}"] = scale.start.zero_point
-                arrays[f"change/{index}"] = np.array(array_of(scale.variable))
-            arrays |= {f"trainer/{i}": np.array(array_of(one)) for i, one in enumerate(self._trainer.variables)}
+            for index, grid in enumerate(self._ranges.starts):
+                arrays[f"scale/{index}"], arrays[f"zero_point/{index}"] = grid.scale, grid.zero_point
+            arrays |= {f"change/{i}": value for i, value in enumerate(self.values())}
+            arrays |= {f"trainer/{i}": np.array(array_of(one)) for i, one in enumerate(self._ranges.trainer.variables)}
         return Snapshot({"begun": self.begun, "frozen": self.frozen}, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -181,7 +218,7 @@ class QuantizationTraining(Preparation):
             self._train(*self._saved_grids(snapshot))
             self.assign(list(arrays_under(snapshot.arrays, "change/").values()))
             saved = arrays_under(snapshot.arrays, "trainer/").values()
-            for variable, value in zip(self._trainer.variables, saved, strict=True):
+            for variable, value in zip(self._known().trainer.variables, saved, strict=True):
                 variable.assign(np.array(value))
         self.frozen = snapshot.values["frozen"]
 

@@ -9,17 +9,29 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common.masking import get_keras_mask
 
 from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.layers import sublayers, weights_of
-from prunekit.anatomy.linear_kinds import SEPARABLE, channel_axis, is_linear, is_linear_kind, is_normalization
+from prunekit.anatomy.linear_kinds import (
+    SEPARABLE,
+    channel_axis,
+    is_fixed_normalization,
+    is_linear,
+    is_linear_kind,
+    is_normalization,
+)
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.techniques.quantize.grids import Granularity
-from prunekit.techniques.quantize.rules import MOVES, Rule, activation_rule, is_relu, rule_of
+from prunekit.techniques.quantize.rules import FUSING, MOVES, Rule, activation_rule, is_relu, rule_of
 
 # Roles of the weights that are rounded. Biases are stored with 32 bits.
 WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
+
+_DIVISIONS = ("Divide", "TrueDivide")
+# Layers that compute something else under a mask.
+_MASKED = (keras.layers.GlobalAveragePooling1D, keras.layers.Softmax)
 
 
 @dataclass(eq=False)
@@ -28,13 +40,15 @@ class Range:
 
     Attributes:
         name: Name of the layer or input that computes the first of them.
-        signed: None for a grid that is chosen from data; for one that a kernel prescribes, whether it has a sign.
+        signed: None for a grid that is chosen from data; for one that is prescribed, whether it has a sign.
         tensors: The tensors.
+        highest: Upper end of a prescribed grid.
     """
 
     name: str
     signed: bool | None = None
     tensors: list[Any] = field(default_factory=list)
+    highest: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +58,7 @@ class RoundedWeight:
     Attributes:
         variable: The weight.
         name: Path of the weight in the model.
-        granularity: Which of its entries share a scale: those of one output unit.
+        granularity: Which of its entries share a scale: those of one output unit, or groups of these.
     """
 
     variable: Any
@@ -89,9 +103,13 @@ class Unit:
     def adds_constants(self) -> bool:
         """True if results may be numbers other than zero that are no entries of what is read."""
         call = self.first
-        if call.kind not in ("Where", "Maximum", "Minimum", "Pad"):
-            return False
         leaves = keras.tree.flatten((call.args, call.kwargs))
+        if call.kind == "Clip":
+            return True
+        if call.kind in ("Concatenate", "Stack"):
+            leaves = [leaf for leaf in leaves if is_constant(leaf)]
+        elif call.kind not in ("Where", "Maximum", "Minimum", "Pad"):
+            return False
         constants = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, keras.KerasTensor)]
         return any(bool(np.any(keras.ops.convert_to_numpy(constant))) for constant in constants)
 
@@ -123,7 +141,13 @@ class Names:
         return self.layers.get(id(call.operation), call.name)
 
 
-def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float: Mapping[int, str]) -> list[Unit]:
+def units_of(
+    graph: Graph,
+    calls_of: Mapping[int, int],
+    names: Names,
+    kept_float: Mapping[int, str],
+    group_size: int | None = None,
+) -> list[Unit]:
     """Returns the calls of a graph in units.
 
     Args:
@@ -131,6 +155,7 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float
         calls_of: id of a layer or operation -> how often the graphs of the model call it.
         names: Names for reports.
         kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
+        group_size: So many consecutive inputs of an output share a scale; None = all of them.
     """
     units, taken = [], set[int]()
     for call in graph.calls:
@@ -148,7 +173,7 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float
                 tuple(calls),
                 _unit_rule(call, rule),
                 is_linear_kind(call.operation) and rule.output != "float",
-                tuple(one for one in _weights_of(call, name, names) if id(one.variable) not in kept_float),
+                tuple(one for one in _weights_of(call, name, names, group_size) if id(one.variable) not in kept_float),
                 Range(f"{name} (inside)") if rule.output != "float" and _rounds_inside(call) else None,
                 Range(f"{name} (before its activation)")
                 if rule.output != "float" and _rounds_before_activation(call)
@@ -159,18 +184,59 @@ def units_of(graph: Graph, calls_of: Mapping[int, int], names: Names, kept_float
 
 
 def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
-    if graph_of(call.operation) is not None:
+    operation = call.operation
+    if graph_of(operation) is not None:
         return MOVES
-    if id(call.operation) in kept_float:
-        return Rule("float", reason=kept_float[id(call.operation)])
-    if is_normalization(call.operation) and not _is_depthwise(call):
-        return Rule("float", reason="a batch normalization alone has an integer kernel for images of several channels")
-    return rule_of(call.operation) or Rule("float", reason="its `call` cannot be followed")
+    if id(operation) in kept_float:
+        return Rule("float", reason=kept_float[id(operation)])
+    if is_any_normalization(operation) and not _is_depthwise(call):
+        return Rule(
+            "float",
+            reason="normalizations have an integer kernel for the last axis, if the lengths of all axes are known",
+        )
+    if call.kind in _DIVISIONS and divisor(call) is not None:
+        return FUSING
+    if isinstance(operation, _MASKED) and any(get_keras_mask(tensor) is not None for tensor in call.inputs):
+        return Rule("float", reason="its mask has no integer kernel")
+    return rule_of(operation, len(call.inputs)) or Rule("float", reason="its `call` cannot be followed")
+
+
+def is_any_normalization(layer: Any) -> bool:
+    """Returns True for a normalization that multiplies with constants and adds others, in inference."""
+    return is_normalization(layer) or is_fixed_normalization(layer)
+
+
+def divisor(call: Call) -> Any:
+    """Returns the number or array by which a call divides a tensor in floating point; None for other calls.
+
+    Kernels multiply with its reciprocal.
+    """
+    named = dict(zip(("x1", "x2"), call.args, strict=False)) | call.kwargs
+    first, second = named.get("x1"), named.get("x2")
+    if call.kind not in _DIVISIONS or not isinstance(first, keras.KerasTensor) or "float" not in first.dtype:
+        return None
+    is_known = isinstance(second, int | float) or _is_array(second)
+    return second if is_known and bool(np.all(keras.ops.convert_to_numpy(second))) else None
+
+
+def is_constant(leaf: Any) -> bool:
+    """Returns True for an argument of a call that is an array or tensor of floating-point values."""
+    return _is_array(leaf) and "float" in str(getattr(leaf, "dtype", ""))
+
+
+def _is_array(leaf: Any) -> bool:
+    is_tensor = keras.ops.is_tensor(leaf) or hasattr(leaf, "__array__")
+    return is_tensor and not isinstance(leaf, keras.Variable | keras.KerasTensor)
 
 
 def _is_depthwise(call: Call) -> bool:
-    """Returns True for a batch normalization that files compute as a depthwise convolution, if it is not folded."""
-    return call.output is not None and len(call.output.shape) == 4 and call.output.shape[-1] != 1
+    """Returns True for a normalization that files compute as a depthwise convolution, if it is not folded."""
+    if call.output is None or call.output.shape[-1] is None or None in call.output.shape[1:]:
+        return False
+    layer, rank = call.operation, len(call.output.shape)
+    if is_normalization(layer):
+        return bool(layer.axis % rank == rank - 1)
+    return all(length == 1 for length in tuple(layer.mean.shape)[:-1])
 
 
 def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int], kept_float: Mapping[int, str]) -> list[Call]:
@@ -234,7 +300,7 @@ def _rounds_before_activation(call: Call) -> bool:
     return is_linear_kind(call.operation) and not is_linear(activation) and not is_relu(activation)
 
 
-def _weights_of(call: Call, layer_name: str, names: Names) -> tuple[RoundedWeight, ...]:
+def _weights_of(call: Call, layer_name: str, names: Names, group_size: int | None) -> tuple[RoundedWeight, ...]:
     if not isinstance(call.operation, keras.layers.Layer) or graph_of(call.operation) is not None:
         return ()
     found, pending = [], [call.operation]
@@ -243,8 +309,10 @@ def _weights_of(call: Call, layer_name: str, names: Names) -> tuple[RoundedWeigh
         pending += sublayers(layer)
         for variable, label, spec in weights_of(layer):
             if spec.role in WEIGHT_ROLES:
-                # A row of a table is read as a whole.
+                # A row of a table is read as a whole. What is left are the inputs of an output: those of all positions
+                # of a window, one position after the other.
                 axes = spec.parallel_axes if spec.role == "embedding" else {*spec.out_axes, *spec.parallel_axes}
+                shared = Granularity(tuple(sorted(axes))).in_groups(group_size, tuple(variable.shape))
                 name = names.weights.get(id(variable), f"{layer_name}/{label}")
-                found.append(RoundedWeight(variable, name, Granularity(tuple(sorted(axes)))))
+                found.append(RoundedWeight(variable, name, shared))
     return tuple(found)

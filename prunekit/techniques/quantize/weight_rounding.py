@@ -75,7 +75,10 @@ class WeightRounder:
         mask = np.ones(weight.shape, bool)
         if self._method == "gptq" and not product.diagonal:
             matrices = product.matrix(weight).astype("float64")
-            wanted = matrices if moments.same else self._wanted(matrices, fit)
+            wanted = matrices
+            if not moments.same:
+                # The weights that give the layer's former outputs best on its present inputs.
+                wanted = fit.best(matrices, self._damping, inverse_factor(fit.gram, self._damping))
             if pruning is None:
                 found = self._rounded(index, product, wanted, product.matrix(weight != 0.0), fit.gram)
             else:
@@ -92,12 +95,8 @@ class WeightRounder:
     ) -> np.ndarray:
         """Returns a kernel on its grid, from matrices of shape (groups, inputs, outputs); zeros where not `kept`."""
         scales, form = self._scales(index, product, np.where(kept, wanted, 0.0))
-        rows = zip(wanted, gram, scales, kept, strict=True)
-        found = [
-            gptq(matrix, hessian, scale, form, mask=mask, damping=self._damping)
-            for matrix, hessian, scale, mask in rows
-        ]
-        return product.kernel(np.stack(found)).astype("float32")
+        found = gptq(wanted, gram, scales, form, mask=kept, damping=self._damping)
+        return product.kernel(found).astype("float32")
 
     def _pruned_and_rounded(
         self, index: int, product: LayerProduct, wanted: np.ndarray, gram: np.ndarray, pruning: Pruning
@@ -107,7 +106,7 @@ class WeightRounder:
         Each group has the better of two results: weights that are chosen while the weights before them are rounded, and
         weights that are rounded after all are chosen, in the order that suits the rounding.
         """
-        factors = [inverse_factor(hessian, self._damping) for hessian in gram]
+        factors = inverse_factor(gram, self._damping).each()
         selections = pruning(product, wanted, factors)
         groups = list(zip(wanted, gram, factors, selections, strict=True))
         fitted, masks = [], []
@@ -127,18 +126,13 @@ class WeightRounder:
         return product.kernel(weights).astype("float32"), product.kernel(kept)
 
     def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
-        """Returns the scales of the kernel with these matrices, shape (groups, 1, outputs), and its codes."""
-        grid = self._grid(index, product.kernel(matrices))
-        # Inputs of one output share a scale.
-        return product.matrix(np.broadcast_to(grid.scale, self._targets[index].shape))[:, :1], grid.format
+        """Returns the scales of a kernel, one for each entry of its matrices, and its codes.
 
-    def _wanted(self, matrices: np.ndarray, fit: LayerFit) -> np.ndarray:
-        """Returns the weights that give the layer's former outputs best on its present inputs."""
-        found = []
-        for group, (matrix, hessian) in enumerate(zip(matrices, fit.gram, strict=True)):
-            damped, _ = damped_hessian(hessian, self._damping)
-            found.append(fit.best(group, matrix, damped, inverse_factor(hessian, self._damping)))
-        return np.stack(found)
+        The scales are known before the first weight is rounded, whatever the order of the inputs.
+        """
+        kernel = product.kernel(matrices)
+        grid = self._grid(index, kernel)
+        return product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape)), grid.format
 
     def _grid(self, index: int, weight: np.ndarray) -> Grid:
         target = self._targets[index]

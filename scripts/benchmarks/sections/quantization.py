@@ -68,8 +68,7 @@ def images_for(model: Any, count: int) -> Any:
 def take_statistics(model: Any, images: Any) -> None:
     """Sets the moving statistics of batch normalizations to those of the images, as after a training.
 
-    With their first values, the outputs of MobileNetV2 are near 1e-10, and LiteRT's softmax of int8 aborts on steps
-    below 2 ** -26.
+    With their first values, the outputs of MobileNetV2 are near 1e-10, and its softmax is left in floating point.
     """
     import keras
 

@@ -108,7 +108,7 @@ def test_without_an_error_nothing_is_multiplied(mean_abs):
 
 def test_other_grids_take_part_in_the_search():
     rows = activations()
-    options = {"granularity": Granularity((0, 2), 1, 8)}
+    options = {"granularity": Granularity((0, 2), 8)}
     grouped, plain = errors([reading_of(rows, weights(), **options)], rows, IntegerFormat(3), rule=MeanSquaredError())
     assert grouped < 0.6 * plain
 

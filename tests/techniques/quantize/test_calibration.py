@@ -188,12 +188,15 @@ def test_constants_are_rounded_in_compiled_functions():
     assert np.isclose(found[0, 2], 0.5 * factor, atol=0.006) and not np.isclose(factor, 0.123)
 
 
-@pytest.mark.parametrize("shape, axes", [((6, 5), (1,)), ((3, 3, 4, 2), (2, 3)), ((4,), ())])
-def test_scales_of_tensors_are_those_of_arrays(shape, axes):
+@pytest.mark.parametrize(
+    "shape, axes, size",
+    [((6, 5), (1,), None), ((3, 3, 4, 2), (2, 3), None), ((4,), (), None), ((3, 3, 4, 2), (3,), 8), ((4, 9), (0,), 4)],
+)
+def test_scales_of_tensors_are_those_of_arrays(shape, axes, size):
     values = np.random.default_rng(0).normal(size=shape).astype("float32")
     values[..., 0] = 0.0
-    grid = grid_of(values, IntegerFormat(4), Granularity(axes))
-    found = ops.convert_to_numpy(scale_of(ops.convert_to_tensor(values), IntegerFormat(4), Granularity(axes)))
+    grid = grid_of(values, IntegerFormat(4), Granularity(axes, size))
+    found = ops.convert_to_numpy(scale_of(ops.convert_to_tensor(values), IntegerFormat(4), Granularity(axes, size)))
     assert np.allclose(found, grid.scale, rtol=2.0**-22, atol=0.0)
     assert found.shape == (grid.scale.shape if axes else (1,) * len(shape))
 

@@ -9,9 +9,11 @@ from keras import ops
 from plain_quantization import plain_equalization
 
 from prunekit.core.variable_values import assigned
+from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.channel_scaling import rescale
 from prunekit.techniques.quantize.equalization import channel_ranges, equalized
 from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.ranges import grid_of
 from prunekit.techniques.quantize.rescaling import rescalable
@@ -212,3 +214,12 @@ def test_a_model_without_such_layers_stays_as_it_is():
 def test_the_last_permitted_sweep_is_reported():
     found = equalized(place(unbalanced(mobile())), sweeps=1)
     assert (found.sweeps, found.converged, found.pairs) == (1, False, 5)
+
+
+def test_a_kernel_of_a_single_input_lies_on_every_grid_and_is_equalized_all_the_same():
+    model = stack((1,), L.Dense(12, activation="relu", name="first"), L.Dense(3, name="head"))
+    unbalanced(model)
+    found = quantized(model, QuantizationOptions(activations=None, equalize=True))
+    assert found.report.notes == ("Equalization changed the channels of 1 of 1 layers: first.",)
+    again = quantized(model, QuantizationOptions(activations=None, equalize=True))
+    assert again.report.notes == ("Equalization changed the channels of 0 of 0 layers.",)

@@ -16,7 +16,7 @@ from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_o
 
 BY_OUTPUT = Granularity((1,))
 # Ragged: the last group of 24 or 150 inputs is shorter.
-GROUPED = Granularity((1,), 0, 16)
+GROUPED = Granularity((1,), 16)
 RULES = pytest.mark.parametrize("rule", [MinMax(), MeanSquaredError()], ids=["extremes", "squared error"])
 
 
@@ -212,6 +212,24 @@ def test_a_hessian_that_is_not_finite_is_refused():
     hessian[3, 3] = np.nan
     with pytest.raises(ValueError, match="NaN or infinite on the calibration data"):
         gptq(matrix, hessian, np.ones((1, 7), "float32"), IntegerFormat(4))
+
+
+@pytest.mark.parametrize("damping", [0.01, 0.0], ids=["damped", "singular"])
+@pytest.mark.parametrize("inputs", [9, 150])
+def test_groups_are_rounded_together_as_each_alone(inputs, damping):
+    rng = np.random.default_rng(0)
+    matrices, hessians = map(np.stack, zip(*(layer(inputs, 2, seed=seed) for seed in range(12)), strict=True))
+    # Groups with unused inputs, and one whose Hessian has no Cholesky factor without damping.
+    hessians[:3, 4], hessians[:3, :, 4] = 0.0, 0.0
+    hessians[5] = np.ones((inputs, inputs))
+    scales = np.abs(matrices).max(axis=1, keepdims=True).astype("float32") / 7
+    masks = rng.random(matrices.shape) < 0.8
+    for mask in (None, masks):
+        found = gptq(matrices, hessians, scales, IntegerFormat(4), mask=mask, damping=damping)
+        given = [None] * 12 if mask is None else mask
+        rows = zip(matrices, hessians, scales, given, strict=True)
+        expected = [gptq(*row, IntegerFormat(4), mask=kept, damping=damping) for *row, kept in rows]
+        np.testing.assert_array_equal(found, np.stack(expected))
 
 
 # Pruning in the same pass --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
-from plain_quantization import plain_code, plain_limits, plain_parameters, plain_slices
+from plain_quantization import plain_code, plain_limits, plain_parameters, plain_parts
 
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import grid_of
@@ -15,22 +15,26 @@ pytestmark = pytest.mark.every_backend
 BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 FORMATS = [(bits, symmetric) for bits in BITS for symmetric in (True, False) if symmetric or bits < 16]
 RANGES = [(-1.0, 1.0), (-0.3, 0.7), (0.5, 1.0), (-3.0, -2.0), (0.0, 0.0), (0.0, 1e-30), (-1e30, 2e30), (-1e-3, 40.0)]
-# (shape, axes with a scale for each index, axis of groups, size of groups)
+# (shape, axes with a scale for each index, size of groups)
 GRANULARITIES = {
-    "one scale": ((6, 5), (), None, None),
-    "a number": ((), (), None, None),
-    "dense by output": ((6, 5), (1,), None, None),
-    "dense by input": ((6, 5), (0,), None, None),
-    "convolution": ((3, 3, 4, 5), (3,), None, None),
-    "depthwise": ((3, 3, 4, 2), (2, 3), None, None),
-    "attention": ((6, 2, 3), (1, 2), None, None),
-    "groups": ((8, 5), (1,), 0, 4),
-    "ragged groups": ((9, 5), (1,), 0, 4),
-    "one long group": ((9, 5), (1,), 0, 100),
-    "groups of one": ((4, 3), (1,), 0, 1),
-    "groups inside": ((3, 7, 4), (0, 2), 1, 3),
-    "groups without axes": ((5, 6), (), 1, 4),
-    "groups after": ((4, 9), (0,), 1, 4),
+    "one scale": ((6, 5), (), None),
+    "a number": ((), (), None),
+    "dense by output": ((6, 5), (1,), None),
+    "dense by input": ((6, 5), (0,), None),
+    "convolution": ((3, 3, 4, 5), (3,), None),
+    "depthwise": ((3, 3, 4, 2), (2, 3), None),
+    "attention": ((6, 2, 3), (1, 2), None),
+    "groups": ((8, 5), (1,), 4),
+    "ragged groups": ((9, 5), (1,), 4),
+    "one long group": ((9, 5), (1,), 100),
+    "groups of one": ((4, 3), (1,), 1),
+    "groups of a convolution": ((3, 3, 5, 4), (3,), 8),
+    "groups of a transposed convolution": ((3, 2, 4, 5), (2,), 8),
+    "groups of attention": ((3, 4, 6), (2,), 5),
+    "groups around parallel axes": ((4, 2, 5, 3), (1, 3), 6),
+    "groups inside": ((3, 7, 4), (0, 2), 3),
+    "groups without axes": ((5, 6), (), 4),
+    "groups after": ((4, 9), (0,), 4),
 }
 
 
@@ -73,11 +77,8 @@ def test_other_formats_are_refused(arguments, error, match):
     "arguments, match",
     [
         ({"axes": (0, 0)}, "Each axis can be named once"),
-        ({"axes": (0,), "group_axis": 0, "group_size": 4}, "Each axis can be named once"),
-        ({"group_axis": 0}, "Groups need `group_axis` and `group_size`"),
-        ({"group_size": 4}, "Groups need `group_axis` and `group_size`"),
         ({"axes": (-1,)}, "axes"),
-        ({"group_axis": 0, "group_size": 0}, "group_size"),
+        ({"group_size": 0}, "group_size"),
     ],
 )
 def test_contradictory_granularities_are_refused(arguments, match):
@@ -85,7 +86,7 @@ def test_contradictory_granularities_are_refused(arguments, match):
         Granularity(**arguments)
 
 
-@pytest.mark.parametrize("granularity", [Granularity((2,)), Granularity((0,), 2, 4)])
+@pytest.mark.parametrize("granularity", [Granularity((2,)), Granularity((0, 2), 4)])
 def test_a_missing_axis_is_refused(granularity):
     with pytest.raises(ValueError, match=r"needs an axis 2. Received: shape=\(6, 5\)"):
         granularity.parameter_shape((6, 5))
@@ -93,9 +94,9 @@ def test_a_missing_axis_is_refused(granularity):
 
 @pytest.mark.parametrize("name", GRANULARITIES)
 def test_each_scale_belongs_to_the_entries_that_share_it(name):
-    shape, axes, axis, size = GRANULARITIES[name]
-    granularity = Granularity(axes, axis, size)
-    slices = dict(plain_slices(shape, axes, axis, size))
+    shape, axes, size = GRANULARITIES[name]
+    granularity = Granularity(axes, size)
+    slices = dict(plain_parts(shape, axes, size))
     scales = np.arange(len(slices), dtype="float32").reshape(granularity.parameter_shape(shape))
     spread = np.broadcast_to(granularity.spread(scales, shape), shape)
     for index, entries in slices.items():
@@ -147,11 +148,11 @@ def test_ranges_without_ends_are_refused(low, high):
 @pytest.mark.parametrize("bits, symmetric", FORMATS)
 @pytest.mark.parametrize("name", GRANULARITIES)
 def test_codes_and_values_are_those_of_plain_loops(name, bits, symmetric):
-    shape, axes, axis, size = GRANULARITIES[name]
+    shape, axes, size = GRANULARITIES[name]
     values = numbers(shape)
-    grid = grid_of(values, IntegerFormat(bits, symmetric), Granularity(axes, axis, size))
+    grid = grid_of(values, IntegerFormat(bits, symmetric), Granularity(axes, size))
     codes, nearest = grid.codes(values), grid.nearest(values)
-    for index, entries in plain_slices(shape, axes, axis, size):
+    for index, entries in plain_parts(shape, axes, size):
         part = values[entries]
         scale, zero_point = plain_parameters(float(part.min()), float(part.max()), bits, symmetric)
         assert (grid.scale[index], grid.zero_point[index]) == (scale, zero_point)
@@ -167,7 +168,7 @@ def test_codes_and_values_are_those_of_plain_loops(name, bits, symmetric):
 @pytest.mark.parametrize("bits, symmetric", FORMATS)
 def test_tensors_of_the_backend_get_the_codes_and_values_of_arrays(bits, symmetric):
     values = numbers((9, 5))
-    grid = grid_of(values, IntegerFormat(bits, symmetric), Granularity((1,), 0, 4))
+    grid = grid_of(values, IntegerFormat(bits, symmetric), Granularity((1,), 4))
     codes = grid.codes(ops.convert_to_tensor(values))
     assert keras.backend.standardize_dtype(codes.dtype) == "int32"
     assert np.array_equal(ops.convert_to_numpy(codes), grid.codes(values))

@@ -188,16 +188,41 @@ def test_a_weight_that_two_layers_read_has_one_grid():
     assert len(names) == len(set(names)) == len(unique_weights(place(model)))
 
 
-@pytest.mark.parametrize("options", [{"weights": 4}, {"weights": 6}, {"weights": 8, "method": "gptq"}], ids=str)
+SECOND = [
+    {"weights": 4},
+    {"weights": 6},
+    {"weights": 8, "method": "gptq"},
+    {"weights": 4, "equalize": True},
+    {"weights": 8, "equalize": True},
+    {"weights": {"middle": 3}, "method": "gptq", "equalize": True},
+    # The layer that is not rounded lies on no grid, and its neighbour must not follow it.
+    {"weights": 4, "equalize": True, "exclude": "head"},
+    {"weights": 4, "method": "awq"},
+    {"weights": 3, "method": "awq", "equalize": True},
+]
+
+
+@pytest.mark.parametrize("options", SECOND, ids=str)
 def test_a_second_quantization_leaves_weights_on_their_grids_as_they_are(options):
     keras.utils.set_random_seed(0)
-    model = stack((32,), L.Dense(32, activation="relu"), L.Dense(32, activation="relu"), L.Dense(8))
+    layers = [L.Dense(32, activation="relu", name=name) for name in ("first", "middle")]
+    model = stack((32,), *layers, L.Dense(8, name="head"))
     data = np.random.default_rng(0).normal(size=(100, 32)).astype("float32")
     quantized(model, QuantizationOptions(**options), data)
     before = [np.array(one) for one in model.get_weights()]
     quantized(model, QuantizationOptions(**options), data)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("method", ["nearest", "awq"])
+def test_a_kernel_on_its_grid_stays_when_the_layer_before_it_is_quantized_later(method):
+    model = pair()
+    data = inputs_of(model, examples=16)
+    quantized(model, QuantizationOptions(activations=None, exclude="hidden"))
+    before = np.array(ops.convert_to_numpy(model.get_layer("head").kernel))
+    quantized(model, QuantizationOptions(method=method, equalize=True), data)
+    np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("head").kernel), before)
 
 
 def test_weights_of_4_bits_stay_where_8_bits_are_asked_for():
@@ -226,9 +251,9 @@ def test_stateful_layers_are_refused_with_the_remedy():
         quantized(model, QuantizationOptions(), np.ones((16, 5, 4), "float32"))
 
 
-def test_a_normalization_of_vectors_and_a_rescaling_of_integers_are_named_as_floating_point():
-    model = stack((8,), L.Dense(8, activation="relu"), L.BatchNormalization(name="norm"), L.Dense(3))
-    report = quantized(model, QuantizationOptions(), np.ones((8, 8), "float32")).report
+def test_a_normalization_of_rows_and_a_rescaling_of_integers_are_named_as_floating_point():
+    model = stack((4, 8), L.Dense(8, activation="relu"), L.BatchNormalization(axis=1, name="norm"), L.Dense(3))
+    report = quantized(model, QuantizationOptions(), np.ones((8, 4, 8), "float32")).report
     assert [one.name for one in report.left_float] == ["norm"]
     x = keras.Input((6, 6, 3), dtype="uint8")
     model = keras.Model(x, L.Conv2D(2, 3)(L.Rescaling(1 / 255.0, name="scaled")(x)))

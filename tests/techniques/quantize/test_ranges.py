@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from plain_quantization import plain_error, plain_percentile, plain_slices
+from plain_quantization import plain_error, plain_parts, plain_percentile
 
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.ranges import (
@@ -70,9 +70,9 @@ class TestEveryRule:
 
     def test_the_grid_of_a_matrix_has_the_ranges_of_its_parts(self, rule, name, form):
         matrix = np.resize(VALUES[name], (9, 4))
-        granularity = Granularity((1,), 0, 4)
+        granularity = Granularity((1,), 4)
         grid = grid_of(matrix, form, granularity, rule)
-        for index, entries in plain_slices(matrix.shape, (1,), 0, 4):
+        for index, entries in plain_parts(matrix.shape, (1,), 4):
             alone = grid_of(matrix[entries], form, rule=rule)
             assert (grid.scale[index], grid.zero_point[index]) == (alone.scale, alone.zero_point)
 
@@ -154,7 +154,7 @@ def test_large_arrays_are_taken_in_parts_with_the_same_result(form, monkeypatch)
 
 def test_entries_that_complete_a_short_group_do_not_count():
     values = np.array([[1.0], [2.0], [3.0], [4.0], [5.0]], "float32")
-    sample = sample_of(values, Granularity((1,), 0, 3))
+    sample = sample_of(values, Granularity((1,), 3))
     assert sample.values.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 0.0]]
     assert sample.counts.tolist() == [[1, 1, 1], [1, 1, 0]]
 

@@ -1,5 +1,7 @@
 """A simulation computes what the model does wherever it rounds nothing, also in training, and leaves no trace."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -33,6 +35,9 @@ class Passing:
     def __init__(self):
         self.seen = {}
         self.dtypes = set()
+
+    def running(self, unit):
+        return contextlib.nullcontext()
 
     def tensor(self, value, place):
         self.seen.setdefault(place.name, []).append(value)
@@ -106,6 +111,32 @@ def test_outputs_without_rounding_are_the_models_own(name):
     assert_close(found, expected, 5e-6)
     written = {one.name for one in placement.ranges}
     assert passing.seen.keys() - {"the sigmoid of silu", "constant"} == written
+
+
+# Operations that kernels compute in other ways than Keras.
+REWRITTEN = {
+    "negative": ops.negative,
+    "square": ops.square,
+    "half": lambda y: y / 2,
+    "by an array": lambda y: y / np.linspace(1, 2, 4, dtype="float32"),
+    "average": lambda y: L.Average()([y, y * 0.5, ops.abs(y)]),
+    "hard sigmoid": L.Activation("hard_sigmoid"),
+    "hard sigmoid in a layer": L.Dense(3, activation="hard_sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_operations_that_kernels_compute_in_another_way_have_the_same_results(name):
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, REWRITTEN[name](x))
+    randomize(model)
+    inputs = np.random.default_rng(0).normal(size=(16, 4)).astype("float32") * 3
+    placement, passing = place(model), Passing()
+    with simulating(placement, passing):
+        found = outputs_of(model, inputs)
+    assert_close(found, outputs_of(model, inputs), 1e-6)
+    assert placement.left_float == []
+    assert ("constant" in passing.seen) is (name in ("half", "by an array", "average"))
 
 
 @pytest.mark.short(cases=4)

@@ -1,0 +1,279 @@
+"""Writes integer LiteRT files that were run and compared with their simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core.snapshot import write_bytes
+from prunekit.delivery.export_reference import Subject
+from prunekit.delivery.formatting import names
+from prunekit.delivery.gzip_size import gzip_size
+from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
+from prunekit.delivery.integer_export import integer_file
+from prunekit.delivery.integer_file import IntegerFile
+from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
+from prunekit.delivery.integer_sparsity import KernelEncoding, sparsely_encoded
+from prunekit.delivery.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
+from prunekit.delivery.litert import ConversionError
+from prunekit.delivery.xnnpack import read_verdict
+from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
+
+# Examples that a file is compared on, and those of them that a sparsely encoded file computes one by one.
+EXAMPLES, _SINGLE = 64, 4
+# Largest and mean difference of a file's outputs from those of the simulation, as fractions of their range. Kernels
+# and simulation round values between two codes differently here and there, which adds up from layer to layer.
+_LARGEST, _MEAN = 0.25, 0.02
+# Steps of 16 bits are a 256th as long, but kernels are off by several.
+_FINER = 1 / 16
+# Or this multiple of the differences of the simulation from the float model.
+_OF_ROUNDING = 3.0
+# With activations in floating point: another order of summation.
+_SAME = 1e-4
+_FLOAT_BYTES = 4
+# Most tensors that a note names.
+_LISTED = 8
+ENCODED = "Kernels are encoded sparsely where integer operations of a LiteRT file read them."
+_LEAVE_DENSE = "It is not written. Leave `sparse` out: gzip compresses the zeros of a dense file."
+
+
+def export_integers(  # noqa: PLR0913
+    found: QuantizedModel,
+    samples: Any,
+    target: Path,
+    float_outputs: list[np.ndarray] | None,
+    labels: Any = None,
+    *,
+    integer_io: Sequence[str] = (),
+    sparse: bool = False,
+) -> tuple[IntegerExport, list[np.ndarray]]:
+    """Writes an integer file; returns how it compares, and its outputs for the samples.
+
+    Args:
+        found: The quantized model.
+        samples: Examples in the model's input structure.
+        target: Name of the file.
+        float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
+        labels: Classes of the samples for the first output, for the accuracy.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32.
+        sparse: True encodes kernels sparsely where that is smaller.
+
+    Raises:
+        ValueError, IntegerExportError: As for `Quantized.export`.
+    """
+    activations = found.formats.activations
+    if sparse and activations is None:
+        raise ValueError(f"{ENCODED} Received: sparse=True for a file with activations in floating point.")
+    with contextlib.ExitStack() as scratch:
+        export = _Export(found, samples, labels, scratch)
+        made = export.made(integer_io)
+        if not sparse or activations is None:
+            return export.written(target, float_outputs, made, ())
+        return export.written(target, float_outputs, *export.encoded(made, activations))
+
+
+class _Export:
+    """One export.
+
+    Args:
+        found: The quantized model.
+        samples: Examples in the model's input structure.
+        labels: Their classes, or None.
+        scratch: Removes temporary files.
+    """
+
+    def __init__(self, found: QuantizedModel, samples: Any, labels: Any, scratch: contextlib.ExitStack):
+        if keras.backend.backend() != "tensorflow":
+            raise IntegerExportError(
+                "LiteRT files are made with Keras's TensorFlow backend. Received: the backend "
+                f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
+                "is set, and quantize and export it there."
+            )
+        others = [one for one in found.model._flatten_layers() if one.compute_dtype not in (None, "float32")]
+        if others:
+            raise IntegerExportError(
+                f"Integer files are made of models that compute in float32. Received: the layer {others[0].name!r} in "
+                f"{others[0].compute_dtype}. Build the model with the policy float32 and the same weights."
+            )
+        self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
+        self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
+
+    def made(self, integer_io: Sequence[str]) -> IntegerFile:
+        """Converts the model."""
+        subject, found = self._subject, self._found
+        try:
+            return integer_file(
+                found.placement,
+                found.ranges,
+                found.formats,
+                structure=subject.structure,
+                specs=subject.fixed,
+                folder=self._folder,
+                integer_io=integer_io,
+            )
+        except ConversionError as error:
+            raise IntegerExportError(f"The model cannot be converted: {error}.") from error
+
+    def encoded(self, dense: IntegerFile, activations: IntegerFormat) -> tuple[IntegerFile, tuple[KernelEncoding, ...]]:
+        """Returns a file with its kernels encoded sparsely, and how each is stored.
+
+        The outputs are compared with those of the file as it was, for single examples and in batches.
+        """
+        made, kernels = sparsely_encoded(dense, activations)
+        if all(one.reason for one in kernels):
+            return dense, kernels
+        wrong = read_verdict(made.content).wrong
+        if wrong is not None:
+            raise IntegerExportError(f"The file with sparsely encoded kernels gives {wrong}. {_LEAVE_DENSE}")
+        count = self._subject.count
+        for batch, examples in [(1, _SINGLE), (EXAMPLES, count)] if made.batch is None else [(made.batch, count)]:
+            try:
+                expected = self._answers(self._saved(dense), dense, batch, examples)
+                apart = compare(expected, self._answers(self._saved(made), made, batch, examples), None)
+            except Unfit as error:
+                raise IntegerExportError(
+                    f"The file with sparsely encoded kernels was made, but {error}. {_LEAVE_DENSE}"
+                ) from error
+            # Kernels of 4 bits become 8 bits, which other kernels of LiteRT read, and they round differently.
+            if not (apart.max_error <= _LARGEST and apart.mean_error <= _MEAN):
+                raise IntegerExportError(
+                    "A file with sparsely encoded kernels computes what the dense file computes. Received: a largest "
+                    f"difference of {apart.max_error:.3g} and a mean one of {apart.mean_error:.3g} of the outputs' "
+                    f"range in batches of {batch} (allowed: {_LARGEST:g} and {_MEAN:g}). {_LEAVE_DENSE}"
+                )
+        return made, kernels
+
+    def written(
+        self,
+        target: Path,
+        float_outputs: list[np.ndarray] | None,
+        made: IntegerFile,
+        kernels: tuple[KernelEncoding, ...],
+    ) -> tuple[IntegerExport, list[np.ndarray]]:
+        """Compares and writes the file; returns also its outputs."""
+        subject, found = self._subject, self._found
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = self._saved(made)
+        with found.simulating():
+            expected = subject.answers(found.model)
+        try:
+            tensors = self._tensors(made, path)
+            answers = self._answers(path, made, EXAMPLES, subject.count)
+            simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels)
+        except (ScriptFailed, Unfit) as error:
+            raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
+        rounding = before = None
+        if float_outputs is not None:
+            rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None)
+            before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
+        _check(tensors, simulation, rounding, found.formats.activations)
+        float_bytes = self._float_bytes(len(made.content))
+        notes = _notes(len(made.content), float_bytes, tensors)
+        write_bytes(target, made.content)
+        done = IntegerExport(
+            str(target),
+            len(made.content),
+            gzip_size([made.content]),
+            float_bytes,
+            made.left_float,
+            tuple(tensors),
+            simulation,
+            before,
+            notes,
+            kernels=kernels,
+        )
+        return done, answers
+
+    def _saved(self, made: IntegerFile) -> Path:
+        path = self._folder / "integers.tflite"
+        path.write_bytes(made.content)
+        return path
+
+    def _tensors(self, made: IntegerFile, path: Path) -> list[TensorDifference]:
+        """Returns the differences of the tensors for the first example."""
+        if self._found.formats.activations is None:
+            return []
+        count = made.batch or 1
+        first = keras.tree.map_structure(lambda one: np.asarray(one)[:count], self._subject.structure)
+        return tensor_differences(made, path, self._found, self._subject.specs, first)
+
+    def _answers(self, path: Path, made: IntegerFile, batch: int, count: int) -> list[np.ndarray]:
+        """Returns the outputs of the file for the first `count` examples in batches, as LiteRT runs it by default."""
+        subject, batch = self._subject, made.batch or batch
+        whole = min(count, subject.count) // batch * batch if made.batch else min(count, subject.count)
+        found = run_apart(path, file_inputs(made, subject.specs, subject.inputs), {batch: whole})
+        outputs = {name: found[f"{batch}/{name}"] for name in made.outputs}
+        return [
+            np.asarray(made.grids[name].values(value) if name in made.grids else value, "float32")
+            for name, value in outputs.items()
+        ]
+
+    def _float_bytes(self, size: int) -> int:
+        """Returns the size of the float32 file; converts the model only where the integer file may have grown."""
+        weights = _FLOAT_BYTES * sum(int(np.prod(one.shape)) for one in self._found.model.weights)
+        if size < weights:
+            return weights
+        try:
+            return len(self._subject.converted()[1])
+        except Unfit:
+            return weights
+
+
+def _check(
+    tensors: list[TensorDifference],
+    simulation: Comparison,
+    rounding: Comparison | None,
+    activations: IntegerFormat | None,
+) -> None:
+    """Raises if a file is too far from the simulation; with activations in floating point it computes the same.
+
+    Args:
+        tensors: Differences of the tensors.
+        simulation: Differences of the outputs from those of the simulation.
+        rounding: Differences of the simulation from the float model, in the same unit; None if they are not known.
+        activations: Codes of the tensors between layers; None = these are in floating point.
+    """
+    wrong = [one for one in tensors if one.is_too_large]
+    if wrong:
+        worst = max(wrong, key=lambda one: one.largest or 0)
+        kernel = "" if worst.allowed == 1 else f" ({worst.allowed} steps for the kernel of this one)"
+        raise IntegerExportError(
+            f"Each tensor of an integer file is at most one step from the simulation{kernel}. Received: "
+            f"{worst.name!r} with {worst.largest} steps, and {len(wrong) - 1} more. The file is not written. Leave the "
+            "layer in floating point with `exclude`, and report this model to prunekit."
+        )
+    finer = _FINER if activations is not None and activations.bits == 16 else 1.0
+    largest, mean = (_SAME, _SAME) if activations is None else (_LARGEST * finer, _MEAN * finer)
+    if activations is not None and rounding is not None and np.isfinite(rounding.max_error):
+        # Where rounding changes the outputs much, as in deep networks or with outputs of a few steps, so does another
+        # rounding of single values.
+        largest = max(largest, _OF_ROUNDING * rounding.max_error)
+        mean = max(mean, _OF_ROUNDING * rounding.mean_error)
+    if not (simulation.max_error <= largest and simulation.mean_error <= mean):
+        raise IntegerExportError(
+            "The outputs of an integer file are near those of the simulation. Received: a largest difference of "
+            f"{simulation.max_error:.3g} and a mean one of {simulation.mean_error:.3g} of the outputs' range (allowed: "
+            f"{largest:g} and {mean:g}). The file is not written."
+        )
+
+
+def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tuple[str, ...]:
+    notes = []
+    if size >= float_bytes:
+        notes.append(
+            f"The file is not smaller than the float32 file ({size:,} and {float_bytes:,} bytes): scales and names of "
+            "the tensors need more than the integers save."
+        )
+    merged = dict.fromkeys(one.name for one in tensors if one.largest is None)
+    if merged:
+        notes.append(
+            f"Tensors that the converter merged with others or moved are not compared: {names(list(merged), _LISTED)}."
+        )
+    return tuple(notes)
