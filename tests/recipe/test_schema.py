@@ -237,7 +237,7 @@ class TestAgreementWithTheRestOfPrunekit:
         for name in shorthands.ALLOCATIONS:
             assert step_settings.Prune(sparsity=0.5, allocation=name).allocation == name
             if name == "sensitivity":
-                with pytest.raises(ValueError, match="needs the file of a scan"):
+                with pytest.raises(ValueError, match="Expected the file of a scan"):
                     allocation.get_allocation(name)
                 continue
             assert isinstance(allocation.get_allocation(name), allocation.Allocation)

@@ -25,11 +25,14 @@ def extract_of(tensor: Any) -> tuple[Any, Any, Any, Any]:
     """Returns what a histogram reads of a tensor of shape (examples, ...), by `keras.ops`.
 
     Returns:
-        Lowest value; highest value; the values that are counted, every `step`-th one; and `step`.
+        Lowest value, NaN if one is NaN or infinite; highest value; the values that are counted, every `step`-th one;
+        and `step`.
     """
     flat = ops.reshape(ops.cast(tensor, "float32"), (-1,))
     step = _step(math.prod(length or 1 for length in tensor.shape[1:]))
-    return ops.min(flat), ops.max(flat), flat[::step], step
+    # The minimum and maximum of XLA pass over some NaN.
+    low = ops.where(ops.all(ops.isfinite(flat)), ops.min(flat), math.nan)
+    return low, ops.max(flat), flat[::step], step
 
 
 class Histogram:
@@ -62,7 +65,7 @@ class Histogram:
         Raises:
             ValueError: An extreme is NaN or infinite; the histogram is not changed.
         """
-        low, high, weight = float(low), float(high), int(step)
+        low, high, weight = float(array_of(low)), float(array_of(high)), int(step)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("A range needs finite values. Received: NaN or infinity among them.")
         counted = array_of(values)
