@@ -23,6 +23,7 @@ from prunekit.anatomy.channel_calls import (
     maps_zero_to_zero,
     sizes,
 )
+from prunekit.sparsity.array_ops import array_of
 
 # ---- entry by entry --------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ def _binary(walk: Walk, call: Call) -> list[Axes]:
 
 def _constant(value: Any) -> Axes:
     shape = tuple(np.shape(value))
-    return Axes(shape, (None,) * len(shape), bool(np.all(np.asarray(value) == 0)))
+    return Axes(shape, (None,) * len(shape), bool(np.all(array_of(value) == 0)))
 
 
 # ---- sums of products ------------------------------------------------------------------------------------------------

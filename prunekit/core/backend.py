@@ -186,5 +186,8 @@ def _is_on_one_device(variable) -> bool:
 
 def number(scalar) -> float | int:
     """Returns the value of a scalar variable or tensor as a Python number."""
+    if keras.backend.backend() == "torch":
+        # Tensors on a GPU, such as the iterations of an optimizer that accumulates gradients, have no `numpy()`.
+        return np.asarray(keras.ops.convert_to_numpy(scalar)).item()
     # Keras's convert_to_numpy makes NumPy 2 emit a warning for TensorFlow variables.
     return np.asarray(scalar.numpy() if hasattr(scalar, "numpy") else scalar).item()

@@ -121,6 +121,19 @@ def test_what_keeps_channels_apart_is_followed(name):
     assert groups_of(through(PASSES[name]()))["before"].channels.size in (3, 6)
 
 
+@pytest.mark.every_backend
+def test_a_constant_tensor_that_is_added_is_read_on_every_backend():
+    """On PyTorch neither a tensor on a GPU nor one with gradients has an array of NumPy."""
+    constant = ops.convert_to_tensor(2.0)
+    if keras.backend.backend() == "torch":
+        constant.requires_grad_()
+    inputs = keras.Input((3,))
+    hidden = ops.add(layers.Dense(4, name="first")(inputs), constant)
+    model = keras.Model(inputs, layers.Dense(2, name="second")(hidden))
+    (group,) = find_channels(model).groups
+    assert group.name == "first" and group.channels.size == 4
+
+
 def test_outputs_stay():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="only")])
     channels = find_channels(model)

@@ -73,7 +73,7 @@ def test_windows_are_pooled_by_halves_like_a_plain_loop(shape, block, pooling):
     importance = np.random.default_rng(0).random(shape).astype("float32")
     pattern = SamePoolingBlock(*block, pooling)
     pattern.check(shape, (0,), (1,), 0.5, "kernel")
-    pooled = np.array(pattern.pool(ops.convert_to_tensor(importance), (0,), (1,)))
+    pooled = ops.convert_to_numpy(pattern.pool(ops.convert_to_tensor(importance), (0,), (1,)))
     reduce = np.max if pooling == "max" else np.mean
     expected = [
         # The mean of means: windows are pooled along one axis, then along the other.
@@ -84,7 +84,7 @@ def test_windows_are_pooled_by_halves_like_a_plain_loop(shape, block, pooling):
     assert pooled.shape == (1, *np.shape(expected))
     np.testing.assert_allclose(pooled[0], expected, rtol=1e-6)
     units = np.arange(pooled.size).reshape(pooled.shape)
-    mask = np.array(pattern.expand(ops.convert_to_tensor(units), shape, (0,), (1,)))
+    mask = ops.convert_to_numpy(pattern.expand(ops.convert_to_tensor(units), shape, (0,), (1,)))
     for row, column in np.ndindex(shape):
         assert mask[row, column] == units[0, row // block[0], column // block[1]]
 
@@ -93,7 +93,7 @@ def test_windows_are_pooled_by_halves_like_a_plain_loop(shape, block, pooling):
 def test_a_group_that_the_end_cuts_off_keeps_as_many_as_the_others():
     weight = np.arange(1.0, 12.0, dtype="float32").reshape(11, 1)
     pattern = TailedNM(2, 4)
-    mask = np.array(pattern.pool(ops.convert_to_tensor(weight), (0,), (1,)))
+    mask = ops.convert_to_numpy(pattern.pool(ops.convert_to_tensor(weight), (0,), (1,)))
     assert mask.ravel().tolist() == [False, False, True, True] * 2 + [False, True, True]
     with pytest.raises(ValueError, match="multiple of 4"):
         NM(2, 4).check((11, 1), (0,), (1,), 0.5, "kernel")
