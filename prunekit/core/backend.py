@@ -187,7 +187,8 @@ def _is_on_one_device(variable) -> bool:
 def number(scalar) -> float | int:
     """Returns the value of a scalar variable or tensor as a Python number."""
     if keras.backend.backend() == "tensorflow":
-        return array_of(scalar).item()
+        # Keras's convert_to_numpy makes NumPy 2 emit a warning for TensorFlow variables.
+        return np.asarray(scalar.numpy() if hasattr(scalar, "numpy") else scalar).item()
     # With a NumPy array in between, tensors of PyTorch emit a warning, and on a GPU they have none.
     value = scalar.value if isinstance(scalar, keras.Variable) else scalar
     return value.item() if hasattr(value, "item") else value
