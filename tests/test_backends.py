@@ -12,7 +12,7 @@ import backend_masks
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, jax_only, sync_model_state, tensorflow_only
+from backends import BACKEND, as_on_an_accelerator, batches_read_ahead, jax_only, sync_model_state, tensorflow_only
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.callbacks import PruningCallback
@@ -188,8 +188,17 @@ def test_a_second_fit_with_averages_continues(compiled, samples):
     assert zeros(compiled) == [96, 48]
 
 
+@pytest.mark.every_backend(cases=2)
 @pytest.mark.parametrize("together", [1, 2], ids=["one callback", "two callbacks"])
-def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_them(compiled, samples, together):
+@pytest.mark.parametrize(
+    "accelerator", [False, pytest.param(True, marks=jax_only)], ids=["this device", "as on an accelerator"]
+)
+def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_them(
+    compiled, samples, together, accelerator, monkeypatch
+):
+    if accelerator:
+        as_on_an_accelerator(monkeypatch)
+    updates = 5 - batches_read_ahead()
     x, y = (array[:16] for array in samples)
     batches = (pair if pair is not None else 1 / 0 for pair in [(x, y)] * 5 + [None])
     every_step = PolynomialDecay(0.2, 0.75, begin_step=0, end_step=8, frequency=1)
@@ -197,8 +206,8 @@ def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_
     # TensorFlow has an error of its own for it.
     with pytest.raises(Exception, match="division by zero"):
         compiled.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0, callbacks=pruning)
-    # What a schedule asks after five updates, of the layers that are pruned.
-    share = 0.75 + (0.2 - 0.75) * (1 - 5 / 8) ** 3
+    # What a schedule asks after so many updates, of the layers that are pruned.
+    share = 0.75 + (0.2 - 0.75) * (1 - updates / 8) ** 3
     assert zeros(compiled)[:together] == [round(share * 128), round(share * 64)][:together]
     assert [sum(each.pruner.audit().values()) for each in pruning] == [0] * together
     held = [*compiled.trainable_variables, *compiled.optimizer.variables]

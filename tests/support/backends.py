@@ -1,6 +1,7 @@
 """What tests need to run on every backend of Keras: a training step in the backend's own loop, and marks."""
 
 import keras
+import numpy as np
 import pytest
 
 BACKEND = keras.backend.backend()
@@ -14,6 +15,36 @@ PRECISIONS = ["float32"] if BACKEND == "jax" else ["float32", "float64"]
 def sync_model_state(model):
     """Has the variables hold what the last step left; inside `fit` on JAX they do not otherwise."""
     getattr(model, "jax_state_sync", lambda: None)()
+
+
+def as_on_an_accelerator(monkeypatch):
+    """Has JAX on a CPU differ from itself as a GPU does, in two respects that tests and users see.
+
+    NumPy reads no memory of an array, so it calls the array's `__array__`; and Keras reads each batch before it trains
+    on the one before.
+    """
+    import jax
+
+    kind = type(jax.numpy.zeros(()))
+
+    def copied(read):
+        def copy(given, *args, **kwargs):
+            return read(given.__array__() if isinstance(given, kind) else given, *args, **kwargs)
+
+        return copy
+
+    for name in ("array", "asarray"):
+        monkeypatch.setattr(np, name, copied(getattr(np, name)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def batches_read_ahead():
+    """How many batches Keras reads before `fit` trains on them: on JAX one, unless the device is a CPU (3.15)."""
+    if BACKEND != "jax":
+        return 0
+    import jax
+
+    return int(jax.default_backend() != "cpu")
 
 
 def training_step(model, optimizer, loss):
