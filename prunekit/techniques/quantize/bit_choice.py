@@ -18,7 +18,7 @@ _FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class Trial:
-    """A choice that was quantized and evaluated.
+    """A choice that was quantized and evaluated; the first of a search is the model in floating point.
 
     Attributes:
         bytes: Bytes of all weights.
@@ -92,7 +92,8 @@ class BitChoice(Displayed):
                 Column("Metric", "number", digits=6),
                 Column("Reaches the floor", "label"),
             )
-            found.append(Section("Evaluated choices", columns, rows))
+            explanation = "The first is the model in floating point, its activations included."
+            found.append(Section("Evaluated choices", columns, rows, explanation=explanation))
         return found
 
     def _weights_section(self) -> Section:

@@ -153,25 +153,36 @@ class _Search:
         whole = [len(one.bits) - 1 for one in self._weights]
         path = self._path if self._path[-1] == whole else [*self._path, whole]
         last = len(path) - 1
-        found = {last: Trial(self._choice(whole).bytes, _evaluated(evaluate, self._model))}
-        if not found[last].metric >= floor:
+        floats = Trial(self._bytes(whole), _evaluated(evaluate, self._model))
+        if not floats.metric >= floor:
             raise ValueError(
-                f"The metric of {self._model.name!r} in floating point is {found[last].metric:.6g}. Received: "
+                f"The metric of {self._model.name!r} in floating point is {floats.metric:.6g}. Received: "
                 f"floor={floor}. Lower the floor."
             )
-        # The choice before the first is none.
-        fails, holds, total = -1, last, 1 + last.bit_length()
-        middle = 0
-        while holds - fails > 1:
-            choice = self._choice(path[middle])
-            self._tell(len(found), total, f"choice of {choice.bytes:,} bytes")
-            found[middle] = Trial(choice.bytes, self._metric(choice.bits, evaluate))
-            if found[middle].metric >= floor:
-                holds = middle
+        trials, total = [floats], 2 + last.bit_length()
+
+        def holds(place: int) -> bool:
+            choice = self._choice(path[place])
+            self._tell(len(trials), total, f"choice of {choice.bytes:,} bytes")
+            trials.append(Trial(choice.bytes, self._metric(choice.bits, evaluate)))
+            return trials[-1].metric >= floor
+
+        # The choice before the first is none. The last one counts as one that holds until it is the only one left.
+        below, least, middle = -1, last, 0
+        while least - below > 1:
+            if holds(middle):
+                least = middle
             else:
-                fails = middle
-            middle = (fails + holds) // 2
-        return self._choice(path[holds], floor=floor, trials=tuple(found.values()))
+                below = middle
+            middle = (below + least) // 2
+        if least == last and not holds(last):
+            bits = self._options.activations
+            raise ValueError(
+                f"With all weights in floating point and activations of {bits} bits the metric of {self._model.name!r} "
+                f"is {trials[-1].metric:.6g}. Received: floor={floor}. Lower the floor (in a recipe: allow a larger "
+                f"drop), or pass {'activations=16 or ' if bits == 8 else ''}activations=None."
+            )
+        return self._choice(path[least], floor=floor, trials=tuple(trials))
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
         path = tuple((self._bytes(one), self._error(one)) for one in self._path) if known else ()

@@ -186,6 +186,23 @@ def test_a_floor_above_the_float_model_is_refused_and_the_model_stays():
     assert variables_of(model) == former
 
 
+def test_a_floor_that_rounded_activations_alone_miss_is_refused():
+    keras.utils.set_random_seed(0)
+    given = keras.Input((8,))
+    added = L.Add(name="add")([L.Dense(8, name="left")(given), L.Dense(8, name="right")(given)])
+    model = keras.Model(given, L.Activation("tanh", name="tanh")(added))
+    data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    former, evaluate = variables_of(model), closeness(model, data)
+    with pytest.raises(ValueError, match=r"activations of 8 bits the metric .* floor=-1e-06.*=16 or activations=None"):
+        choose_bits(model, data, evaluate=evaluate, floor=-1e-6)
+    assert variables_of(model) == former
+    for activations in (16, None):
+        choice = choose_bits(model, data, evaluate=evaluate, floor=-1e-6, activations=activations)
+        found = quantized(model, QuantizationOptions(weights=choice.bits, activations=activations), data)
+        with found.simulating():
+            assert evaluate(model) >= -1e-6
+
+
 def test_an_error_in_evaluate_leaves_the_model_as_it_was():
     model, data = network()
     former = variables_of(model)
