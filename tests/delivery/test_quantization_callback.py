@@ -80,6 +80,26 @@ def test_nothing_is_left_in_the_model():
         assert set(vars(owner)) == attributes[id(owner)]
 
 
+@pytest.mark.parametrize("options", [{}, {"begin_step": 3, "freeze_step": 5}], ids=["whole", "begun later and frozen"])
+def test_a_training_on_integers_advances_the_random_seeds_as_any_other(options):
+    """Without calibration: Keras draws the dropout of a recurrent layer in inference, too."""
+
+    def seeds(*callbacks):
+        keras.utils.set_random_seed(0)
+        x = keras.Input((8, 8, 1))
+        y = keras.layers.LSTM(6, dropout=0.5, seed=1)(keras.layers.Reshape((8, 8))(x))
+        y = keras.layers.Dropout(0.5, seed=2)(y)
+        model = keras.Model(x, keras.layers.BatchNormalization()(keras.layers.Dense(10)(y)))
+        model.compile("sgd", LOSS)
+        fit(model, *callbacks, epochs=1)
+        found = [one for one in model.variables if "int" in keras.backend.standardize_dtype(one.dtype)]
+        return [keras.ops.convert_to_numpy(one).tolist() for one in found]
+
+    expected = seeds()
+    assert [seed for seed, _ in expected] == [1, 2] and all(count >= 8 for _, count in expected)
+    assert seeds(quantizing(None, activations=None, **options)) == expected
+
+
 class Watch(keras.callbacks.Callback):
     """Sees the model between batches, as any callback of the user."""
 
