@@ -6,6 +6,7 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from crashes import Crash
 from quantized_training import LOSS, data, network
+from without_prunekit import outputs_in_folder
 
 import prunekit as pk
 from prunekit.core import train_function
@@ -254,6 +255,28 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
     for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
     assert found.report.ranges == expected.report.ranges
+
+
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["before", "behind"])
+def test_checkpoints_of_keras_hold_the_weights_of_their_epoch_and_nothing_else(tmp_path, first):
+    model, callback, seen = network(), quantizing(weights=4), []
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append([np.array(one) for one in self.model.get_weights()])
+
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    fit(model, *([saving, callback, Keep()] if first else [callback, saving, Keep()]), epochs=2)
+    for epoch, weights in enumerate(seen, 1):
+        loaded = keras.models.load_model(tmp_path / f"{epoch}.keras")
+        assert [one.path for one in loaded.weights] == [one.path for one in model.weights]
+        for one, two in zip(loaded.get_weights(), weights, strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
+    assert not all(is_on_a_grid_of(one, 4) for one in kernels(loaded).values())
+    (tmp_path / "2.keras").rename(tmp_path / "model.keras")
+    found, expected = outputs_in_folder(X[:8], tmp_path), keras.ops.convert_to_numpy(loaded(X[:8]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_backup_of_another_quantization_is_refused(tmp_path):
