@@ -95,6 +95,54 @@ def test_frozen_normalizations_keep_their_statistics_and_train_their_factors():
         assert (numbers([norm.gamma])[0] != gamma[0]).any()
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["moving", "frozen"])
+def test_a_loop_that_is_resumed_ends_as_one_that_was_not_interrupted(frozen, tmp_path):
+    def started(values=()):
+        model = network(compiled=False)
+        # On PyTorch, Keras draws dropout without a seed from the global generator.
+        model.get_layer("dropout").rate = 0.0
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        variables = [*model.variables, *optimizer.variables]
+        for variable, value in zip(variables, values, strict=bool(values)):
+            variable.assign(value)
+        quantizer = pk.Quantizer(model, X[:64], optimizer, weights=4, range_learning_rate=0.01)
+        return model, optimizer, variables, quantizer
+
+    model, optimizer, variables, whole = started()
+    run(model, optimizer, 3)
+    if frozen:
+        whole.freeze_normalizations()
+        run(model, optimizer, 1)
+    np.savez(tmp_path / "scales.npz", **whole.state())
+    saved = numbers(variables)
+    run(model, optimizer, 4)
+
+    other, its_optimizer, its_variables, resumed = started(saved)
+    resumed.restore(np.load(tmp_path / "scales.npz"))
+    run(other, its_optimizer, 4)
+    assert resumed.finish().report.ranges == whole.finish().report.ranges
+    for one, two in zip(numbers(its_variables), numbers(variables), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_state_of_another_quantization_is_refused_and_the_loop_goes_on():
+    model = network()
+    quantizer = pk.Quantizer(model, X[:64], weights=4)
+    state = quantizer.state()
+    with pytest.raises(ValueError, match="Received: arrays without 'frozen'"):
+        quantizer.restore({})
+    others = pk.Quantizer(network(), X[:64], weights=4, exclude="logits")
+    with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
+        others.restore(state)
+    run(others.model, others.model.optimizer, 1)
+    others.finish()
+    quantizer.finish()
+    for call in (quantizer.state, lambda: quantizer.restore(state)):
+        with pytest.raises(RuntimeError, match="was called after finish"):
+            call()
+
+
 def test_pruned_weights_stay_zero_in_every_step():
     model = network()
     schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)

@@ -93,7 +93,7 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
     weights, tensors, left = found.sections
     assert [row[0] for row in weights.rows] == ["hidden/kernel", "second/kernel"]
     assert weights.rows[0][2:] == ("4", "per index of axis 1", "mse")
-    assert [row[0] for row in tensors.rows] == ["features", "relu", "second"]
+    assert tensors.rows == tuple((name, 8, "per tensor", "mse") for name in ("features", "relu", "second"))
     assert ("logits", "excluded by 'logits'") in left.rows
 
 
