@@ -178,6 +178,8 @@ class Quantizer:
         return self._quantized
 
     def __enter__(self) -> Quantizer:
+        if self._quantized is not None:
+            raise RuntimeError("The Quantizer has finished: the model computes in floating point. Make a new one.")
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:

@@ -206,6 +206,54 @@ def test_freezing_after_the_end_is_refused():
         quantizer.freeze_normalizations()
 
 
+def test_beginning_again_after_the_end_is_refused():
+    quantizer = pk.Quantizer(network(), X[:64])
+    quantizer.finish()
+    with pytest.raises(RuntimeError, match="has finished: the model computes in floating point"), quantizer:
+        pass
+
+
+SECOND = {
+    "a quantization": lambda model: pk.quantize(model, X[:64]),
+    "a quantizer": lambda model: pk.Quantizer(model, X[:64]),
+    "a choice": lambda model: pk.choose_bits(model, X[:64], budget=10_000),
+    "a callback": lambda model: model.fit(X[:64], Y[:64], verbose=0, callbacks=[pk.QuantizationCallback(X[:64])]),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_second_quantization_inside_the_first_is_refused_and_the_first_goes_on(name):
+    model = network()
+    weights, before = model.weights, numbers(model.weights)
+    with pk.Quantizer(model, X[:64]) as quantizer:
+        with pytest.raises(
+            RuntimeError, match="begins with a model that computes in floating point. Received: 'functional"
+        ):
+            SECOND[name](model)
+        assert all(np.array_equal(*pair) for pair in zip(numbers(weights), before, strict=True))
+        run(model, model.optimizer, 1)
+    assert on_their_grids(quantizer.finish()) and "call" not in vars(model)
+
+
+def test_a_quantization_inside_a_simulation_is_refused():
+    model = network()
+    first = pk.quantize(model, X[:64])
+    with first.simulating(), pytest.raises(RuntimeError, match=r"inside `simulating\(\)`.* End that first"):
+        pk.quantize(model, X[:64], weights=4)
+
+
+def test_weights_that_are_not_finite_at_the_end_are_refused_by_name():
+    model = network()
+    weights, kernel = model.weights, model.get_layer("conv").kernel
+    quantizer = pk.Quantizer(model, X[:64])
+    kernel.assign(ops.full_like(kernel.value, np.nan))
+    before = numbers(weights)
+    with pytest.raises(ValueError, match="must be finite. Received: NaN or infinite values in conv/kernel. Lower the"):
+        quantizer.finish()
+    assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(numbers(weights), before, strict=True))
+    assert "call" not in vars(model)
+
+
 def test_files_that_are_saved_inside_load_without_prunekit(tmp_path):
     model = network()
     with pk.Quantizer(model, X[:64]):

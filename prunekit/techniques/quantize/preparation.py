@@ -20,6 +20,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.simulation import check_own_calls
 from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
@@ -116,6 +117,7 @@ class Preparation:
     def __init__(self, model: Any, options: QuantizationOptions, data: Any):
         self.model, self.options = model, options
         options.with_data(data)
+        check_own_calls(model)
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)

@@ -333,7 +333,7 @@ def test_no_bits_are_floating_point():
         ({"first": 4, "re:(first|head)": None}, "Each weight takes one value. Received: 4 and None for first/kernel"),
         ({"first/bias": 4}, "A pattern in `weights` must match a quantized weight. Received: 'first/bias'"),
         ({"frist": 4}, "frist"),
-        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, 2 to 8. Received: 9"),
+        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, an int from 2 to 8.* Received: 9"),
         ({}, "names layers or weights with their bits"),
         ({1: 4}, "names layers or weights with their bits"),
     ],
