@@ -27,6 +27,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.rescaling import rescalable
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -138,8 +139,14 @@ class _Quantization(Preparation):
         return not all(self._on_grids.get(key, True) for key in (*kept, *others))
 
     def _note_scaling(self, what: str, changed: Sequence[str], examined: int) -> None:
-        named = f": {', '.join(changed)}" if changed else ""
-        self._notes.append(f"{what} changed the channels of {len(changed)} of {examined} layers{named}.")
+        if examined:
+            named = f": {', '.join(changed)}" if changed else ""
+            text = f"the channels of {len(changed)} of {examined} layers{named}"
+        elif all(self._changes_rounding(scaling) for scaling in rescalable(self.placement)):
+            text = "nothing: no channels between the model's layers can be multiplied"
+        else:
+            text = "nothing: the weights lie on their grids already"
+        self._notes.append(f"{what} changed {text}.")
 
     def _rounded(self) -> RoundedWeights:
         if self._method != "gptq" and not self._corrects_biases:
