@@ -20,6 +20,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.stored_bytes import stored_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
@@ -181,10 +182,11 @@ class Preparation:
             method: How the codes of weights were chosen.
             notes: Remarks for the report.
         """
-        rows = [
-            weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
-            for one in self.weights
-        ]
+        rows = []
+        for one in self.weights:
+            grid, error = rounded.grids[id(one.variable)], rounded.errors[one.name].error
+            stored = stored_weight(self.placement, one, self.bits[id(one.variable)], self.options.activations)
+            rows.append(weight_row(one, array_of(one.variable), grid, error, stored))
         notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
