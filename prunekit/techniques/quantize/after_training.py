@@ -79,10 +79,11 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         for one in rounded
     )
     chosen = [(one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges]
+    left_float = placement.float_layers(None if form is None else form.bits)
     return PlannedQuantization(
         weights=weights,
         ranges=() if form is None else tuple(chosen),
-        left_float=(*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped),
+        left_float=(*(Skipped(one.name, one.reason) for one in left_float), *selection.skipped),
         not_pruned=() if pruned is None else tuple(_misfits(pruned)),
         bits=None if form is None else form.bits,
     )

@@ -16,7 +16,7 @@ from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded
-from prunekit.techniques.quantize.rules import rule_of
+from prunekit.techniques.quantize.rules import rule_of, without_16_bits
 from prunekit.techniques.quantize.units import Names, Range, RoundedWeight, Unit, units_of
 
 
@@ -58,6 +58,22 @@ class Placement:
             for unit in units:
                 for weight in unit.weights:
                     found.setdefault(id(weight.variable), []).append(unit)
+        return found
+
+    def float_layers(self, activations: int | None) -> list[FloatLayer]:
+        """Returns the layers and operations that compute in floating point with tensors of so many bits.
+
+        Args:
+            activations: 8 or 16; None for tensors in floating point, where `left_float` are those without kernels.
+        """
+        if activations != 16:
+            return self.left_float
+        found = list(self.left_float)
+        for unit in (
+            unit for units in self.units.values() for unit in units if unit.rule.output in ("own", "fixed", "shared")
+        ):
+            reason = without_16_bits(unit.function, unit.outputs[0].shape)
+            found += [FloatLayer(unit.name, reason)] if reason else []
         return found
 
     def weights(self) -> Iterator[RoundedWeight]:

@@ -68,9 +68,10 @@ def _check_misfits(model: Any, options: QuantizationOptions, selection: Selectio
         return
     unsupported = selected(model).skipped
     found = [one for one in selection.skipped if one in unsupported]
-    if options.activations is not None:
+    form = options.activation_format
+    if form is not None:
         asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
-        found += [Skipped(one.name, one.reason) for one in placement.left_float if one.reason not in asked]
+        found += [Skipped(one.name, one.reason) for one in placement.float_layers(form.bits) if one.reason not in asked]
     if found:
         parts = [f"{one.name}, since {one.reason}" for one in found]
         listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")

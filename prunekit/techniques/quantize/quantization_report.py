@@ -223,7 +223,8 @@ def report_of(
     """
     model, form = placement.graphs.main.model, formats.activations
     found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
-    left = tuple(Skipped(one.name, one.reason) for one in placement.left_float)
+    left_float = placement.float_layers(None if form is None else form.bits)
+    left = tuple(Skipped(one.name, one.reason) for one in left_float)
     return QuantizationReport(
         model.name, method, tuple(weights), tuple(found), left, tuple(skipped), int(model.count_params()), notes
     )
