@@ -60,7 +60,7 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram gptq bit_allocation rules units stored_bytes placement "
+        "grids fake_quantization ranges histogram gptq bit_allocation rules units placement stored_bytes "
         "channel_scaling rescaling equalization awq activation_scaling rounding linear_units simulation calibration "
         "options targeting weight_rounding report_pictures quantization_report quantized_model preparation "
         "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",

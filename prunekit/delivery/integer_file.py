@@ -168,6 +168,8 @@ class _Rewriter:
         self._readers = graph.readers()
         # (index of a table, its grid) -> index of its integers.
         self._tables: dict[tuple[int, Any], int] = {}
+        # (index of a kernel, its codes and scales) -> index of its integers, which all calls of a layer read.
+        self._kernel_of: dict[tuple[Any, ...], int] = {}
         self._operators: list[Any] = []
         self.tensors = IntegerTensors(graph, self._operators, kernels.dequantize)
         # Index of a tensor of integers -> steps that kernels may be off since the last mark; others are off by one.
@@ -356,8 +358,13 @@ class _Rewriter:
             inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), stored)
             self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
         few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
-        codes = grid.codes(weight)
-        inputs[places.weights] = self.tensors.new_constant(inputs[places.weights], codes, grid, places.axis, few=few)
+        former, codes = inputs[places.weights], grid.codes(weight)
+        # XNNPACK's cache of packed weights, whose scales depend on the tensors, tells them by the addresses of kernel
+        # and bias: operations without a bias need kernels of their own.
+        key = former, few, codes.tobytes(), grid.scale.tobytes(), len(self._kernel_of) if bias is None else None
+        if key not in self._kernel_of:
+            self._kernel_of[key] = self.tensors.new_constant(former, codes, grid, places.axis, few=few)
+        inputs[places.weights] = self._kernel_of[key]
         operator.inputs = np.array(inputs, "int32")
 
     def _mark(self, index: int) -> tuple[str, Grid]:

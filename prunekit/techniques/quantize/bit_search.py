@@ -17,7 +17,7 @@ from prunekit.techniques.quantize.bit_allocation import hull_path, least_error
 from prunekit.techniques.quantize.bit_choice import BitChoice, Trial
 from prunekit.techniques.quantize.bit_scan import (
     WeightLevels,
-    level_bytes,
+    costs_of,
     measured_errors,
     other_bytes,
     scanned_errors,
@@ -102,8 +102,9 @@ def choose_bits(  # noqa: PLR0913
 
 
 def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget: int) -> None:
+    options, fixed = costs_of(weight_levels(preparation, levels, {}))
     others = other_bytes(preparation)
-    least = others + sum(min(level_bytes(preparation, one, bits) for bits in levels) for one in preparation.weights)
+    least = others + fixed + sum(int(one.costs.min()) for one in options)
     if budget < least:
         raise ValueError(
             f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
@@ -139,13 +140,14 @@ class _Search:
     def __init__(self, preparation: Preparation, data: Any, weights: Sequence[WeightLevels], progress: Progress):
         self._model, self._options, self._data = preparation.model, preparation.options, data
         self._weights, self._tell = tuple(weights), progress
-        self._entries = [one.options for one in weights]
+        self._entries, self._fixed = costs_of(weights)
         self._path = hull_path(self._entries)
         self._empty = BitChoice(self._model.name, self._weights, (), other_bytes(preparation), ())
 
     def within(self, budget: int) -> BitChoice:
         """Returns the choice with the least error within a budget."""
-        return self._choice(least_error(self._entries, budget - self._empty.other_bytes), budget=budget)
+        rest = budget - self._empty.other_bytes - self._fixed
+        return self._choice(least_error(self._entries, rest), budget=budget)
 
     def reaching(self, floor: float, evaluate: Callable[[Any], float]) -> BitChoice:
         """Returns the first choice on the path that reaches a floor, by bisection; it was evaluated."""
@@ -189,7 +191,7 @@ class _Search:
         return replace(self._empty, chosen=tuple(chosen), path=path, **known)
 
     def _bytes(self, chosen: Sequence[int]) -> int:
-        return self._empty.other_bytes + sum(one.bytes[at] for one, at in zip(self._weights, chosen, strict=True))
+        return replace(self._empty, chosen=tuple(chosen)).bytes
 
     def _error(self, chosen: Sequence[int]) -> float:
         return sum(one.errors[at] for one, at in zip(self._weights, chosen, strict=True))

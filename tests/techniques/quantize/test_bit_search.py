@@ -1,7 +1,9 @@
 """choose_bits: budgets of bytes, floors of a metric, the table that it reads, and models that stay as they are."""
 
+import dataclasses
 import itertools
 import json
+import math
 
 import keras
 import numpy as np
@@ -17,7 +19,6 @@ from prunekit.techniques.quantize.bit_search import choose_bits
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
-from prunekit.techniques.quantize.stored_bytes import stored_bytes
 from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend
@@ -79,7 +80,7 @@ def test_a_budget_is_kept_and_no_other_choice_has_a_smaller_error(share):
     errors = [
         sum(row.errors[at] for row, at in zip(rows, chosen, strict=True))
         for chosen in every
-        if choice.other_bytes + sum(row.bytes[at] for row, at in zip(rows, chosen, strict=True)) <= budget
+        if dataclasses.replace(choice, chosen=chosen).bytes <= budget
     ]
     assert choice.bytes <= budget and choice.error == pytest.approx(min(errors))
     assert choice.verdict().endswith(f"of {budget:,}, summed error {choice.error:.3g}.")
@@ -92,7 +93,12 @@ def test_the_bytes_are_those_of_codes_scales_and_floats():
     assert choice.other_bytes == biases and set(choice.bits.values()) == {None}
     first = choice.weights[0]
     assert first.bytes == (10 * 24 // 2 + 4 * 24, 10 * 24 + 4 * 24, 4 * 10 * 24)
-    assert stored_bytes(9, 3, 3) == 5 + 12 and stored_bytes(9, 5, 3) == 9 + 12 and stored_bytes(9, None, 3) == 36
+    least = dataclasses.replace(choice, chosen=(0, 0, 0, 0))
+    scales = sum(row.stored[0].scales for row in choice.weights)
+    codes = sum(row.bytes[0] for row in choice.weights) - 4 * scales
+    # The first two layers have as many zero points.
+    assert scales == 24 + 24 + 12 + 4 and least.bytes == biases + codes + 4 * scales + 8 * (24 + 12 + 4)
+    assert codes == sum(math.prod(row.shape) for row in choice.weights) // 2
 
 
 def test_a_budget_below_the_fewest_bits_is_refused_with_the_least():
