@@ -97,6 +97,12 @@ def seeded():
     keras.utils.set_random_seed(20)
 
 
+@pytest.fixture(autouse=True)
+def latencies_of_few_turns(monkeypatch):
+    """Recipes time their files in the fewest turns: how long they are timed is nothing that most tests are about."""
+    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.0)
+
+
 @pytest.fixture
 def perceptron():
     """A built two-layer perceptron, 8 -> 16 -> 4, not compiled."""

@@ -87,9 +87,10 @@ def test_links_inside_the_repository_lead_somewhere(page):
         ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
         ("measured/after-training", r"\| output_error \| layer_error \|(?:[^|]*\|){3} \**(0\.\d{4})"),
         ("measured/after-training", r"Masks alone.*?\| magnitude \| global \|(?:[^|]*\|){3} \**(0\.\d{4})"),
+        ("measured/quantization", r"ResNet-8 \| 4-bit[^|]* nearest \| (\S+).*?ResNet-8 \| 4-bit[^|]* GPTQ \| (\S+)"),
         ("benchmarks", r"in a tf\.function \|.*?a loop over batches of one \| (\d+).*?\| per_example \| (\d+)"),
     ],
-    ids=["leaks", "mask update", "step", "step of tfmot", "after training", "magnitude", "per example"],
+    ids=["leaks", "mask update", "step", "step of tfmot", "after training", "magnitude", "few bits", "per example"],
 )
 def test_the_figures_of_the_readme_are_the_measured_ones(page, pattern):
     measured = re.search(pattern, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL).groups()

@@ -4,6 +4,7 @@ Keras and its backend are imported inside the command: --help starts fast.
 """
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +101,12 @@ def quantize(  # noqa: PLR0913
     MODEL is a .keras file; it is not changed. The ranges of the tensors between layers are chosen from the examples;
     weights of fewer than 8 bits are fitted to what each layer computes on them. The file is run and compared with the
     model before it is kept."""
+    activations = activations or ("float" if output.endswith(".keras") else "8")
+    litert_only = {"--budget": budget is not None, "--integer-io": integer_io, "--sparse": sparse}
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
-    if output.endswith(".keras") and (budget is not None or integer_io or sparse):
-        option = "--budget" if budget is not None else "--integer-io" if integer_io else "--sparse"
-        raise click.UsageError(
-            f"{option} is about LiteRT files; a .keras file has float inputs and a byte for each code."
-        )
-    if sparse and activations == "float":
-        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
+    _check_format(output, activations, options["group_size"], [name for name, given in litert_only.items() if given])
     _check_names(model, output, keras, force)
-    activations = activations or ("8" if output.endswith(".tflite") else "float")
-    if options["group_size"] is not None and activations != "float":
-        raise click.UsageError(
-            f"--group-size is about files that compute in floating point: no integer kernel of LiteRT reads scales of "
-            f"groups. Received: --activations {activations}. Pass --activations float."
-        )
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
@@ -147,6 +138,21 @@ def quantize(  # noqa: PLR0913
     print_sections(exported)
     click.echo(f"\n{done.report.verdict()}\n{exported.verdict()}")
     return 0
+
+
+def _check_format(output: str, activations: str, group_size: int | None, litert_only: Sequence[str]) -> None:
+    """Raises a usage error where the format of the output cannot have what the options ask for."""
+    if output.endswith(".keras") and litert_only:
+        raise click.UsageError(
+            f"{litert_only[0]} is about LiteRT files; a .keras file has float inputs and a byte for each code."
+        )
+    if activations == "float" and "--sparse" in litert_only:
+        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
+    if activations != "float" and group_size is not None:
+        raise click.UsageError(
+            f"--group-size is about files that compute in floating point: no integer kernel of LiteRT reads scales of "
+            f"groups. Received: --activations {activations}. Pass --activations float."
+        )
 
 
 def _check_names(model: str, output: str, keras: str | None, force: bool) -> None:

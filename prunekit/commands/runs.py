@@ -69,13 +69,8 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
             click.echo(kept_checkpoints_line(directory), err=True, nl=False)
             raise
     if as_json:
-        print_json(
-            {
-                "directory": result.directory and str(result.directory),
-                "met": failure is None,
-                "report": result.report.to_dict(),
-            }
-        )
+        place = result.directory and str(result.directory)
+        print_json({"directory": place, "met": failure is None, "report": result.report.to_dict()})
     else:
         render_terminal(result.report, console())
         written = f"Written to {result.directory}; open {result.directory}/report.html in a browser."

@@ -16,6 +16,7 @@ import numpy as np
 
 from prunekit.delivery.integer_io import give_integers, take_integers
 from prunekit.delivery.integer_kernels import MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
+from prunekit.delivery.integer_tensors import IntegerTensors
 from prunekit.delivery.integer_units import FileUnits
 from prunekit.delivery.integer_weights import store_weights
 from prunekit.delivery.litert_folding import (
@@ -111,9 +112,9 @@ def with_integers(
     found.remove_scopes()
     grids: dict[str, Grid] = {}
     if "inputs" in integer_io:
-        grids |= take_integers(graph, rewriter.grids)
+        grids |= take_integers(graph, rewriter.tensors.grids)
     if "outputs" in integer_io:
-        grids |= give_integers(graph, rewriter.grids)
+        grids |= give_integers(graph, rewriter.tensors.grids)
     store_weights(graph, weights)
     made, places = graph.content()
     roundings = [
@@ -148,7 +149,7 @@ class _Rewriter:
     """Rewrites the operations of a graph in order.
 
     Attributes:
-        grids: Index of a tensor of integers -> its grid.
+        tensors: The tensors that became integers.
         found: Name of a mark -> index of the tensor of integers that it became.
         steps: Name of a mark -> steps that kernels may be off there.
         left_float: Operations that compute in floating point.
@@ -167,12 +168,10 @@ class _Rewriter:
         self._readers = graph.readers()
         # (index of a table, its grid) -> index of its integers.
         self._tables: dict[tuple[int, Any], int] = {}
-        self.grids: dict[int, Grid] = {}
-        # Index of a tensor -> that of integers which stand for it; a tensor that became integers stands for itself.
-        self._integers: dict[int, int] = {}
-        # Index of a tensor of integers -> the tensor of floats that DEQUANTIZE makes of it.
-        self._floats: dict[int, int] = {}
+        # (index of a kernel, its codes and scales) -> index of its integers, which all calls of a layer read.
+        self._kernel_of: dict[tuple[Any, ...], int] = {}
         self._operators: list[Any] = []
+        self.tensors = IntegerTensors(graph, self._operators, kernels.dequantize)
         # Index of a tensor of integers -> steps that kernels may be off since the last mark; others are off by one.
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
@@ -185,17 +184,17 @@ class _Rewriter:
         self._readers = self._graph.readers()
         for operator in self._graph.operators:
             self._rewrite(operator)
-        self._graph.map_outputs({index: self._as_floats(index) for index in self._graph.outputs})
+        self._graph.map_outputs({index: self.tensors.as_floats(index) for index in self._graph.outputs})
         self._graph.operators = self._operators
 
     def _rewrite(self, operator: Any) -> None:
         kind = self._graph.kind(operator)
         if kind == "DEQUANTIZE":
-            self._integers[int(operator.outputs[0])] = self._integers[int(operator.inputs[0])]
+            self.tensors.share(int(operator.outputs[0]), int(operator.inputs[0]))
         elif kind == "QUANTIZE":
             self._round(operator)
         elif kind in _LENGTHS:
-            self._read_integers(operator)
+            self.tensors.read_integers(operator)
             self._operators.append(operator)
         elif self._becomes_integer(operator, kind):
             self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
@@ -204,7 +203,7 @@ class _Rewriter:
             moved = kind in MOVES and self._units.moves(operator)
             if not moved and any(self._graph.is_float(int(index)) for index in operator.outputs):
                 self.left_float.append(operator)
-            operator.inputs = np.array([self._as_floats(int(index)) for index in operator.inputs], "int32")
+            self.tensors.read_floats(operator)
             self._operators.append(operator)
 
     def _becomes_integer(self, operator: Any, kind: str) -> bool:
@@ -218,33 +217,34 @@ class _Rewriter:
     def _round(self, operator: Any) -> None:
         source, target = int(operator.inputs[0]), int(operator.outputs[0])
         name, grid = self._mark(target)
-        held = self._integers.get(source)
+        held = self.tensors.standing_for(source)
         steps = 1 if held is None else self._steps.pop(held, 1)
-        if held is not None and _same(self.grids[held], grid):
-            self._integers[target] = self.found[name] = held
-            self.steps[name] = steps
+        if held is not None and _same(self.tensors.grids[held], grid):
+            self.tensors.share(target, source)
+            self.found[name], self.steps[name] = held, steps
             return
         if held is not None:
             operator.inputs = np.array([held], "int32")
-        self._set_grid(target, grid)
+        self.tensors.set_grid(target, grid)
         self.found[name], self.steps[name] = target, 1
         self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
         self._operators.append(operator)
 
     def _move(self, operator: Any) -> bool:
         """Gives the results the grid of the inputs; returns False if these differ, or are floats."""
-        computed = self._computed(operator)
-        held = [self._integers[index] for index in computed if index in self._integers]
-        if not held or len(held) < len(computed) or not all(_same(self.grids[held[0]], self.grids[i]) for i in held):
+        computed = self.tensors.computed_inputs(operator)
+        held = [one for one in map(self.tensors.standing_for, computed) if one is not None]
+        grid = _common([self.tensors.grids[one] for one in held])
+        if grid is None or len(held) < len(computed):
             return False
         if any(self._graph.values(int(index)) is not None for index in operator.inputs):
             if not self._units.moves(operator):
                 return False
-            self._round_constants(operator, self.grids[held[0]])
-        self._read_integers(operator)
+            self._round_constants(operator, grid)
+        self.tensors.read_integers(operator)
         steps = max(self._steps.get(index, 1) for index in held)
         for index in operator.outputs:
-            self._set_grid(int(index), self.grids[held[0]])
+            self.tensors.set_grid(int(index), grid)
             self._steps[int(index)] = steps
         return True
 
@@ -266,18 +266,18 @@ class _Rewriter:
         # A rounded row is a row of the rounded table.
         place = table, _key(grid)
         if place not in self._tables:
-            self._tables[place] = self._new_integers(table, grid.codes(values), grid)
+            self._tables[place] = self.tensors.new_constant(table, grid.codes(values), grid)
         operator.inputs = np.where(operator.inputs == table, self._tables[place], operator.inputs).astype("int32")
-        self._set_grid(int(operator.outputs[0]), grid)
+        self.tensors.set_grid(int(operator.outputs[0]), grid)
         return True
 
     def _compute(self, operator: Any, kind: str) -> bool:
         """Lets an operation read and compute integers; returns False if it reads floats, or is not rounded after."""
-        output, computed = int(operator.outputs[0]), self._computed(operator)
+        output, computed = int(operator.outputs[0]), self.tensors.computed_inputs(operator)
         grid = self._grid_behind(output) if self._graph.is_float(output) else None
-        if grid is None or not computed or any(index not in self._integers for index in computed):
+        if grid is None or not computed or any(self.tensors.standing_for(index) is None for index in computed):
             return False
-        if not self._kernels.compute(self._graph, operator, float(self.grids[self._integers[computed[0]]].scale)):
+        if not self._kernels.compute(self._graph, operator, float(self.tensors.grid_of(computed[0]).scale)):
             return False
         places = LINEAR.get(kind)
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:
@@ -286,12 +286,12 @@ class _Rewriter:
             self._round_constants(operator, None)
         else:
             self._round_weights(operator, places)
-        self._read_integers(operator)
+        self.tensors.read_integers(operator)
         # Where the grid behind is another one, the values are rounded again there.
         if kind in PRESCRIBED:
             grid = fixed_grid(PRESCRIBED[kind], grid.format)
         elif kind in ON_INPUT_GRID:
-            grid = self.grids[int(operator.inputs[0])]
+            grid = self.tensors.grids[int(operator.inputs[0])]
         options = operator.builtinOptions
         if getattr(options, "fusedActivationFunction", NO_ACTIVATION) == RELU6 and _highest(grid) <= 6.0:
             # The grid ends there. The code of 6 would overflow in grids with very small steps, which kernels refuse.
@@ -299,7 +299,7 @@ class _Rewriter:
         if hasattr(options, "potScaleInt16"):
             # True by default: kernels would want scales that are powers of two.
             options.potScaleInt16 = False
-        self._set_grid(output, grid)
+        self.tensors.set_grid(output, grid)
         self._steps[output] = self._kernels.steps_of(self._graph, operator)
         return True
 
@@ -338,7 +338,7 @@ class _Rewriter:
             if values is not None:
                 low, high = values.min(initial=0.0), values.max(initial=0.0)
                 grid = given or grid_between(low, high, self._kernels.constants)
-                inputs[place] = self._new_integers(index, grid.codes(values), grid)
+                inputs[place] = self.tensors.new_constant(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
     def _round_weights(self, operator: Any, places: Linear) -> None:
@@ -347,7 +347,7 @@ class _Rewriter:
         grid = narrowest_grid(weight, self._weights, Granularity((places.axis,)))
         bias = self._graph.values(inputs[places.bias]) if len(inputs) > places.bias else None
         if bias is not None:
-            step, shape = float(self.grids[self._integers[inputs[places.values]]].scale), grid.scale.shape
+            step, shape = float(self.tensors.grid_of(inputs[places.values]).scale), grid.scale.shape
             others = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
             used = np.asarray(weight.any(axis=others)).reshape(shape)
             grid = grid_for_bias(
@@ -358,36 +358,14 @@ class _Rewriter:
             inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), stored)
             self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
         few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
-        codes = grid.codes(weight)
-        inputs[places.weights] = self._new_integers(inputs[places.weights], codes, grid, places.axis, few=few)
+        former, codes = inputs[places.weights], grid.codes(weight)
+        # XNNPACK's cache of packed weights, whose scales depend on the tensors, tells them by the addresses of kernel
+        # and bias: operations without a bias need kernels of their own.
+        key = former, few, codes.tobytes(), grid.scale.tobytes(), len(self._kernel_of) if bias is None else None
+        if key not in self._kernel_of:
+            self._kernel_of[key] = self.tensors.new_constant(former, codes, grid, places.axis, few=few)
+        inputs[places.weights] = self._kernel_of[key]
         operator.inputs = np.array(inputs, "int32")
-
-    def _new_integers(self, former: int, codes: np.ndarray, grid: Grid, axis: int = 0, *, few: bool = False) -> int:
-        """Adds a constant in the place of another one, which further operations may read, and returns its index.
-
-        Args:
-            former: Index of the other constant.
-            codes: The integers.
-            grid: Their grid.
-            axis: Axis of the scales.
-            few: True stores two codes in each byte.
-        """
-        add = self._graph.new_int4_constant if few else self._graph.new_constant
-        index = add(self._graph.name(former), codes.astype(grid.format.dtype))
-        self._set_grid(index, grid, axis)
-        if few:
-            self._graph.set_dtype(index, "int4")
-        return index
-
-    # ---- tensors -----------------------------------------------------------------------------------------------------
-
-    def _computed(self, operator: Any) -> list[int]:
-        """Returns the inputs of an operation that are values and no constants."""
-        indices = [int(index) for index in operator.inputs]
-        return [one for one in indices if one in self._integers or self._is_computed_float(one)]
-
-    def _is_computed_float(self, index: int) -> bool:
-        return self._graph.is_float(index) and self._graph.values(index) is None
 
     def _mark(self, index: int) -> tuple[str, Grid]:
         # The converter writes scopes before a name, counts copies behind it, and joins the names of what it merges.
@@ -396,28 +374,6 @@ class _Rewriter:
         if not found:
             raise ValueError(f"A tensor that is rounded has the name of a mark. Received: {self._graph.name(index)!r}.")
         return found[0]
-
-    def _read_integers(self, operator: Any) -> None:
-        operator.inputs = np.array([self._integers.get(int(index), int(index)) for index in operator.inputs], "int32")
-
-    def _set_grid(self, index: int, grid: Grid, axis: int = 0) -> None:
-        self._graph.set_dtype(index, grid.format.dtype)
-        self._graph.set_scales(index, grid.scale.reshape(-1), grid.zero_point.reshape(-1), axis)
-        self.grids[index] = grid
-        self._integers[index] = index
-
-    def _as_floats(self, index: int) -> int:
-        """Returns a tensor of floats with the values of a tensor; adds a DEQUANTIZE where there is none."""
-        held = self._integers.get(index)
-        if held is None:
-            return index
-        if held not in self._floats:
-            name, shape = f"{self._graph.name(held)}_float", self._graph.open_shape(held)
-            self._floats[held] = self._graph.new_tensor(name, shape, "float32")
-            operator = self._graph.new_operator("DEQUANTIZE", [held], [self._floats[held]])
-            self._graph.need_version(operator, self._kernels.dequantize)
-            self._operators.append(operator)
-        return self._floats[held]
 
 
 def _highest(grid: Grid) -> float:

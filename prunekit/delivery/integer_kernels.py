@@ -12,6 +12,7 @@ from typing import Any
 from prunekit.delivery.litert_folding import LINEAR, NO_ACTIVATION
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.rules import ONLY_8_BITS, SOFTMAX_ENTRIES
 
 # Operations whose results lie on the grid of their input.
 ON_INPUT_GRID = ("AVERAGE_POOL_2D", "RESIZE_BILINEAR")
@@ -116,7 +117,7 @@ def _entries(graph: LiteRTGraph, operator: Any) -> int:
 _WITHOUT_VERSION = dict.fromkeys("RESHAPE SQUEEZE EXPAND_DIMS SELECT_V2 PRELU ELU HARD_SWISH".split(), 1)
 _INT8 = Kernels(
     # Without SUM, whose reference kernel adds codes without regard to their zero points.
-    computes=_COMPUTES | {"PRELU", "ELU", "GELU", "HARD_SWISH", "ABS", "EXP", "RELU_N1_TO_1", "GATHER"},
+    computes=_COMPUTES | frozenset(ONLY_8_BITS) | {"GATHER"},
     constants=IntegerFormat(8, symmetric=False),
     biases="int32",
     bias_bits=30,
@@ -136,8 +137,7 @@ _INT8 = Kernels(
     softmax_step=2.0**-26,
 )
 _INT16 = Kernels(
-    # Without PRELU, ELU and HARD_SWISH, which have no kernel; SUM, whose kernel adds codes without regard to scales;
-    # and GELU, whose kernel has no version by which older runtimes refuse it, and a table of one entry for 128 codes.
+    # Without SUM, whose kernel adds codes without regard to scales.
     computes=_COMPUTES,
     constants=IntegerFormat(16),
     biases="int64",
@@ -165,8 +165,7 @@ _INT16 = Kernels(
         "LOGISTIC": 2,
         "TANH": 4,
     },
-    # Off by 66 steps, half a step of 8 bits.
-    softmax_entries=32,
+    softmax_entries=SOFTMAX_ENTRIES,
 )
 
 

@@ -80,6 +80,8 @@ class _Encoder:
         self._graph, self._kernels = graph, kernels
         self.kernels: list[KernelEncoding] = []
         self._restoring: list[Any] = []
+        # Index of a kernel, which several operations may read -> that of the restored dense tensor; None = it stays.
+        self._dense: dict[int, int | None] = {}
         self._operators: list[Any] = []
 
     def run(self) -> None:
@@ -103,10 +105,12 @@ class _Encoder:
         if is_product and graph.open_shape(int(operator.outputs[0])).count(-1) > 1:
             reason = "tensors have several open lengths"
         name, zeros = f"{kind} {graph.name(weights)}", 1 - np.count_nonzero(codes) / codes.size
-        self.kernels.append(KernelEncoding(name, float(zeros), dense, sparse, reason))
-        if reason:
+        if weights not in self._dense:
+            self.kernels.append(KernelEncoding(name, float(zeros), dense, sparse, reason))
+            self._dense[weights] = None if reason else self._restored(weights, encoding)
+        kernel = self._dense[weights]
+        if kernel is None:
             return [operator]
-        kernel = self._restored(weights, encoding)
         if is_product:
             # LiteRT 2.3 refuses files in which a FULLY_CONNECTED reads what a DENSIFY restored.
             return self._as_convolution(operator, kernel)

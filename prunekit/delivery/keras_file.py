@@ -46,6 +46,13 @@ def saved_and_loaded(model: keras.Model, path: Path) -> tuple[keras.Model, int]:
         Unfit: Keras cannot save the model, the file does not load in safe mode, or holds other weights.
         OSError: The file cannot be written.
     """
+    adapted = [layer.name for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
+    if adapted:
+        raise Unfit(
+            "failed",
+            f"Keras saves LoRA weights as a part of the kernel, so the file has other weights: {', '.join(adapted)}. "
+            "Assign the sums, `layer.kernel`, to a model without LoRA, and export that",
+        )
     save(model, path)
     try:
         loaded = keras.models.load_model(path, compile=False, safe_mode=True)

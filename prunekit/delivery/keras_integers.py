@@ -152,7 +152,8 @@ def _integer_copy(found: QuantizedModel) -> _IntegerCopy:
             int4_layers.append(layer.name)
     if not done:
         raise _no_integers(found, done)
-    return _IntegerCopy(made, tuple(int8_layers), tuple(int4_layers), _left_float(found, done), tuple(opener.opened))
+    left_float = _left_float(found, done) + _copies(found, done, {*int8_layers, *int4_layers})
+    return _IntegerCopy(made, tuple(int8_layers), tuple(int4_layers), left_float, tuple(opener.opened))
 
 
 def _built(model: Any, opener: _Opener) -> tuple[Any, Variables]:
@@ -288,6 +289,27 @@ def _left_float(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
     layers = {id(weight.variable): weight.layer for weight in weights_in(found.model)}
     left = [one for one in unique_weights(found.placement) if id(one.variable) not in done]
     return tuple(f"{one.name}: {_reason(layers[id(one.variable)], found.weights[id(one.variable)])}" for one in left)
+
+
+def _copies(found: QuantizedModel, done: set[int], stored: set[str]) -> tuple[str, ...]:
+    """Returns the layers that hold a weight of another layer, which alone is integers in the file, as "NAME: reason".
+
+    Args:
+        found: The quantized model.
+        done: ids of the variables that are integers.
+        stored: Names of the layers with integers.
+    """
+    holders: dict[int, list[str]] = {}
+    for layer in found.model._flatten_layers():
+        for variable in {id(one): one for one in getattr(layer, "_trainable_variables", [])}.values():
+            holders.setdefault(id(variable), []).append(layer.name)
+    return tuple(
+        f"{name}: the file holds a copy of the weight that it shares with {names[0]}"
+        for key, names in holders.items()
+        if key in done
+        for name in names[1:]
+        if name not in stored
+    )
 
 
 def _reason(layer: Any, grid: Grid) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
+from prunekit.core.snapshot import Snapshot
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.delivery.quantizing import Quantized, first_examples, outputs_of
 from prunekit.suggestions import check_names
@@ -26,6 +27,8 @@ TRAINING_OPTIONS = (
     "exclude",
     "misfits",
 )
+# Entry of a state: batch normalizations are frozen.
+_FROZEN = "frozen"
 
 
 def training_options(options: dict[str, Any]) -> QuantizationOptions:
@@ -122,11 +125,50 @@ class Quantizer:
         Raises:
             RuntimeError: Called after `finish`.
         """
-        if self._quantized is not None:
-            raise RuntimeError("Quantizer.freeze_normalizations() was called after finish().")
+        self._check_running("freeze_normalizations")
         self._run.work.frozen = True
         self._attached.close()
         self._attach()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns everything besides weights and optimizer that `restore` continues from, as named arrays.
+
+        These are the scales, the state of their training, and whether batch normalizations are frozen; `np.savez` saves
+        them.
+
+        Raises:
+            RuntimeError: Called after `finish`.
+        """
+        self._check_running("state")
+        saved = self._run.work.snapshot()
+        return {**saved.arrays, _FROZEN: np.array(saved.values["frozen"])}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes up a state, so that an interrupted loop ends as one that was not; call it before the first step.
+
+        The weights and the optimizer must already be restored. A function of your own has to be traced again.
+
+        Args:
+            state: What `state` returned, for the same model and options.
+
+        Raises:
+            ValueError: The state is of another model or of other options, or incomplete.
+            RuntimeError: Called after `finish`.
+        """
+        self._check_running("restore")
+        arrays = dict(state)
+        if _FROZEN not in arrays:
+            raise ValueError(f"A state is what Quantizer.state() returned. Received: arrays without {_FROZEN!r}.")
+        values = {"begun": True, "frozen": bool(arrays.pop(_FROZEN))}
+        self._attached.close()
+        try:
+            self._run.work.restore(Snapshot(values, arrays))
+        finally:
+            self._attach()
+
+    def _check_running(self, method: str) -> None:
+        if self._quantized is not None:
+            raise RuntimeError(f"Quantizer.{method}() was called after finish().")
 
     def finish(self) -> Quantized:
         """Puts the weights on their grids, in place, and gives the model back as it was; idempotent."""
@@ -136,6 +178,8 @@ class Quantizer:
         return self._quantized
 
     def __enter__(self) -> Quantizer:
+        if self._quantized is not None:
+            raise RuntimeError("The Quantizer has finished: the model computes in floating point. Make a new one.")
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:

@@ -38,6 +38,9 @@ class Quantized:
     def __init__(self, found: QuantizedModel, samples: Any, float_outputs: list[np.ndarray] | None):
         self.found, self._samples, self._float_outputs = found, samples, float_outputs
 
+    def __repr__(self) -> str:
+        return f"<Quantized {self.report.model_name!r}: {self.report.verdict()}>"
+
     @property
     def model(self) -> Any:
         return self.found.model
@@ -93,6 +96,10 @@ class Quantized:
                 'An integer file is a LiteRT file, "NAME.tflite", or a Keras file, "NAME.keras". '
                 f"Received: {str(path)!r}."
             )
+        if target.is_dir():
+            raise ValueError(f"`path` is the name of a file. Received: the folder {str(path)!r}.")
+        if not isinstance(sparse, bool):
+            raise ValueError(f"`sparse` is True or False. Received: {sparse!r}.")
         is_litert = target.suffix == ".tflite"
         self.found.check_unchanged()
         if samples is not None:
@@ -113,8 +120,9 @@ class Quantized:
 
 
 def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
-    kinds = (given,) if isinstance(given, str) else tuple(given)
-    if set(kinds) - {"inputs", "outputs"}:
+    listed = (given,) if isinstance(given, str) else given
+    kinds = tuple(listed) if isinstance(listed, Sequence) else None
+    if kinds is None or not all(one in ("inputs", "outputs") for one in kinds):
         raise ValueError(f'`integer_io` lists "inputs", "outputs" or both. Received: {given!r}.')
     if kinds and (found.formats.activations is None or not is_litert):
         raise ValueError(

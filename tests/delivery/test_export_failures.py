@@ -118,6 +118,14 @@ def test_a_keras_file_that_comes_back_with_other_weights_is_not_shipped_and_the_
     assert left_in(tmp_path) == ["model.keras"] and (tmp_path / "model.keras").read_bytes() == good
 
 
+def test_a_keras_file_of_lora_layers_is_refused_with_their_names(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="adapted"), layers.Dense(2)])
+    model.layers[0].enable_lora(2)
+    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    assert row.status == "failed" and "Keras saves LoRA weights as a part of the kernel" in row.note
+    assert ": adapted. " in row.note and left_in(tmp_path) == []
+
+
 def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, samples, tmp_path):
     (tmp_path / "file").write_text("")
     rows = export(perceptron, tmp_path / "file" / "folder", KINDS, samples[0])

@@ -420,6 +420,17 @@ def test_weights_that_changed_and_integer_inputs_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_layer_with_the_kernel_of_another_one_is_named_since_the_file_holds_a_copy(tmp_path):
+    first, tied, x = L.Dense(8, name="first"), L.Dense(8, name="tied", use_bias=False), keras.Input((8,))
+    first.build((None, 8))
+    tied._kernel, tied.bias, tied.built = first.kernel, None, True
+    made = pk.quantize(keras.Model(x, tied(first(x))), activations=None).export(
+        tmp_path / "m.keras", samples=numbers(16, 8)
+    )
+    assert made.int8_layers == ("first",)
+    assert made.left_float == ("tied: the file holds a copy of the weight that it shares with first",)
+
+
 # ---- models that Keras has quantized ---------------------------------------------------------------------------------
 
 _WEIGHTS_ALONE = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)

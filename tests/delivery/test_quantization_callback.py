@@ -6,6 +6,7 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from crashes import Crash
 from quantized_training import LOSS, data, network
+from without_prunekit import outputs_in_folder
 
 import prunekit as pk
 from prunekit.core import train_function
@@ -78,6 +79,26 @@ def test_nothing_is_left_in_the_model():
     assert [tuple(one.shape) for one in model.optimizer.variables] == slots
     for owner in (model.optimizer, *model._flatten_layers()):
         assert set(vars(owner)) == attributes[id(owner)]
+
+
+@pytest.mark.parametrize("options", [{}, {"begin_step": 3, "freeze_step": 5}], ids=["whole", "begun later and frozen"])
+def test_a_training_on_integers_advances_the_random_seeds_as_any_other(options):
+    """Without calibration: Keras draws the dropout of a recurrent layer in inference, too."""
+
+    def seeds(*callbacks):
+        keras.utils.set_random_seed(0)
+        x = keras.Input((8, 8, 1))
+        y = keras.layers.LSTM(6, dropout=0.5, seed=1)(keras.layers.Reshape((8, 8))(x))
+        y = keras.layers.Dropout(0.5, seed=2)(y)
+        model = keras.Model(x, keras.layers.BatchNormalization()(keras.layers.Dense(10)(y)))
+        model.compile("sgd", LOSS)
+        fit(model, *callbacks, epochs=1)
+        found = [one for one in model.variables if "int" in keras.backend.standardize_dtype(one.dtype)]
+        return [keras.ops.convert_to_numpy(one).tolist() for one in found]
+
+    expected = seeds()
+    assert [seed for seed, _ in expected] == [1, 2] and all(count >= 8 for _, count in expected)
+    assert seeds(quantizing(None, activations=None, **options)) == expected
 
 
 class Watch(keras.callbacks.Callback):
@@ -234,6 +255,28 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
     for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
     assert found.report.ranges == expected.report.ranges
+
+
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["before", "behind"])
+def test_checkpoints_of_keras_hold_the_weights_of_their_epoch_and_nothing_else(tmp_path, first):
+    model, callback, seen = network(), quantizing(weights=4), []
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append([np.array(one) for one in self.model.get_weights()])
+
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    fit(model, *([saving, callback, Keep()] if first else [callback, saving, Keep()]), epochs=2)
+    for epoch, weights in enumerate(seen, 1):
+        loaded = keras.models.load_model(tmp_path / f"{epoch}.keras")
+        assert [one.path for one in loaded.weights] == [one.path for one in model.weights]
+        for one, two in zip(loaded.get_weights(), weights, strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
+    assert not all(is_on_a_grid_of(one, 4) for one in kernels(loaded).values())
+    (tmp_path / "2.keras").rename(tmp_path / "model.keras")
+    found, expected = outputs_in_folder(X[:8], tmp_path), keras.ops.convert_to_numpy(loaded(X[:8]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_backup_of_another_quantization_is_refused(tmp_path):

@@ -13,6 +13,7 @@ from prunekit.delivery.notebook import html_of
 from prunekit.delivery.pictures import PLOTS
 from prunekit.delivery.plots import COLOURS, to_png, to_svg
 from prunekit.techniques.quantize.quantization_report import QuantizationReport, QuantizedWeight, TensorRange
+from prunekit.techniques.quantize.stored_bytes import StoredWeight
 
 WIDTHS = (340, 560)
 HOSTILE = {
@@ -218,7 +219,8 @@ def test_colours_of_both_pictures_follow_the_theme_of_the_page(plot, rows, colou
 
 def report(layers, *, activations=True, error=lambda index: 1e-4 * (1 + index % 7), name="layer_{}"):
     weights = tuple(
-        QuantizedWeight(f"{name.format(i)}/kernel", (8, 4), 8, "per tensor", 1, 0, error(i)) for i in range(layers)
+        QuantizedWeight(f"{name.format(i)}/kernel", (8, 4), 8, "per tensor", 1, 0, error(i), StoredWeight(32))
+        for i in range(layers)
     )
     found = tuple(
         TensorRange(name.format(i), 1, 8, -float(i % 5), 1.0 + i % 9, 0.1, 0, "data" if i else "kernel")

@@ -95,6 +95,54 @@ def test_frozen_normalizations_keep_their_statistics_and_train_their_factors():
         assert (numbers([norm.gamma])[0] != gamma[0]).any()
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["moving", "frozen"])
+def test_a_loop_that_is_resumed_ends_as_one_that_was_not_interrupted(frozen, tmp_path):
+    def started(values=()):
+        model = network(compiled=False)
+        # On PyTorch, Keras draws dropout without a seed from the global generator.
+        model.get_layer("dropout").rate = 0.0
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        variables = [*model.variables, *optimizer.variables]
+        for variable, value in zip(variables, values, strict=bool(values)):
+            variable.assign(value)
+        quantizer = pk.Quantizer(model, X[:64], optimizer, weights=4, range_learning_rate=0.01)
+        return model, optimizer, variables, quantizer
+
+    model, optimizer, variables, whole = started()
+    run(model, optimizer, 3)
+    if frozen:
+        whole.freeze_normalizations()
+        run(model, optimizer, 1)
+    np.savez(tmp_path / "scales.npz", **whole.state())
+    saved = numbers(variables)
+    run(model, optimizer, 4)
+
+    other, its_optimizer, its_variables, resumed = started(saved)
+    resumed.restore(np.load(tmp_path / "scales.npz"))
+    run(other, its_optimizer, 4)
+    assert resumed.finish().report.ranges == whole.finish().report.ranges
+    for one, two in zip(numbers(its_variables), numbers(variables), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_state_of_another_quantization_is_refused_and_the_loop_goes_on():
+    model = network()
+    quantizer = pk.Quantizer(model, X[:64], weights=4)
+    state = quantizer.state()
+    with pytest.raises(ValueError, match="Received: arrays without 'frozen'"):
+        quantizer.restore({})
+    others = pk.Quantizer(network(), X[:64], weights=4, exclude="logits")
+    with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
+        others.restore(state)
+    run(others.model, others.model.optimizer, 1)
+    others.finish()
+    quantizer.finish()
+    for call in (quantizer.state, lambda: quantizer.restore(state)):
+        with pytest.raises(RuntimeError, match="was called after finish"):
+            call()
+
+
 def test_pruned_weights_stay_zero_in_every_step():
     model = network()
     schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
@@ -156,6 +204,54 @@ def test_freezing_after_the_end_is_refused():
     quantizer.finish()
     with pytest.raises(RuntimeError, match=r"after finish\(\)"):
         quantizer.freeze_normalizations()
+
+
+def test_beginning_again_after_the_end_is_refused():
+    quantizer = pk.Quantizer(network(), X[:64])
+    quantizer.finish()
+    with pytest.raises(RuntimeError, match="has finished: the model computes in floating point"), quantizer:
+        pass
+
+
+SECOND = {
+    "a quantization": lambda model: pk.quantize(model, X[:64]),
+    "a quantizer": lambda model: pk.Quantizer(model, X[:64]),
+    "a choice": lambda model: pk.choose_bits(model, X[:64], budget=10_000),
+    "a callback": lambda model: model.fit(X[:64], Y[:64], verbose=0, callbacks=[pk.QuantizationCallback(X[:64])]),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_second_quantization_inside_the_first_is_refused_and_the_first_goes_on(name):
+    model = network()
+    weights, before = model.weights, numbers(model.weights)
+    with pk.Quantizer(model, X[:64]) as quantizer:
+        with pytest.raises(
+            RuntimeError, match="begins with a model that computes in floating point. Received: 'functional"
+        ):
+            SECOND[name](model)
+        assert all(np.array_equal(*pair) for pair in zip(numbers(weights), before, strict=True))
+        run(model, model.optimizer, 1)
+    assert on_their_grids(quantizer.finish()) and "call" not in vars(model)
+
+
+def test_a_quantization_inside_a_simulation_is_refused():
+    model = network()
+    first = pk.quantize(model, X[:64])
+    with first.simulating(), pytest.raises(RuntimeError, match=r"inside `simulating\(\)`.* End that first"):
+        pk.quantize(model, X[:64], weights=4)
+
+
+def test_weights_that_are_not_finite_at_the_end_are_refused_by_name():
+    model = network()
+    weights, kernel = model.weights, model.get_layer("conv").kernel
+    quantizer = pk.Quantizer(model, X[:64])
+    kernel.assign(ops.full_like(kernel.value, np.nan))
+    before = numbers(weights)
+    with pytest.raises(ValueError, match="must be finite. Received: NaN or infinite values in conv/kernel. Lower the"):
+        quantizer.finish()
+    assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(numbers(weights), before, strict=True))
+    assert "call" not in vars(model)
 
 
 def test_files_that_are_saved_inside_load_without_prunekit(tmp_path):

@@ -59,6 +59,11 @@ def test_a_file_of_8_bits_computes_what_the_simulation_does(eight):
     }
 
 
+def test_the_result_shows_what_was_done(eight):
+    done, _, _ = eight
+    assert repr(done) == f"<Quantized {done.model.name!r}: {done.report.verdict()}>"
+
+
 def test_the_fields_of_an_export_describe_the_file(eight):
     done, export, inputs = eight
     content = Path(export.path).read_bytes()

@@ -43,6 +43,30 @@ def test_another_ending_is_refused(small, name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_is_no_name_of_a_file(small, tmp_path):
+    done, folder = pk.quantize(*small), tmp_path / "m.tflite"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="is the name of a file. Received: the folder '.*m.tflite'"):
+        done.export(folder)
+    assert [*tmp_path.iterdir()] == [folder] and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(integer_io=True), '`integer_io` lists "inputs", "outputs" or both. Received: True'),
+        (dict(integer_io=None), '`integer_io` lists "inputs", "outputs" or both. Received: None'),
+        (dict(integer_io=[["inputs"]]), "`integer_io` lists"),
+        (dict(sparse="no"), "`sparse` is True or False. Received: 'no'"),
+    ],
+)
+def test_options_of_other_types_are_refused(small, options, message, tmp_path):
+    done = pk.quantize(*small)
+    with pytest.raises(ValueError, match=message):
+        done.export(tmp_path / "m.tflite", **options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_export_without_samples_is_refused(small, tmp_path):
     done = pk.quantize(small[0], activations=None)
     with pytest.raises(ValueError, match="Received: no samples, .* Pass some inputs as `samples`"):

@@ -27,11 +27,6 @@ NAMES = ["before", "after 2. shrink", "after 3. finetune", "after 4. prune", "li
 NOTHING = "Speed and size of the models were not measured: "
 
 
-@pytest.fixture(autouse=True)
-def briefly(monkeypatch):
-    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.05)
-
-
 def network(width=32):
     keras.utils.set_random_seed(20)
     layers = [keras.layers.Dense(width, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]

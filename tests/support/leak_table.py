@@ -85,6 +85,9 @@ BACKENDS = """
 On JAX and PyTorch the tests run a subset of the matrix: every optimizer in every loop and every variant in every
 loop, and on PyTorch also every optimizer with every variant. The loops there are `fit`, a second `fit`,
 `train_on_batch`, a custom `train_step`, and a custom loop with `stateless_apply` or `backward()`.
+
+The loops "quantized fit" and "quantized tape" train the model on integers of 4 bits while its zeros grow: `fit` with a
+`QuantizationCallback`, and a custom loop with a `Quantizer`. They are part of the subset on each backend.
 """
 LEGEND = """
 `LossScaleOptimizer` and `MultiOptimizer` wrap Adam and SGD here, and the variant applies to these inner optimizers.

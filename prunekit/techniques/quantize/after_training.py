@@ -27,6 +27,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.rescaling import rescalable
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -78,10 +79,11 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         for one in rounded
     )
     chosen = [(one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges]
+    left_float = placement.float_layers(None if form is None else form.bits)
     return PlannedQuantization(
         weights=weights,
         ranges=() if form is None else tuple(chosen),
-        left_float=(*(Skipped(one.name, one.reason) for one in placement.left_float), *selection.skipped),
+        left_float=(*(Skipped(one.name, one.reason) for one in left_float), *selection.skipped),
         not_pruned=() if pruned is None else tuple(_misfits(pruned)),
         bits=None if form is None else form.bits,
     )
@@ -138,8 +140,14 @@ class _Quantization(Preparation):
         return not all(self._on_grids.get(key, True) for key in (*kept, *others))
 
     def _note_scaling(self, what: str, changed: Sequence[str], examined: int) -> None:
-        named = f": {', '.join(changed)}" if changed else ""
-        self._notes.append(f"{what} changed the channels of {len(changed)} of {examined} layers{named}.")
+        if examined:
+            named = f": {', '.join(changed)}" if changed else ""
+            text = f"the channels of {len(changed)} of {examined} layers{named}"
+        elif all(self._changes_rounding(scaling) for scaling in rescalable(self.placement)):
+            text = "nothing: no channels between the model's layers can be multiplied"
+        else:
+            text = "nothing: the weights lie on their grids already"
+        self._notes.append(f"{what} changed {text}.")
 
     def _rounded(self) -> RoundedWeights:
         if self._method != "gptq" and not self._corrects_biases:

@@ -11,6 +11,7 @@ from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.techniques.quantize.bit_scan import WeightLevels
 from prunekit.techniques.quantize.report_pictures import bits_picture, errors_picture
+from prunekit.techniques.quantize.stored_bytes import zero_point_bytes
 
 # Bits of a weight that stays in floating point, in pictures.
 _FLOAT_BITS = 32
@@ -18,7 +19,7 @@ _FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class Trial:
-    """A choice that was quantized and evaluated.
+    """A choice that was quantized and evaluated; the first of a search is the model in floating point.
 
     Attributes:
         bytes: Bytes of all weights.
@@ -60,8 +61,9 @@ class BitChoice(Displayed):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all weights of the model with these bits."""
-        return self.other_bytes + sum(one.bytes[at] for one, at in zip(self.weights, self.chosen, strict=True))
+        """Bytes of all weights of the model with these bits, with scales and zero points; biases count as floats."""
+        stored = [one.stored[at] for one, at in zip(self.weights, self.chosen, strict=True)]
+        return self.other_bytes + sum(one.bytes for one in stored) + zero_point_bytes(stored)
 
     @property
     def error(self) -> float:
@@ -92,7 +94,8 @@ class BitChoice(Displayed):
                 Column("Metric", "number", digits=6),
                 Column("Reaches the floor", "label"),
             )
-            found.append(Section("Evaluated choices", columns, rows))
+            explanation = "The first is the model in floating point, its activations included."
+            found.append(Section("Evaluated choices", columns, rows, explanation=explanation))
         return found
 
     def _weights_section(self) -> Section:
@@ -153,4 +156,5 @@ class BitChoice(Displayed):
 
 
 def _lists(levels: WeightLevels) -> dict[str, Sequence[Any]]:
-    return {name: list(getattr(levels, name)) for name in ("shape", "bits", "bytes", "errors")}
+    stored = [asdict(one) for one in levels.stored]
+    return {"stored": stored} | {name: list(getattr(levels, name)) for name in ("shape", "bits", "bytes", "errors")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,8 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.quantized_model import unique_weights
-from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, bytes_in_file
+from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, StoredWeight, stored_weight, zero_point_bytes
 from prunekit.techniques.quantize.targeting import Selection
-from prunekit.techniques.quantize.units import RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
 
@@ -37,7 +37,7 @@ class WeightLevels:
         name: Its path in the model.
         shape: Its shape.
         bits: Numbers of bits; None = floating point.
-        bytes: Bytes of the weight in a LiteRT file at each of them, with its scales.
+        stored: What a LiteRT file holds of the weight at each of them.
         errors: Squared change of the model's outputs on the data, relative to the squared outputs, with the nearest
             values for this weight alone.
     """
@@ -45,19 +45,29 @@ class WeightLevels:
     name: str
     shape: tuple[int, ...]
     bits: tuple[int | None, ...]
-    bytes: tuple[int, ...]
+    stored: tuple[StoredWeight, ...]
     errors: tuple[float, ...]
 
     @property
-    def options(self) -> Options:
-        """Costs and errors, for `least_error`."""
-        return Options(np.array(self.bytes), np.array(self.errors))
+    def bytes(self) -> tuple[int, ...]:
+        """Bytes of the weight in a LiteRT file at each number of bits, with its scales."""
+        return tuple(one.bytes for one in self.stored)
 
 
-def level_bytes(preparation: Preparation, weight: RoundedWeight, bits: int | None) -> int:
-    """Returns the bytes of a weight in a LiteRT file with so many bits."""
-    target = preparation.selection.targets[id(weight.variable)]
-    return bytes_in_file(target, bits, weight.granularity, preparation.options.activations)
+def costs_of(weights: Sequence[WeightLevels]) -> tuple[list[Options], int]:
+    """Returns costs and errors of the weights, for `least_error`, and the bytes that no choice changes.
+
+    Weights with as many zero points share them. Their bytes count whatever is chosen; if all of these weights stay in
+    floating point, a file is that much smaller than counted.
+    """
+    lengths = [{one.zero_points for one in weight.stored} - {0} for weight in weights]
+    users = Counter(length for found in lengths for length in found)
+    shared = {length for length, count in users.items() if count > 1}
+    options = []
+    for weight in weights:
+        own = [zero_point_bytes([one]) if one.zero_points not in shared else 0 for one in weight.stored]
+        options.append(Options(np.array(weight.bytes) + np.array(own), np.array(weight.errors)))
+    return options, zero_point_bytes(StoredWeight(0, zero_points=length) for length in shared)
 
 
 def other_bytes(preparation: Preparation) -> int:
@@ -139,7 +149,7 @@ def weight_levels(
         levels: Numbers of bits; None = floating point.
         errors: Name of a weight -> {bits: squared relative change of the outputs}.
     """
-    found = []
+    found, activations = [], preparation.options.activations
     for weight in preparation.weights:
         target = preparation.selection.targets[id(weight.variable)]
         # What no call reads changes nothing.
@@ -149,7 +159,7 @@ def weight_levels(
                 target.name,
                 tuple(target.shape),
                 tuple(levels),
-                tuple(level_bytes(preparation, weight, bits) for bits in levels),
+                tuple(stored_weight(preparation.placement, weight, bits, activations) for bits in levels),
                 tuple(0.0 if bits is None else known.get(bits, 0.0) for bits in levels),
             )
         )

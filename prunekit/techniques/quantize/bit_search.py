@@ -17,7 +17,7 @@ from prunekit.techniques.quantize.bit_allocation import hull_path, least_error
 from prunekit.techniques.quantize.bit_choice import BitChoice, Trial
 from prunekit.techniques.quantize.bit_scan import (
     WeightLevels,
-    level_bytes,
+    costs_of,
     measured_errors,
     other_bytes,
     scanned_errors,
@@ -102,8 +102,9 @@ def choose_bits(  # noqa: PLR0913
 
 
 def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget: int) -> None:
+    options, fixed = costs_of(weight_levels(preparation, levels, {}))
     others = other_bytes(preparation)
-    least = others + sum(min(level_bytes(preparation, one, bits) for bits in levels) for one in preparation.weights)
+    least = others + fixed + sum(int(one.costs.min()) for one in options)
     if budget < least:
         raise ValueError(
             f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
@@ -139,13 +140,14 @@ class _Search:
     def __init__(self, preparation: Preparation, data: Any, weights: Sequence[WeightLevels], progress: Progress):
         self._model, self._options, self._data = preparation.model, preparation.options, data
         self._weights, self._tell = tuple(weights), progress
-        self._entries = [one.options for one in weights]
+        self._entries, self._fixed = costs_of(weights)
         self._path = hull_path(self._entries)
         self._empty = BitChoice(self._model.name, self._weights, (), other_bytes(preparation), ())
 
     def within(self, budget: int) -> BitChoice:
         """Returns the choice with the least error within a budget."""
-        return self._choice(least_error(self._entries, budget - self._empty.other_bytes), budget=budget)
+        rest = budget - self._empty.other_bytes - self._fixed
+        return self._choice(least_error(self._entries, rest), budget=budget)
 
     def reaching(self, floor: float, evaluate: Callable[[Any], float]) -> BitChoice:
         """Returns the first choice on the path that reaches a floor, by bisection; it was evaluated."""
@@ -153,32 +155,43 @@ class _Search:
         whole = [len(one.bits) - 1 for one in self._weights]
         path = self._path if self._path[-1] == whole else [*self._path, whole]
         last = len(path) - 1
-        found = {last: Trial(self._choice(whole).bytes, _evaluated(evaluate, self._model))}
-        if not found[last].metric >= floor:
+        floats = Trial(self._bytes(whole), _evaluated(evaluate, self._model))
+        if not floats.metric >= floor:
             raise ValueError(
-                f"The metric of {self._model.name!r} in floating point is {found[last].metric:.6g}. Received: "
+                f"The metric of {self._model.name!r} in floating point is {floats.metric:.6g}. Received: "
                 f"floor={floor}. Lower the floor."
             )
-        # The choice before the first is none.
-        fails, holds, total = -1, last, 1 + last.bit_length()
-        middle = 0
-        while holds - fails > 1:
-            choice = self._choice(path[middle])
-            self._tell(len(found), total, f"choice of {choice.bytes:,} bytes")
-            found[middle] = Trial(choice.bytes, self._metric(choice.bits, evaluate))
-            if found[middle].metric >= floor:
-                holds = middle
+        trials, total = [floats], 2 + last.bit_length()
+
+        def holds(place: int) -> bool:
+            choice = self._choice(path[place])
+            self._tell(len(trials), total, f"choice of {choice.bytes:,} bytes")
+            trials.append(Trial(choice.bytes, self._metric(choice.bits, evaluate)))
+            return trials[-1].metric >= floor
+
+        # The choice before the first is none. The last one counts as one that holds until it is the only one left.
+        below, least, middle = -1, last, 0
+        while least - below > 1:
+            if holds(middle):
+                least = middle
             else:
-                fails = middle
-            middle = (fails + holds) // 2
-        return self._choice(path[holds], floor=floor, trials=tuple(found.values()))
+                below = middle
+            middle = (below + least) // 2
+        if least == last and not holds(last):
+            bits = self._options.activations
+            raise ValueError(
+                f"With all weights in floating point and activations of {bits} bits the metric of {self._model.name!r} "
+                f"is {trials[-1].metric:.6g}. Received: floor={floor}. Lower the floor (in a recipe: allow a larger "
+                f"drop), or pass {'activations=16 or ' if bits == 8 else ''}activations=None."
+            )
+        return self._choice(path[least], floor=floor, trials=tuple(trials))
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
         path = tuple((self._bytes(one), self._error(one)) for one in self._path) if known else ()
         return replace(self._empty, chosen=tuple(chosen), path=path, **known)
 
     def _bytes(self, chosen: Sequence[int]) -> int:
-        return self._empty.other_bytes + sum(one.bytes[at] for one, at in zip(self._weights, chosen, strict=True))
+        return replace(self._empty, chosen=tuple(chosen)).bytes
 
     def _error(self, chosen: Sequence[int]) -> float:
         return sum(one.errors[at] for one, at in zip(self._weights, chosen, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypedDict, cast
 
 from prunekit.sparsity.arguments import whole
@@ -103,13 +103,16 @@ class QuantizationOptions:
             _check_patterns(self.weights)
             object.__setattr__(self, "weights", dict(self.weights))
         else:
-            _check_bits(self.weights, "`weights`")
-        known = isinstance(self.activations, int) and not isinstance(self.activations, bool)
+            _check_bits(self.weights, "`weights`", ", or bits by patterns, {'head': 8, 'block_*': None}")
+            object.__setattr__(self, "weights", int(self.weights))
+        known = isinstance(self.activations, Integral) and not isinstance(self.activations, bool)
         if self.activations is not None and not (known and self.activations in (8, 16)):
             raise ValueError(
                 "`activations` is the number of bits of the tensors between layers, 8 or 16, or None to leave them in "
                 f"floating point. Received: {self.activations!r}."
             )
+        if self.activations is not None:
+            object.__setattr__(self, "activations", int(self.activations))
         self._check_groups()
         if self.method not in METHODS:
             raise ValueError(
@@ -226,9 +229,12 @@ def _check_patterns(weights: Mapping[Any, Any]) -> None:
             _check_bits(bits, f"`weights[{pattern!r}]`")
 
 
-def _check_bits(bits: Any, name: str) -> None:
-    if not 2 <= whole(name.strip("`"), bits) <= 8:
-        raise ValueError(f"{name} is the number of bits of a weight, 2 to 8. Received: {bits!r}.")
+def _check_bits(bits: Any, name: str, patterns: str = "") -> None:
+    known = isinstance(bits, Integral) and not isinstance(bits, bool)
+    if not known or not 2 <= bits <= 8:
+        raise (ValueError if known else TypeError)(
+            f"{name} is the number of bits of a weight, an int from 2 to 8{patterns}. Received: {bits!r}."
+        )
 
 
 def as_range_rule(given: str | RangeRule, option: str) -> RangeRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded
-from prunekit.techniques.quantize.rules import rule_of
+from prunekit.techniques.quantize.rules import rule_of, without_16_bits
 from prunekit.techniques.quantize.units import Names, Range, RoundedWeight, Unit, units_of
 
 
@@ -38,6 +39,7 @@ class Placement:
         read: (id of a unit, id of a tensor) -> the range on whose grid a unit reads a tensor that is not on it.
         ranges: All ranges, in order of execution.
         left_float: Layers and operations that compute in floating point.
+        integer_tables: ids of the layers whose tables 8-bit files store on the grid on which other layers read them.
     """
 
     graphs: ReadGraphs
@@ -46,6 +48,33 @@ class Placement:
     read: dict[tuple[int, int], Range]
     ranges: list[Range]
     left_float: list[FloatLayer]
+    integer_tables: frozenset[int]
+
+    @functools.cached_property
+    def readers(self) -> dict[int, list[Unit]]:
+        """Returns {id of a weight that is rounded: the units that read it}."""
+        found: dict[int, list[Unit]] = {}
+        for units in self.units.values():
+            for unit in units:
+                for weight in unit.weights:
+                    found.setdefault(id(weight.variable), []).append(unit)
+        return found
+
+    def float_layers(self, activations: int | None) -> list[FloatLayer]:
+        """Returns the layers and operations that compute in floating point with tensors of so many bits.
+
+        Args:
+            activations: 8 or 16; None for tensors in floating point, where `left_float` are those without kernels.
+        """
+        if activations != 16:
+            return self.left_float
+        found = list(self.left_float)
+        for unit in (
+            unit for units in self.units.values() for unit in units if unit.rule.output in ("own", "fixed", "shared")
+        ):
+            reason = without_16_bits(unit.function, unit.outputs[0].shape)
+            found += [FloatLayer(unit.name, reason)] if reason else []
+        return found
 
     def weights(self) -> Iterator[RoundedWeight]:
         """Yields the weights that are rounded, in each unit that reads them."""
@@ -132,10 +161,10 @@ class _Placer:
         self._enter(tensors_in(self._graphs.main.inputs))
         self._walk(self._graphs.main)
         self._release_unread()
-        self._left = [(unit, one) for unit, one in self._left if not self._is_integer_table(unit)]
-        return Placement(
-            self._graphs, self._units, self._written, self._read, self._ranges, [one for _, one in self._left]
-        )
+        tables = [unit for unit, _ in self._left if self._is_integer_table(unit)]
+        left = [one for unit, one in self._left if unit not in tables]
+        stored = frozenset(id(unit.first.operation) for unit in tables)
+        return Placement(self._graphs, self._units, self._written, self._read, self._ranges, left, stored)
 
     def _enter(self, inputs: Sequence[Any]) -> None:
         """Gives each input of a graph in floating point a grid of its own."""

@@ -20,6 +20,8 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.simulation import check_own_calls
+from prunekit.techniques.quantize.stored_bytes import stored_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
@@ -67,9 +69,10 @@ def _check_misfits(model: Any, options: QuantizationOptions, selection: Selectio
         return
     unsupported = selected(model).skipped
     found = [one for one in selection.skipped if one in unsupported]
-    if options.activations is not None:
+    form = options.activation_format
+    if form is not None:
         asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
-        found += [Skipped(one.name, one.reason) for one in placement.left_float if one.reason not in asked]
+        found += [Skipped(one.name, one.reason) for one in placement.float_layers(form.bits) if one.reason not in asked]
     if found:
         parts = [f"{one.name}, since {one.reason}" for one in found]
         listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
@@ -116,6 +119,7 @@ class Preparation:
     def __init__(self, model: Any, options: QuantizationOptions, data: Any):
         self.model, self.options = model, options
         options.with_data(data)
+        check_own_calls(model)
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
@@ -181,10 +185,11 @@ class Preparation:
             method: How the codes of weights were chosen.
             notes: Remarks for the report.
         """
-        rows = [
-            weight_row(one, array_of(one.variable), rounded.grids[id(one.variable)], rounded.errors[one.name].error)
-            for one in self.weights
-        ]
+        rows = []
+        for one in self.weights:
+            grid, error = rounded.grids[id(one.variable)], rounded.errors[one.name].error
+            stored = stored_weight(self.placement, one, self.bits[id(one.variable)], self.options.activations)
+            rows.append(weight_row(one, array_of(one.variable), grid, error, stored))
         notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)

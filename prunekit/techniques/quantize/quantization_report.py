@@ -15,7 +15,7 @@ from prunekit.techniques.quantize.calibration import Formats, grid_at
 from prunekit.techniques.quantize.grids import Granularity, Grid
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.report_pictures import errors_picture, ranges_picture
-from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, stored_bytes
+from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, StoredWeight, zero_point_bytes
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 
 
@@ -33,6 +33,7 @@ class QuantizedWeight:
         error: With calibration data in use for the weights: squared change of the layer's outputs on them, relative to
             the squared outputs, with the errors of the layers before it. Without: squared change of the weight,
             relative to its squares.
+        stored: What a LiteRT file holds of the weight.
         group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
     """
 
@@ -43,6 +44,7 @@ class QuantizedWeight:
     scales: int
     zeros: int
     error: float
+    stored: StoredWeight
     group_size: int | None = None
 
     @property
@@ -52,8 +54,8 @@ class QuantizedWeight:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the codes and of the scales: two codes of up to 4 bits share a byte, as in a LiteRT file."""
-        return stored_bytes(self.scales * self.group_size if self.group_size else self.size, self.bits, self.scales)
+        """Bytes of its entries and scales in a LiteRT file."""
+        return self.stored.bytes
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class QuantizationReport(Displayed):
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Bytes of all weights in float32, and with the quantized ones as integers."""
-        integers = sum(one.bytes for one in self.weights)
+        """Bytes of all weights in float32, and in a LiteRT file with scales and zero points; biases count as floats."""
+        stored = [one.stored for one in self.weights]
+        integers = sum(one.bytes for one in stored) + zero_point_bytes(stored)
         others = self.parameters - sum(one.size for one in self.weights)
         return FLOAT_BYTES * self.parameters, integers + FLOAT_BYTES * others
 
@@ -220,13 +223,16 @@ def report_of(
     """
     model, form = placement.graphs.main.model, formats.activations
     found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
-    left = tuple(Skipped(one.name, one.reason) for one in placement.left_float)
+    left_float = placement.float_layers(None if form is None else form.bits)
+    left = tuple(Skipped(one.name, one.reason) for one in left_float)
     return QuantizationReport(
         model.name, method, tuple(weights), tuple(found), left, tuple(skipped), int(model.count_params()), notes
     )
 
 
-def weight_row(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: float) -> QuantizedWeight:
+def weight_row(
+    weight: RoundedWeight, value: np.ndarray, grid: Grid, error: float, stored: StoredWeight
+) -> QuantizedWeight:
     """Returns the row of a weight.
 
     Args:
@@ -234,6 +240,7 @@ def weight_row(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: floa
         value: Its rounded values.
         grid: Its grid.
         error: As `QuantizedWeight.error`.
+        stored: What a LiteRT file holds of the weight.
     """
     zeros = int(value.size - np.count_nonzero(value))
     return QuantizedWeight(
@@ -244,6 +251,7 @@ def weight_row(weight: RoundedWeight, value: np.ndarray, grid: Grid, error: floa
         int(grid.scale.size),
         zeros,
         error,
+        stored,
         grid.granularity.group_size,
     )
 
@@ -286,7 +294,7 @@ def _weights_section(report: QuantizationReport) -> Section:
         rows,
         explanation="Error: squared change of the layer's outputs on the calibration data relative to the squared "
         "outputs, where the weights were chosen with data; else the squared change of the weight relative to its "
-        "squares.",
+        "squares. Bytes: of entries and scales in a LiteRT file.",
         notes=() if rows else ("No weight is quantized.",),
         pictures=(errors_picture(drawn),) if drawn else (),
     )

@@ -57,9 +57,9 @@ def rescalable(placement: Placement, wanted: Callable[[ChannelScaling], bool] | 
 
     Such a tensor is computed by a linear layer with a positively homogeneous activation, by a normalization with a
     factor for each channel, or by a table; only linear layers and the input kernels of recurrent layers read it. A
-    recurrent layer computes none: its outputs pass tanh or gates. Excluded are outputs of the model, layers that are
-    called several times, weights that several layers or operations hold or that have a constraint, and outputs with an
-    activity regularizer.
+    recurrent layer computes none: its outputs pass tanh or gates, or its recurrent kernel reads them. Excluded are
+    outputs of the model, layers that are called several times, weights that several layers or operations hold or that
+    have a constraint, and outputs with an activity regularizer.
 
     Args:
         placement: The model's calls in units.

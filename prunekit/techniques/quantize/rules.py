@@ -5,6 +5,7 @@ Source: the 8-bit quantization specification of LiteRT, https://ai.google.dev/ed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,6 +117,18 @@ _OPERATIONS = {
 # The kernels of these layers compute in floating point alone.
 _WITHOUT_KERNEL = (keras.layers.Conv3D, keras.layers.Conv3DTranspose)
 _EMBEDDING = Rule("float", looks_up=True, reason="not all layers that read it compute with integers")
+# Operations of LiteRT with an integer kernel for tensors of 8 bits and none for 16 bits that files can use -> why.
+ONLY_8_BITS = {
+    **dict.fromkeys(("PRELU", "ELU", "HARD_SWISH", "ABS", "EXP", "RELU_N1_TO_1"), "LiteRT has none"),
+    # It has no version by which older runtimes refuse it, and a table of one entry for 128 codes.
+    "GELU": "that of LiteRT is wrong for some scales",
+}
+# Most entries of a softmax whose kernel of 16 bits is precise enough: it is off by 66 steps, half a step of 8 bits.
+SOFTMAX_ENTRIES = 32
+_KERNELS = {
+    **{"prelu": "PRELU", "elu": "ELU", "hard_silu": "HARD_SWISH", "gelu": "GELU"},
+    **{"Abs": "ABS", "Absolute": "ABS", "Exp": "EXP"},
+}
 # Interpolations of resizing layers, with the rules of the kernels.
 _INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
 
@@ -165,6 +178,27 @@ def activation_rule(function: Any) -> Rule:
     inner = function.activation if isinstance(function, keras.layers.Activation) else function
     shown = getattr(inner, "__name__", type(inner).__name__)
     return Rule("float", reason=f"the activation {shown} has no integer kernel")
+
+
+def without_16_bits(function: Any, shape: Sequence[int | None]) -> str:
+    """Returns why no kernel computes a layer, an operation or an activation with tensors of 16 bits; "" if one does.
+
+    Args:
+        function: One that has a kernel for 8 bits.
+        shape: Shape of its results.
+    """
+    name = activation_name(function)
+    if name == "softmax":
+        inner = function.activation if isinstance(function, keras.layers.Activation) else function
+        axis = getattr(inner, "axis", -1)
+        entries = shape[axis] if isinstance(axis, int) else None
+        if entries is not None and entries <= SOFTMAX_ENTRIES:
+            return ""
+        return f"the softmax of 16 bits is precise for up to {SOFTMAX_ENTRIES} entries"
+    kind = type(function).__name__ if isinstance(function, keras.Operation) else ""
+    kernel = "RELU_N1_TO_1" if kind == "Clip" and _ends(function) == (-1.0, 1.0) else _KERNELS.get(name or kind, "")
+    reason = ONLY_8_BITS.get(kernel)
+    return "" if reason is None else f"{kernel} has no kernel of 16 bits: {reason}"
 
 
 def rule_of(operation: Any, tensors: int = 1) -> Rule | None:

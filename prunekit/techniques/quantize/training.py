@@ -172,6 +172,9 @@ class QuantizationTraining(Preparation):
 
         Args:
             notes: Remarks for the report.
+
+        Raises:
+            ValueError: A weight is NaN or infinite; nothing is changed.
         """
         jax_state.sync_model_state(self.model)
         if not self.begun:
@@ -179,6 +182,12 @@ class QuantizationTraining(Preparation):
             rounded = self.nearest(self.weights)
             with assigned(rounded.values):
                 return self.result(rounded, self.calibrated_ranges(), "nearest", tuple(notes))
+        wrong = [one.name for one in self.weights if not np.isfinite(array_of(one.variable).astype("float32")).all()]
+        if wrong:
+            raise ValueError(
+                "At the end of a training on integers the weights are put on grids, and must be finite. Received: NaN "
+                f"or infinite values in {', '.join(wrong[:5])}. Lower the learning rate, and check data and loss."
+            )
         ranges, weights = self._known().grids()
         rounded = self.nearest(self.weights, weights)
         with assigned(rounded.values):

@@ -95,6 +95,12 @@ class Unit:
         return self.calls[0]
 
     @property
+    def function(self) -> Any:
+        """The activation function of a layer with a kernel; else the layer or operation."""
+        operation = self.first.operation
+        return operation.activation if is_linear_kind(operation) else operation
+
+    @property
     def outputs(self) -> tuple[Any, ...]:
         """The tensors that the last call computes."""
         return self.calls[-1].outputs

@@ -45,6 +45,21 @@ def with_outliers(seed=0):
     return model, np.random.default_rng(seed).normal(size=(256, 12)).astype("float32")
 
 
+def before_attention(seed=0):
+    """Returns a normalization with some channels thirty times as large, and attention that reads them, and data."""
+    keras.utils.set_random_seed(seed)
+    x = keras.Input((6, 16))
+    y = L.LayerNormalization(name="norm")(x)
+    model = keras.Model(x, L.MultiHeadAttention(2, 8, name="attention")(y, y))
+    randomize(model, seed)
+    large = np.where(np.arange(16) % 8 == 0, 30.0, 1.0)
+    model.get_layer("norm").gamma.assign(ops.convert_to_numpy(model.get_layer("norm").gamma) * large)
+    for one in model.weights:
+        if one.path in ("attention/query/kernel", "attention/key/kernel", "attention/value/kernel"):
+            one.assign(ops.convert_to_numpy(one) / np.where(large > 1, 20, 1)[:, None, None])
+    return model, np.random.default_rng(seed).normal(size=(128, 6, 16)).astype("float32")
+
+
 def test_the_outputs_of_the_float_model_stay():
     model, data = with_outliers()
     before = ops.convert_to_numpy(model(data))
@@ -57,10 +72,11 @@ def test_the_outputs_of_the_float_model_stay():
 
 
 @pytest.mark.parametrize("bits", [3, 4])
-def test_the_nearest_values_after_it_are_nearer_to_the_float_model(bits):
+@pytest.mark.parametrize("made", [with_outliers, before_attention])
+def test_the_nearest_values_after_it_are_nearer_to_the_float_model(made, bits):
     ratios = []
     for seed in range(3):
-        model, data = with_outliers(seed)
+        model, data = made(seed)
         former, before, errors = model.get_weights(), ops.convert_to_numpy(model(data)), []
         for method in ("nearest", "awq"):
             model.set_weights(former)

@@ -249,6 +249,35 @@ def test_gptq_is_nearer_to_the_float_model_than_the_nearest_values_on_correlated
     assert errors["gptq"] < 0.7 * errors["nearest"]
 
 
+PARTS = [(L.MultiHeadAttention, f"{name}/kernel") for name in ("query", "key", "value", "attention_output")]
+PARTS += [(layer, name) for layer in (L.LSTM, L.GRU, L.SimpleRNN) for name in ("kernel", "recurrent_kernel")]
+
+
+@pytest.mark.short(cases=5)
+@pytest.mark.parametrize(("layer", "kernel"), PARTS, ids=[f"{layer.__name__}, {name}" for layer, name in PARTS])
+def test_gptq_of_each_kernel_of_attention_and_recurrent_layers_is_nearer_than_the_nearest_values(layer, kernel):
+    """One kernel is rounded, and no bias is corrected, which would hide how it was rounded."""
+    ratios = []
+    for seed in range(2):
+        errors = []
+        for method in METHODS:
+            x = keras.Input((8, 32))
+            if layer is L.MultiHeadAttention:
+                model = keras.Model(x, layer(2, 8, name="layer")(x, x))
+            else:
+                model = keras.Model(x, layer(24, return_sequences=True, name="layer")(x))
+            randomize(model, seed)
+            data = correlated((8, 32), seed=seed + 3)
+            exact = outputs_of(model, data)
+            options = dict(weights=3, method=method, activations=None, correct_biases=False, include=f"*/{kernel}")
+            found = quantized(model, QuantizationOptions(**options), data)
+            assert [row.name for row in found.report.weights] == [f"layer/{kernel}"]
+            errors.append(np.linalg.norm(outputs_of(model, data) - exact))
+        ratios.append(errors[1] / errors[0])
+    # 0.76 to 0.90.
+    assert np.mean(ratios) < 0.93
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["dense", "convolutions"])
 def test_corrected_biases_leave_no_mean_error_of_the_outputs(kind, method):

@@ -1,7 +1,9 @@
 """choose_bits: budgets of bytes, floors of a metric, the table that it reads, and models that stay as they are."""
 
+import dataclasses
 import itertools
 import json
+import math
 
 import keras
 import numpy as np
@@ -17,7 +19,6 @@ from prunekit.techniques.quantize.bit_search import choose_bits
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
-from prunekit.techniques.quantize.stored_bytes import stored_bytes
 from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend
@@ -79,7 +80,7 @@ def test_a_budget_is_kept_and_no_other_choice_has_a_smaller_error(share):
     errors = [
         sum(row.errors[at] for row, at in zip(rows, chosen, strict=True))
         for chosen in every
-        if choice.other_bytes + sum(row.bytes[at] for row, at in zip(rows, chosen, strict=True)) <= budget
+        if dataclasses.replace(choice, chosen=chosen).bytes <= budget
     ]
     assert choice.bytes <= budget and choice.error == pytest.approx(min(errors))
     assert choice.verdict().endswith(f"of {budget:,}, summed error {choice.error:.3g}.")
@@ -92,7 +93,12 @@ def test_the_bytes_are_those_of_codes_scales_and_floats():
     assert choice.other_bytes == biases and set(choice.bits.values()) == {None}
     first = choice.weights[0]
     assert first.bytes == (10 * 24 // 2 + 4 * 24, 10 * 24 + 4 * 24, 4 * 10 * 24)
-    assert stored_bytes(9, 3, 3) == 5 + 12 and stored_bytes(9, 5, 3) == 9 + 12 and stored_bytes(9, None, 3) == 36
+    least = dataclasses.replace(choice, chosen=(0, 0, 0, 0))
+    scales = sum(row.stored[0].scales for row in choice.weights)
+    codes = sum(row.bytes[0] for row in choice.weights) - 4 * scales
+    # The first two layers have as many zero points.
+    assert scales == 24 + 24 + 12 + 4 and least.bytes == biases + codes + 4 * scales + 8 * (24 + 12 + 4)
+    assert codes == sum(math.prod(row.shape) for row in choice.weights) // 2
 
 
 def test_a_budget_below_the_fewest_bits_is_refused_with_the_least():
@@ -184,6 +190,23 @@ def test_a_floor_above_the_float_model_is_refused_and_the_model_stays():
     with pytest.raises(ValueError, match=r"The metric of .* in floating point is 0.5. Received: floor=0.6"):
         choose_bits(model, data, evaluate=lambda _: 0.5, floor=0.6)
     assert variables_of(model) == former
+
+
+def test_a_floor_that_rounded_activations_alone_miss_is_refused():
+    keras.utils.set_random_seed(0)
+    given = keras.Input((8,))
+    added = L.Add(name="add")([L.Dense(8, name="left")(given), L.Dense(8, name="right")(given)])
+    model = keras.Model(given, L.Activation("tanh", name="tanh")(added))
+    data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    former, evaluate = variables_of(model), closeness(model, data)
+    with pytest.raises(ValueError, match=r"activations of 8 bits the metric .* floor=-1e-06.*=16 or activations=None"):
+        choose_bits(model, data, evaluate=evaluate, floor=-1e-6)
+    assert variables_of(model) == former
+    for activations in (16, None):
+        choice = choose_bits(model, data, evaluate=evaluate, floor=-1e-6, activations=activations)
+        found = quantized(model, QuantizationOptions(weights=choice.bits, activations=activations), data)
+        with found.simulating():
+            assert evaluate(model) >= -1e-6
 
 
 def test_an_error_in_evaluate_leaves_the_model_as_it_was():
@@ -316,7 +339,7 @@ def test_no_bits_are_floating_point():
         ({"first": 4, "re:(first|head)": None}, "Each weight takes one value. Received: 4 and None for first/kernel"),
         ({"first/bias": 4}, "A pattern in `weights` must match a quantized weight. Received: 'first/bias'"),
         ({"frist": 4}, "frist"),
-        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, 2 to 8. Received: 9"),
+        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, an int from 2 to 8.* Received: 9"),
         ({}, "names layers or weights with their bits"),
         ({1: 4}, "names layers or weights with their bits"),
     ],

@@ -222,4 +222,14 @@ def test_a_kernel_of_a_single_input_lies_on_every_grid_and_is_equalized_all_the_
     found = quantized(model, QuantizationOptions(activations=None, equalize=True))
     assert found.report.notes == ("Equalization changed the channels of 1 of 1 layers: first.",)
     again = quantized(model, QuantizationOptions(activations=None, equalize=True))
-    assert again.report.notes == ("Equalization changed the channels of 0 of 0 layers.",)
+    assert again.report.notes == ("Equalization changed nothing: the weights lie on their grids already.",)
+
+
+@pytest.mark.parametrize("method", ["nearest", "awq"])
+def test_the_note_says_that_a_model_has_no_channels_to_multiply(method):
+    model = stack((4,), L.Dense(3, activation="tanh"), L.Dense(2))
+    data = None if method == "nearest" else np.ones((8, 4), "float32")
+    found = quantized(model, QuantizationOptions(method=method, activations=None, equalize=True), data)
+    reason = "changed nothing: no channels between the model's layers can be multiplied."
+    names = ["Equalization", "Activation-aware scaling"][: 1 + (method == "awq")]
+    assert found.report.notes == tuple(f"{name} {reason}" for name in names)

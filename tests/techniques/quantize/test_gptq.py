@@ -348,8 +348,8 @@ def test_the_squared_error_is_a_fraction_of_that_of_keras(make, bits, ordered, s
         keras_error = error(theirs, matrix, hessian)
         ratios.append([keras_error / error(found, matrix, hessian) for found in (same_grid, own_grid)])
     same_grid, own_grid = np.mean(ratios, axis=0)
-    # Norms of the error differ by the square root: 1.4.
-    assert same_grid > 1.8
+    # Norms of the error differ by the square root: 1.4. The means over the seeds are at least 1.98.
+    assert same_grid > 1.9
     # Keras's symmetric grids have one code more than ours; its asymmetric ones, the default, also reach from the lowest
-    # to the highest weight, so that steps are finer.
-    assert own_grid > (1.8 if symmetric else 1.3)
+    # to the highest weight, so that steps are finer. The means are at least 2.06, 1.69 and 1.55.
+    assert own_grid > (2.0 if symmetric else 1.6 if ordered else 1.5)

@@ -11,10 +11,16 @@ from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percen
 
 DATA = np.zeros((4, 3), "float32")
 REFUSALS = {
-    "one bit": (dict(weights=1), "`weights` is the number of bits of a weight, 2 to 8. Received: 1"),
-    "sixteen bits": (dict(weights=16), "`weights` is the number of bits of a weight, 2 to 8. Received: 16"),
-    "no bits": (dict(weights=0), "`weights` is the number of bits of a weight, 2 to 8. Received: 0"),
-    "negative bits": (dict(weights=-4), "`weights` is the number of bits of a weight, 2 to 8. Received: -4"),
+    "one bit": (dict(weights=1), "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 1"),
+    "sixteen bits": (
+        dict(weights=16),
+        "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 16",
+    ),
+    "no bits": (dict(weights=0), "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 0"),
+    "negative bits": (
+        dict(weights=-4),
+        "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: -4",
+    ),
     "four bits between layers": (dict(activations=4), "8 or 16, or None .* Received: 4"),
     "a truth value between layers": (dict(activations=True), "8 or 16, or None .* Received: True"),
     "a text between layers": (dict(activations="8"), "8 or 16, or None .* Received: '8'"),
@@ -48,10 +54,11 @@ REFUSALS = {
     "empty rule of tensors": (dict(activation_ranges=""), "`activation_ranges` is one of minmax, mse"),
 }
 WRONG_TYPES = {
-    "bits as a text": (dict(weights="8"), "weights"),
-    "bits as a fraction": (dict(weights=4.5), "weights"),
+    "bits as a text": (dict(weights="8"), "an int from 2 to 8, or bits by patterns, .* Received: '8'"),
+    "bits as a fraction": (dict(weights=4.5), "an int from 2 to 8, or bits by patterns, .* Received: 4.5"),
     "bits as a truth value": (dict(weights=True), "weights"),
-    "no bits": (dict(weights=None), "weights"),
+    "no bits": (dict(weights=None), "or bits by patterns, {'head': 8, 'block_.': None}. Received: None"),
+    "a truth value of a pattern": (dict(weights={"a": True}), r"`weights\['a'\]` is .* from 2 to 8. Received: True"),
     "a number as a rule": (dict(weight_ranges=0.99), "`weight_ranges` is one of .*, or a RangeRule. Received: 0.99"),
     "no rule of tensors": (dict(activation_ranges=None), "`activation_ranges` is one of .*, or a RangeRule. .* None"),
 }
@@ -69,6 +76,11 @@ def test_a_value_of_another_type_is_refused(name):
     options, message = WRONG_TYPES[name]
     with pytest.raises(TypeError, match=message):
         QuantizationOptions(**options)
+
+
+def test_numbers_of_bits_may_be_numpys():
+    options = QuantizationOptions(weights=np.int64(4), activations=np.int32(16))
+    assert options == QuantizationOptions(weights=4, activations=16) and type(options.activations) is int
 
 
 def test_the_defaults_are_eight_bits_with_the_extremes_of_weights_and_the_best_ranges_of_tensors():

@@ -125,9 +125,9 @@ def test_the_report_has_the_sizes_grids_and_errors():
     assert (hidden.name, hidden.shape, hidden.bits, hidden.scales) == ("hidden/kernel", (6, 8), 3, 8)
     assert (head.name, head.shape, head.bits, head.scales) == ("head/kernel", (8, 3), 3, 3)
     assert hidden.granularity == head.granularity == "per index of axis 1"
-    # 48 and 24 codes of 3 bits; 8 and 3 scales; 11 biases.
+    # 48 and 24 codes of 3 bits; 8 and 3 scales, with as many zero points; 11 biases.
     assert (hidden.bytes, head.bytes) == (24 + 32, 12 + 12)
-    assert report.bytes == (4 * 83, 24 + 32 + 12 + 12 + 4 * 11)
+    assert report.bytes == (4 * 83, 24 + 32 + 12 + 12 + 8 * 11 + 4 * 11)
     assert hidden.zeros >= 16 and 0.0 < hidden.error < 0.2
     assert [one.name for one in report.ranges] == ["x", "hidden", "head"]
     assert all(one.bits == 8 and one.chosen == "data" and one.low <= 0.0 <= one.high for one in report.ranges)

@@ -1,0 +1,99 @@
+"""Kernels of layers that are called several times: one copy in the file, and the outputs of files with copies."""
+
+import keras
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from keras import layers as L
+
+import prunekit as pk
+from prunekit.delivery import integer_file
+from prunekit.delivery.litert_graph import LiteRTGraph
+
+pytestmark = [pytest.mark.one_backend, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def network(*, bias=True):
+    """Returns a model that calls a convolution and a Dense layer three times each, with random weights; and data."""
+    rng = np.random.default_rng(0)
+    x = keras.Input((8, 8, 16))
+    convolution = L.Conv2D(16, 3, padding="same", activation="relu", use_bias=bias)
+    dense = L.Dense(16, activation="relu", use_bias=bias)
+    y = L.GlobalAveragePooling2D()(convolution(convolution(convolution(x))))
+    model = keras.Model(x, dense(dense(dense(y))))
+    for one in model.weights:
+        one.assign(0.3 * rng.normal(size=one.shape) * (rng.random(one.shape) < 0.2))
+    return model, rng.normal(size=(16, 8, 8, 16)).astype("float32")
+
+
+def operators_of(path):
+    """Returns {kind: the indices of the kernels that the operations of this kind read}."""
+    graph = LiteRTGraph(path.read_bytes())
+    found = {}
+    for one in graph.operators:
+        if graph.kind(one) in ("CONV_2D", "FULLY_CONNECTED"):
+            found.setdefault(graph.kind(one), []).append(int(one.inputs[1]))
+    return found
+
+
+def outputs_of(path, data, resolver):
+    """Returns what LiteRT computes from the data."""
+    found = Interpreter(model_path=str(path), experimental_op_resolver_type=resolver)
+    (read,), (computed,) = found.get_input_details(), found.get_output_details()
+    found.resize_tensor_input(read["index"], data.shape)
+    found.allocate_tensors()
+    found.set_tensor(read["index"], data)
+    found.invoke()
+    return found.get_tensor(computed["index"])
+
+
+class Forgetful(dict):
+    """Keeps nothing under the key that is looked for first."""
+
+    def __contains__(self, key):
+        return False
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("activations", [8, 16])
+def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations, bits):
+    model, data = network()
+    done = pk.quantize(model, data, activations=activations, weights=bits)
+    shared = done.export(tmp_path / "shared.tflite")
+    assert {kind: len(set(read)) for kind, read in operators_of(tmp_path / "shared.tflite").items()} == {
+        "CONV_2D": 1,
+        "FULLY_CONNECTED": 1,
+    }
+    plain = integer_file._Rewriter.__init__
+
+    def forgetful(self, *arguments):
+        plain(self, *arguments)
+        self._kernel_of = Forgetful()
+
+    monkeypatch.setattr(integer_file._Rewriter, "__init__", forgetful)
+    apart = done.export(tmp_path / "apart.tflite")
+    codes = 2304 + 256 if bits == 8 else 1152 + 128
+    assert apart.bytes - shared.bytes > 2 * (codes if activations == 8 or bits == 8 else 2304 + 128)
+    for resolver in (OpResolverType.BUILTIN, OpResolverType.BUILTIN_REF):
+        one, other = (outputs_of(tmp_path / f"{name}.tflite", data, resolver) for name in ("shared", "apart"))
+        assert one.any() and np.array_equal(one, other)
+
+
+def test_operations_without_a_bias_have_kernels_of_their_own(tmp_path):
+    # XNNPACK's cache of packed weights would take one for the other. Convolutions of files have biases, of zeros.
+    model, data = network(bias=False)
+    pk.quantize(model, data, correct_biases=False).export(tmp_path / "w.tflite")
+    found = operators_of(tmp_path / "w.tflite")
+    assert {kind: len(set(read)) for kind, read in found.items()} == {"CONV_2D": 1, "FULLY_CONNECTED": 3}
+
+
+def test_a_shared_kernel_is_encoded_sparsely_once(tmp_path):
+    model, data = network()
+    done = pk.quantize(model, data, method="nearest")
+    dense, sparse = (done.export(tmp_path / f"{name}.tflite", sparse=name == "sparse") for name in ("dense", "sparse"))
+    assert [one.reason == "" for one in sparse.kernels] == [True, False]
+    # One kernel is smaller by that much, not three; the operation that restores it takes some bytes.
+    saved = sparse.kernels[0].dense - sparse.kernels[0].bytes
+    assert 0 < dense.bytes - sparse.bytes <= saved
+    floats = [outputs_of(tmp_path / f"{name}.tflite", data, OpResolverType.BUILTIN) for name in ("dense", "sparse")]
+    assert np.array_equal(*floats)
