@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from prunekit.commands import models, quantizing, removals, results, runs, scan, start
+from prunekit.missing_packages import missing_backend
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__
 
@@ -70,7 +71,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _mistake(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (ValueError, TypeError, ImportError) as error:
         _traceback_wanted()
-        return _mistake(str(error) or type(error).__name__)
+        return _mistake(_message_of(error))
+
+
+def _message_of(error: Exception) -> str:
+    message = str(error) or type(error).__name__
+    # Python's own words; prunekit's say what needs the package already.
+    if isinstance(error, ModuleNotFoundError) and message.startswith("No module named"):
+        return missing_backend("This command", error) or message
+    return message
 
 
 def _mistake(message: str) -> int:

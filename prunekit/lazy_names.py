@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prunekit.missing_packages import missing_backend
+
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for the `__init__.py` of a package.
@@ -17,7 +19,13 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = importlib.import_module(homes[name])
+        try:
+            home = importlib.import_module(homes[name])
+        except ModuleNotFoundError as error:
+            message = missing_backend(f"{package}.{name}", error)
+            if message is None:
+                raise
+            raise ModuleNotFoundError(message, name=error.name) from error
         # A submodule is not an attribute of its package before the submodule is imported.
         value = importlib.import_module(f"{home.__name__}.{name}") if hasattr(home, "__path__") else getattr(home, name)
         vars(sys.modules[package])[name] = value

@@ -167,7 +167,18 @@ def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
     assert found.pop("tensorflow") == []
     (_, status, _), (_, refused, note) = found.pop("export")
     assert (status, refused) == ("ok", "refused") and "KERAS_BACKEND=tensorflow" in note
-    assert found == {"fit": [96, 48], "loop": [64, 32], "prune": [64, 32], "inspect": 0.6792, "loaded": [96, 48]}
+    assert found.pop("gradients").startswith("prunekit.gradients.hvp needs the package tensorflow, which is not")
+    recipes = found.pop("recipes")
+    for name, setting in (
+        ("images", "data.images"),
+        ("tfds_saved", "data.tfds_saved"),
+        ("lookup", "data.preprocessing: IntegerLookup"),
+    ):
+        code, (line,) = recipes.pop(name)
+        assert code == 2 and line.startswith(f"error: {setting} needs TensorFlow on every backend of Keras."), line
+    assert recipes == dict.fromkeys(["check", "compress", "report", "csv", "csv on disk"], [0, []])
+    pruned = {"fit": [96, 48], "loop": [64, 32], "prune": [64, 32], "inspect": 0.6792, "loaded": [96, 48]}
+    assert found == {**pruned, "quantize": [True, True]}
 
 
 # ---------------------------------------------------------------- further fits, and errors in a fit

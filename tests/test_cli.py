@@ -334,6 +334,19 @@ class TestCompress:
         last = err.splitlines()[-1]
         assert last.startswith("error: ") and len(err.splitlines()) == 5
 
+    def test_a_backend_that_is_not_installed_is_named_with_what_to_do(self, run, runner):
+        runner.error = ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+        code, _, err = run("compress", "digits")
+        assert code == 2 and err.splitlines()[-1] == (
+            "error: This command needs the package tensorflow, which is not installed. Install it (pip install "
+            "tensorflow), or, for all that other backends run (docs/backends.md), set KERAS_BACKEND=jax or torch."
+        )
+
+    @pytest.mark.parametrize("name", ["tensorflow.python.missing", "own_package"])
+    def test_another_missing_module_is_named_as_python_does(self, run, runner, name):
+        runner.error = ModuleNotFoundError(f"No module named {name!r}", name=name)
+        assert run("compress", "digits")[2].endswith(f"error: No module named {name!r}\n")
+
     def test_a_traceback_is_shown_where_asked_for(self, run, runner, monkeypatch):
         monkeypatch.setenv(terminal.TRACEBACK, "1")
         runner.error = ValueError("deep inside")

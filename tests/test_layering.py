@@ -12,7 +12,7 @@ PACKAGE = Path(prunekit.__file__).parent
 # In order; inside a folder a module imports only from files before it. A new module is a new name here. "" is the
 # package's own folder: what all may import stands first, and what the command line is made of last.
 ORDER = (
-    ("", "version lazy_names suggestions registry"),
+    ("", "version missing_packages lazy_names suggestions registry"),
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
@@ -91,7 +91,7 @@ ORDER = (
     ),
     (
         "recipe/datasets",
-        "parts opened fingerprint arrays builtin images disk csv_files saved preprocessing",
+        "batches parts opened fingerprint arrays builtin images disk csv_files saved preprocessing",
     ),
     (
         "recipe",

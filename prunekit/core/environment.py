@@ -6,6 +6,7 @@ Keras is imported inside the functions, so that a failed import can be reported.
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Callable
@@ -128,6 +129,11 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def is_installed(module: str) -> bool:
+    """Returns True if a module of this name can be imported; does not import it."""
+    return importlib.util.find_spec(module) is not None
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------

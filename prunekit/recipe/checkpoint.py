@@ -17,7 +17,7 @@ from prunekit.core import jax_state
 from prunekit.core.random_state import restore_random_state
 from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
 from prunekit.recipe import replica_state
-from prunekit.recipe.datasets.parts import Order
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.replicas import ALONE, Replicas

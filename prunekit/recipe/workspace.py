@@ -27,7 +27,8 @@ from prunekit.recipe.compile_settings import (
     reason_of,
 )
 from prunekit.recipe.data import Data
-from prunekit.recipe.datasets.parts import Order, Part
+from prunekit.recipe.datasets.batches import Order
+from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays

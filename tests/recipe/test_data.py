@@ -9,8 +9,9 @@ import pytest
 from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.data import Data, check_files, given_data, load_data
 from prunekit.recipe.datasets import builtin
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.builtin import fashion_files
-from prunekit.recipe.datasets.parts import ArrayPart, Order
+from prunekit.recipe.datasets.parts import ArrayPart
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import DataSource

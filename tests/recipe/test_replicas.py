@@ -20,7 +20,8 @@ from interrupted_recipes import ended, lines, write
 from prunekit.recipe import replica_state
 from prunekit.recipe import replicas as replicas_module
 from prunekit.recipe.compile_fields import Compile
-from prunekit.recipe.datasets.parts import ArrayPart, Order
+from prunekit.recipe.datasets.batches import Order
+from prunekit.recipe.datasets.parts import ArrayPart
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.models import load_model, weight_arrays
 from prunekit.recipe.replicas import ALONE, Replicas, check_distribution, distributed

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.recipe.datasets.parts import Arrays, IndexedPart, flat, labels_of, mapped, subset_digest
+from prunekit.recipe.datasets.parts import Arrays, NumericPart, flat, labels_of, mapped, subset_digest
 
 
 @dataclass(frozen=True, eq=False)
-class DiskPart(IndexedPart):
+class DiskPart(NumericPart):
     """Inputs in memory-mapped files, and labels in memory.
 
     Attributes:
@@ -64,6 +64,12 @@ class DiskPart(IndexedPart):
             return inputs if self.prepare is None else self.prepare(inputs), tf.gather(targets, wanted)
 
         return indices.batch(batch_size).map(batch, num_parallel_calls=2, deterministic=True)
+
+    def drawn(self, indices: np.ndarray) -> tuple[Arrays, Any]:
+        """Returns inputs and labels of the examples with these indices, without TensorFlow."""
+        wanted = self.rows[indices]
+        inputs = mapped(lambda array: np.asarray(array[wanted]), self.inputs)
+        return inputs if self.prepare is None else self.prepare(inputs), self.targets[wanted]
 
     def labels(self) -> Any:
         """Returns the `Labels` of the label."""

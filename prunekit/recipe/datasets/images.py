@@ -13,7 +13,7 @@ import numpy as np
 from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, subset_digest
+from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, require_tensorflow_for, subset_digest
 from prunekit.recipe.loader import RecipeError
 
 # Decoded and as float32, so many pixels in color take 1.2 GB.
@@ -136,8 +136,10 @@ def open_images(source: DataSource) -> Opened:
     """Returns the images of a folder, and of the folder `test` if the recipe names one.
 
     Raises:
-        RecipeError: A folder is missing, has no classes or images, or an image is damaged or too large.
+        RecipeError: A folder is missing, has no classes or images, or an image is damaged or too large; or TensorFlow,
+            which decodes images, is not installed.
     """
+    require_tensorflow_for("data.images", "save the images as arrays in an .npz file (data.npz)")
     folder = Path(str(source.images))
     train, names = _folder(folder, source)
     test = None

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.core.environment import is_installed
 from prunekit.loops.activation_cache import array_digest
+from prunekit.recipe.datasets.batches import IndexedBatches, Order
 from prunekit.recipe.loader import RecipeError
 
 # One array, or several by name: {input or output of the model: array}.
@@ -57,34 +60,6 @@ def flat(arrays: Arrays) -> list[Any]:
     return [arrays[name] for name in sorted(arrays)] if isinstance(arrays, Mapping) else [arrays]
 
 
-class Order:
-    """Random order of the examples in each epoch, determined by seed and epoch alone.
-
-    The order of a shuffling data set would depend on the number of earlier iterations, and so on
-    whether the training was interrupted.
-
-    Args:
-        examples: Number of examples.
-        seed: Non-negative number.
-    """
-
-    def __init__(self, examples: int, seed: int):
-        self._examples, self._seed = examples, seed
-        #: The epoch that begins next, from 0.
-        self.epoch = 0
-
-    def indices(self) -> np.ndarray:
-        """Returns the example indices of the next epoch: shape (examples,), int64."""
-        return self._generator().permutation(self._examples)
-
-    def epoch_seed(self) -> np.int64:
-        """Returns a seed for the next epoch, for a data set that has no access by index: int64 scalar."""
-        return self._generator().integers(2**62, dtype=np.int64)
-
-    def _generator(self) -> np.random.Generator:
-        return np.random.default_rng([self._seed, self.epoch])
-
-
 class Part(ABC):
     """The examples of one part of the data. Batches are pairs (inputs, labels).
 
@@ -100,15 +75,19 @@ class Part(ABC):
 
     @abstractmethod
     def prepared(self, prepare: Callable[[Arrays], Arrays]) -> "Part":
-        """Returns the part with other inputs: `prepare` of each batch of inputs, a function of TensorFlow tensors."""
+        """Returns the part with other inputs: `prepare` of each batch of inputs.
+
+        Args:
+            prepare: Function of TensorFlow tensors; where TensorFlow is not installed, of NumPy arrays.
+        """
 
     @abstractmethod
     def in_order(self, batch_size: int) -> Any:
-        """Returns a `tf.data.Dataset` of all batches in the stored order."""
+        """Returns all batches in the stored order: a `tf.data.Dataset`, or `IndexedBatches` without TensorFlow."""
 
     @abstractmethod
     def shuffled(self, order: Order, batch_size: int) -> Any:
-        """Returns a `tf.data.Dataset` of batches; each iteration takes its order from `order` at its first batch."""
+        """Returns batches like `in_order`; each iteration takes its order from `order` at its first batch."""
 
     @abstractmethod
     def labels(self) -> Any:
@@ -133,7 +112,7 @@ class Part(ABC):
         return self.first(1)
 
     def training_batches(self, order: Order, batch_size: int, replicas: int = 1) -> Any:
-        """Returns a `tf.data.Dataset` for `fit`; each epoch takes its order from `order` at its first batch.
+        """Returns the batches for `fit`; each epoch takes its order from `order` at its first batch.
 
         Keras' own shuffling draws the same order in every epoch once a global seed is set (measured on 3.15): its
         permutation is a seeded operation that restarts with each epoch's iterator.
@@ -147,14 +126,17 @@ class Part(ABC):
         return self._finished(drawn, batch_size)
 
     def evaluation_data(self, batch_size: int) -> tuple[Any, ...]:
-        """Returns the first arguments of `model.evaluate`: inputs and labels, or a `tf.data.Dataset`."""
+        """Returns the first arguments of `model.evaluate`: inputs and labels, or batches."""
         return (self._finished(self.in_order(batch_size), batch_size),)
 
     def calibration_data(self) -> Any:
         """Returns inputs and labels, or batches of these that can be iterated more than once."""
-        return _NumpyBatches(self.in_order(64))
+        batches = self.in_order(64)
+        return batches if isinstance(batches, IndexedBatches) else _NumpyBatches(batches)
 
     def _finished(self, dataset: Any, batch_size: int) -> Any:
+        if isinstance(dataset, IndexedBatches):
+            return dataset
         import tensorflow as tf
 
         options = tf.data.Options()
@@ -199,8 +181,32 @@ class IndexedPart(Part):
         return self.read(tf.data.Dataset.from_tensors(0).flat_map(ordered), batch_size)
 
 
+class NumericPart(IndexedPart):
+    """A part whose examples NumPy reads by index: `IndexedBatches` where TensorFlow is not installed."""
+
+    @abstractmethod
+    def drawn(self, indices: np.ndarray) -> tuple[Arrays, Arrays]:
+        """Returns inputs and labels of the examples with these indices as NumPy arrays, without TensorFlow."""
+
+    def in_order(self, batch_size: int) -> Any:
+        """Returns all batches in the stored order."""
+        if is_installed("tensorflow"):
+            return super().in_order(batch_size)
+        return IndexedBatches(self.drawn, self.examples, batch_size, lambda: np.arange(self.examples))
+
+    def shuffled(self, order: Order, batch_size: int) -> Any:
+        """Returns batches; each iteration takes its order from `order` at its first batch."""
+        if is_installed("tensorflow"):
+            return super().shuffled(order, batch_size)
+        return IndexedBatches(self.drawn, self.examples, batch_size, order.indices)
+
+    def first(self, count: int) -> tuple[Arrays, Arrays]:
+        """Returns inputs and labels of the first examples as NumPy arrays."""
+        return super().first(count) if is_installed("tensorflow") else self.in_order(min(count, self.examples))[0]
+
+
 @dataclass(frozen=True, eq=False)
-class ArrayPart(IndexedPart):
+class ArrayPart(NumericPart):
     """Inputs and labels in memory; unpacks as (inputs, labels).
 
     Attributes:
@@ -224,13 +230,21 @@ class ArrayPart(IndexedPart):
 
     def subset(self, indices: np.ndarray) -> "ArrayPart":
         """Returns the examples with these indices."""
-        return ArrayPart(*(mapped(lambda array: array[indices], arrays) for arrays in self))
+        return ArrayPart(*self.drawn(indices))
+
+    def drawn(self, indices: np.ndarray) -> tuple[Arrays, Arrays]:
+        """Returns inputs and labels of the examples with these indices."""
+        inputs, targets = (mapped(lambda array: array[indices], arrays) for arrays in self)
+        return inputs, targets
 
     def prepared(self, prepare: Callable[[Arrays], Arrays]) -> "ArrayPart":
         """Returns the part with prepared inputs; computes them now."""
-        # In `map`, Keras's preprocessing layers compute with TensorFlow on every backend.
-        prepared = self.in_order(READ_AT_ONCE).map(lambda inputs, _: prepare(inputs))
-        batches = list(prepared.as_numpy_iterator())
+        stored = self.in_order(READ_AT_ONCE)
+        if isinstance(stored, IndexedBatches):
+            batches = [prepare(inputs) for inputs, _ in stored]
+        else:
+            # In `map`, Keras's preprocessing layers compute with TensorFlow on every backend.
+            batches = list(stored.map(lambda inputs, _: prepare(inputs)).as_numpy_iterator())
         first = batches[0]
         if isinstance(first, Mapping):
             inputs: Arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in first}
@@ -291,13 +305,9 @@ def damage_told(parts: Iterable[Part]) -> Iterator[None]:
     Raises:
         RecipeError: A file of the data is damaged.
     """
-    # Not on the module's level: plans and refusals do not need TensorFlow's errors.
-    from tensorflow import errors
-
-    unreadable = (errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError)
     try:
         yield
-    except unreadable as error:
+    except _reading_errors() as error:
         path = next(filter(None, (part.damaged() for part in parts)), None)
         if path is None:
             raise
@@ -305,6 +315,31 @@ def damage_told(parts: Iterable[Part]) -> Iterator[None]:
             f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
             "written, or remove the file and start again."
         ) from error
+
+
+def _reading_errors() -> tuple[type[Exception], ...]:
+    # Not imported here: plans and refusals do without TensorFlow, and it may not be installed.
+    errors = getattr(sys.modules.get("tensorflow"), "errors", None)
+    if errors is None:
+        return ()
+    return errors.InvalidArgumentError, errors.NotFoundError, errors.DataLossError, errors.PermissionDeniedError
+
+
+def require_tensorflow_for(setting: str, remedy: str) -> None:
+    """Checks that TensorFlow is installed, which reads some kinds of data on every backend of Keras.
+
+    Args:
+        setting: The setting that needs TensorFlow, such as "data.images".
+        remedy: Text of the error after "or": another remedy.
+
+    Raises:
+        RecipeError: TensorFlow is not installed.
+    """
+    if not is_installed("tensorflow"):
+        raise RecipeError(
+            f"{setting} needs TensorFlow on every backend of Keras. Received: no package tensorflow. Install it (pip "
+            f"install tensorflow), or {remedy}."
+        )
 
 
 def subset_digest(fingerprint: str, indices: np.ndarray) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.core.environment import is_installed
 from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, damage_told, mapped
+from prunekit.recipe.datasets.batches import IndexedBatches
+from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, damage_told, mapped, require_tensorflow_for
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.loader import RecipeError
 
@@ -19,12 +21,16 @@ _ADAPTED = {
     "StringLookup": "vocabulary",
     "TextVectorization": "vocabulary",
 }
+# Layers that compute with TensorFlow on every backend; `Discretization.adapt` does (Keras 3.15).
+_OF_TENSORFLOW = ("Discretization", "IntegerLookup", "StringLookup", "TextVectorization")
 
 Layers = list[tuple[str, keras.layers.Layer]]
 
 
 def preparation(source: DataSource, train: Part) -> tuple[Callable[[Arrays], Arrays], tuple[str, ...]]:
     """Returns the function that prepares a batch of inputs, and notes.
+
+    The function takes and returns TensorFlow tensors, or NumPy arrays where TensorFlow is not installed.
 
     Args:
         source: Data settings of the recipe.
@@ -91,6 +97,8 @@ def _made(items: list[dict[str, dict[str, Any]]]) -> Layers:
     found = []
     for item in items:
         name, options = next(iter(item.items()))
+        if name in _OF_TENSORFLOW:
+            require_tensorflow_for(f"data.preprocessing: {name}", "save the layer's outputs as the data")
         try:
             found.append((name, getattr(keras.layers, name)(**options)))
         except (TypeError, ValueError) as error:
@@ -108,7 +116,7 @@ def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: 
             if name in _ADAPTED and layer.get_config().get(_ADAPTED[name]) is None:
                 examples = train.in_order(READ_AT_ONCE)
                 with damage_told([train]):
-                    layer.adapt(examples.map(lambda x, _, before=before: _applied(before, select(x))))
+                    layer.adapt(_inputs_of(examples, before, select))
                 notes.append(f"data: {name}{owner} is adapted to the {train.examples:,} training examples.")
             elif not layer.built:
                 _applied(layers[: index + 1], select(_tensors(train.example[0])))
@@ -121,13 +129,25 @@ def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: 
     return notes
 
 
-def _applied(layers: Layers, tensor: Any) -> Any:
+def _inputs_of(batches: Any, layers: Layers, select: Callable[[Arrays], Any]) -> Any:
+    """Returns the outputs of the layers for the selected inputs of all batches, as `adapt` takes them."""
+    if isinstance(batches, IndexedBatches):
+        # One array, which `adapt` of every Keras takes.
+        return np.concatenate([_applied(layers, select(inputs)) for inputs, _ in batches])
+    return batches.map(lambda inputs, _: _applied(layers, select(inputs)))
+
+
+def _applied(layers: Layers, values: Any) -> Any:
+    """Returns the outputs of the layers: a TensorFlow tensor for one, or a NumPy array for one."""
+    outputs = values
     for _, layer in layers:
-        tensor = layer(tensor)
-    return tensor
+        outputs = layer(outputs)
+    return keras.ops.convert_to_numpy(outputs) if isinstance(values, np.ndarray) else outputs
 
 
 def _tensors(arrays: Arrays) -> Arrays:
+    if not is_installed("tensorflow"):
+        return arrays
     import tensorflow as tf
 
     return mapped(tf.convert_to_tensor, arrays)
@@ -140,6 +160,10 @@ def _scale(source: DataSource, array: np.ndarray) -> float | None:
 
 
 def _scaled(tensor: Any, scale: float | None) -> Any:
+    if isinstance(tensor, np.ndarray):
+        if scale is not None:
+            return tensor.astype("float32") / np.float32(scale)
+        return tensor.astype("float32", copy=False) if tensor.dtype.kind in "fb" else tensor
     import tensorflow as tf
 
     if scale is not None:

@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from prunekit.recipe.data_source import DataSource
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Labels, Order, Part, flat, labels_of, subset_digest
+from prunekit.recipe.datasets.parts import (
+    READ_AT_ONCE,
+    Arrays,
+    Labels,
+    Part,
+    flat,
+    labels_of,
+    require_tensorflow_for,
+    subset_digest,
+)
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.loader import RecipeError
 
@@ -101,8 +111,10 @@ def open_saved(source: DataSource) -> Opened:
     Reads all examples once, to count them and to check their labels.
 
     Raises:
-        RecipeError: The folder or a part is missing or damaged, or its elements are not pairs of numbers.
+        RecipeError: The folder or a part is missing or damaged, or its elements are not pairs of numbers; or TensorFlow
+            is not installed.
     """
+    require_tensorflow_for("data.tfds_saved", "save the examples as arrays in an .npz file (data.npz)")
     folder = Path(str(source.tfds_saved))
     if (folder / _SPEC).is_file():
         part, notes = _part(folder, source)

@@ -5,7 +5,7 @@ from data_folders import pairs_of
 
 from prunekit.core.calibration import batches_of
 from prunekit.recipe.data import load_data
-from prunekit.recipe.datasets.parts import Order
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.schema import DataSource
 

@@ -15,7 +15,7 @@ from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe import checkpoint as module
 from prunekit.recipe import runner
 from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
-from prunekit.recipe.datasets.parts import Order
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import architecture_digest, model_digest
 from prunekit.recipe.run_state import RunState
