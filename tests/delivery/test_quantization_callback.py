@@ -229,8 +229,8 @@ def test_a_layer_that_is_excluded_is_trained_in_floating_point():
     "options",
     [
         pytest.param(dict(jit_compile=True), marks=pytest.mark.thorough),
-        dict(run_eagerly=True),
         dict(steps_per_execution=2),
+        dict(run_eagerly=True),
     ],
     ids=str,
 )
