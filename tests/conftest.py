@@ -28,6 +28,12 @@ from short_suite import left_out
 from prunekit import cli
 from prunekit.recipe.loader import load_recipe
 
+if keras.backend.backend() == "torch":
+    import torch
+
+    # On a GPU, two runs of a convolution's gradient differ in the last digits otherwise.
+    torch.backends.cudnn.deterministic = True
+
 # Files that take a minute or more on some backend, the longest first: one that begins last keeps a single process busy.
 # Those that start clusters are apart, since only one cluster runs at a time.
 LONG = (

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.core.layer_precision import computing_in
 from prunekit.core.snapshot import write_bytes
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.formatting import names
@@ -96,12 +97,7 @@ class _Export:
                 f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
                 "is set, and quantize and export it there."
             )
-        others = [one for one in found.model._flatten_layers() if one.compute_dtype not in (None, "float32")]
-        if others:
-            raise IntegerExportError(
-                f"Integer files are made of models that compute in float32. Received: the layer {others[0].name!r} in "
-                f"{others[0].compute_dtype}. Build the model with the policy float32 and the same weights."
-            )
+        scratch.enter_context(computing_in("float32", _mixed_layers(found.model)))
         self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
 
@@ -224,6 +220,23 @@ class _Export:
             return len(self._subject.converted()[1])
         except Unfit:
             return weights
+
+
+def _mixed_layers(model: Any) -> list[Any]:
+    """Returns the layers with weights in float32 that compute in another precision.
+
+    Raises:
+        IntegerExportError: A layer has its weights in another precision.
+    """
+    found = [one for one in model._flatten_layers() if one.compute_dtype not in (None, "float32")]
+    other = next((one for one in found if one.variable_dtype != "float32" and one.weights), None)
+    if other is not None:
+        raise IntegerExportError(
+            f"The weights of a model for an integer file are in float32. Received: the layer {other.name!r} with "
+            f"weights in {other.variable_dtype}. Build the model with the policy float32 or mixed_float16, set the "
+            "same weights, and quantize that."
+        )
+    return found
 
 
 def _check(

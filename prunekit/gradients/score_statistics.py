@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,10 +11,11 @@ from keras import ops
 
 from prunekit.anatomy.layer_rows import STATE
 from prunekit.anatomy.model_weights import places, weights_in
-from prunekit.core import backend, patching
+from prunekit.core import backend
 from prunekit.core.differentiation import gradient, hessian_product
 from prunekit.core.layer_calls import input_of_ones
 from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, observe
+from prunekit.core.layer_precision import computing_in
 from prunekit.core.model_function import ModelFunction
 from prunekit.core.statistics import Collector, DataCollector
 
@@ -44,8 +45,9 @@ def in_full_precision(model: Any) -> contextlib.AbstractContextManager:
 
     In float16, small gradients would become zero, and there is no loss scaling here.
     """
-    narrow = any(place.layer.compute_dtype in ("float16", "bfloat16") for place in places(model))
-    return _computing_in("float32", model) if narrow else contextlib.nullcontext()
+    layers = [place.layer for place in places(model)]
+    narrow = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
+    return computing_in("float32", layers) if narrow else contextlib.nullcontext()
 
 
 class _LossDerivative(DataCollector):
@@ -219,7 +221,7 @@ class SynapticFlow(Collector):
         ]
         weights = [one.variable for one in known if one.spec.refused != STATE]
         dtype = _widest_type()
-        with _computing_in(dtype, self.model):
+        with computing_in(dtype, (place.layer for place in places(self.model))):
             now = {id(one): ops.cast(ops.stop_gradient(backend.value_now(one.variable)), dtype) for one in known}
             args, kwargs = keras.tree.map_structure(lambda value: ops.cast(value, dtype), (args, kwargs))
             magnitudes = [ops.abs(now[id(one)]) for one in known if one.spec.refused != STATE]
@@ -228,8 +230,8 @@ class SynapticFlow(Collector):
                 lambda values: self._flow(args, kwargs, [*zip(weights, values, strict=True), *state]), magnitudes
             )
         of = {id(variable): at for at, variable in enumerate(weights)}
-        places = [of[id(target.variable)] for target in self.targets]
-        return [magnitudes[at] for at in places], [found[at] for at in places]
+        at_targets = [of[id(target.variable)] for target in self.targets]
+        return [magnitudes[at] for at in at_targets], [found[at] for at in at_targets]
 
     def _flow(self, args: tuple, kwargs: dict, values: Sequence[tuple[Any, Any]]) -> Any:
         """Returns R, the sum of the outputs, for pairs (weight, value that is read in its place)."""
@@ -254,13 +256,3 @@ def _widest_type() -> str:
     import jax
 
     return "float64" if jax.config.jax_enable_x64 else "float32"
-
-
-@contextlib.contextmanager
-def _computing_in(dtype: str, model: Any) -> Iterator[None]:
-    """Context manager in which the model's layers compute in `dtype`."""
-    policy = keras.dtype_policies.DTypePolicy(dtype)
-    with contextlib.ExitStack() as stack:
-        for layer in {id(place.layer): place.layer for place in places(model)}.values():
-            stack.enter_context(patching.shadowed(layer, "_dtype_policy", policy))
-        yield

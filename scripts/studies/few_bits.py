@@ -8,7 +8,12 @@ import keras
 import numpy as np
 
 import prunekit as pk
+from prunekit.anatomy.targets import find_targets
+from prunekit.core.layer_products import product_of
+from prunekit.core.statistics import Collectors
 from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.reconstruction import output_error
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks
 
@@ -23,8 +28,8 @@ BUDGETS = (0.25, 0.5)
 SIZES = (None, 128, 32)
 SECONDS = 10.0
 FLOAT = "float32"
-# End of the keys of results of groups.
-GROUPS = ", groups"
+# Ends of the keys of results of groups, and of errors of layers.
+GROUPS, LAYERS = ", groups", ", layers"
 PAGE = Path("docs/measured/few-bits.md")
 HEAD = f"""# Measured: few bits after training
 
@@ -60,6 +65,41 @@ class FewBits(Study):
 
     def sparse(self, sparsity: float, bits: int, order: str) -> dict[str, float]:
         """Error and accuracy with zeros and few bits."""
+        self._reduce(sparsity, bits, order)
+        return self._measured()
+
+    def layers(self) -> dict[str, Any]:
+        """Returns the errors of the layers with zeros and few bits, by weight.
+
+        The squared change of a layer's outputs on the inputs that it has in the model in floating point, relative to
+        the squared outputs.
+        """
+        keras.utils.set_random_seed(0)
+        self._model.set_weights(self._weights)
+        targets, _ = find_targets(self._model)
+        statistics = Collectors(["hessian"], self._model, targets, self.images).values() or []
+        hessians = [one["hessian"]["hessian"] for one in statistics]
+        products = [product_of(target) for target in targets]
+
+        def matrices() -> list[np.ndarray]:
+            weights = (array_of(target.variable).astype("float64") for target in targets)
+            return [product.matrix(weight) for product, weight in zip(products, weights, strict=True)]
+
+        before = matrices()
+        whole = [output_error(*one) for one in zip(before, hessians, strict=True)]
+        found: dict[str, Any] = {}
+        for zeros, bits in SPARSE:
+            for order in ORDERS:
+                self._reduce(zeros, bits, order)
+                errors = [
+                    float(output_error(after - former, hessian) / total)
+                    for after, former, hessian, total in zip(matrices(), before, hessians, whole, strict=True)
+                ]
+                names = [target.name for target in targets]
+                found.setdefault(f"{zeros} {bits}", {})[order] = dict(zip(names, errors, strict=True))
+        return found
+
+    def _reduce(self, sparsity: float, bits: int, order: str) -> None:
         self._model.set_weights(self._weights)
         options: dict[str, Any] = {"weights": bits, "activations": None}
         if order == "one pass":
@@ -68,7 +108,6 @@ class FewBits(Study):
             pk.prune(self._model, sparsity, self.images, criterion="sparsegpt", allocation="uniform")
             method = "gptq" if order.endswith("GPTQ") else "nearest"
             pk.quantize(self._model, self.images, method=method, **options)
-        return self._measured()
 
     def rounded(self, bits: int, method: str) -> dict[str, float]:
         """Error and accuracy of a method; of the model in floating point for 32 bits."""
@@ -150,6 +189,7 @@ def page(results: Results) -> str:
         for zeros, bits in SPARSE:
             cells = [_cell(found["sparse"][f"{zeros} {bits}"][how]) for how in ORDERS]
             lines.append(f"| {title} | {zeros:.0%} | {bits} | {' | '.join(cells)} |")
+    lines += _of_layers(results)
     lines += ["", "## Methods", "", "All weights with few bits, no zeros. Error / accuracy; float32: accuracy.", ""]
     lines += ["| network | bits | nearest | awq | gptq | float32 |", "|---|---:|---:|---:|---:|---:|"]
     for title, found in measured.items():
@@ -169,6 +209,29 @@ def page(results: Results) -> str:
                 f"| {title} | {one['bytes']:,} | {one['least']:,} / {one['most']:,} | {one['few']} | {_cell(one)} |"
             )
     return "\n".join([*lines, *_of_groups(results)]) + "\n"
+
+
+def _of_layers(results: Results) -> list[str]:
+    """Returns the lines about the errors of layers."""
+    lines = [
+        "",
+        "The same for the layers themselves: the squared change of a layer's outputs, on the inputs that it has",
+    ]
+    lines += [
+        "in float32, relative to the squared outputs. Geometric means over the layers, and in how many layers one pass",
+        "has the smallest error of the three.",
+        "",
+        f"| network | zeros | bits | {' | '.join(ORDERS)} | layers |",
+        "|---|---:|---:|" + "---:|" * (len(ORDERS) + 1),
+    ]
+    for name, title in NETWORKS.items():
+        found = results.values.get(f"{name}{LAYERS}")
+        for zeros, bits in SPARSE if found else ():
+            errors = np.array([[*found[f"{zeros} {bits}"][order].values()] for order in ORDERS])
+            means = " | ".join(f"{one:.2g}" for one in np.exp(np.log(errors).mean(axis=1)))
+            best = int((errors.argmin(axis=0) == len(ORDERS) - 1).sum())
+            lines.append(f"| {title} | {zeros:.0%} | {bits} | {means} | {best} of {errors.shape[1]} |")
+    return lines
 
 
 def _of_groups(results: Results) -> list[str]:
@@ -194,13 +257,14 @@ def _of_groups(results: Results) -> list[str]:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    study = FewBits(name.removesuffix(GROUPS))
-    return study.groups() if name.endswith(GROUPS) else study.measure()
+    kinds = {GROUPS: FewBits.groups, LAYERS: FewBits.layers}
+    end = next((end for end in kinds if name.endswith(end)), "")
+    return kinds.get(end, FewBits.measure)(FewBits(name.removesuffix(end)))
 
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    names = [*NETWORKS, *(f"{name}{GROUPS}" for name in NETWORKS)]
+    names = [f"{name}{end}" for end in ("", GROUPS, LAYERS) for name in NETWORKS]
     measure_networks(__doc__, names, PAGE, _measured, page)
 
 

@@ -159,6 +159,7 @@ def test_codes_and_scales_are_those_of_the_quantization(bits, tmp_path):
     assert any("takes 8 bits in the file" in note for note in exported.notes) == (bits < 8)
 
 
+@pytest.mark.every_backend(cases=0)
 @pytest.mark.parametrize("bits", [4, 3])
 def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits, tmp_path):
     keras.utils.set_random_seed(0)

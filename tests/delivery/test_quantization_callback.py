@@ -4,44 +4,12 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
-from crashes import Crash
-from quantized_training import LOSS, data, network
-from without_prunekit import outputs_in_folder
+from quantized_training import KERNELS, LOSS, X, Y, fit, is_on_a_grid_of, kernels, network, quantizing
 
 import prunekit as pk
-from prunekit.core import train_function
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
 pytestmark = pytest.mark.every_backend
-X, Y = data()
-KERNELS = {"conv/kernel", "depthwise/kernel", "logits/kernel"}
-
-
-def quantizing(data=X[:64], **options):
-    """A callback that freezes no batch normalization: each part of a training is traced anew."""
-    return pk.QuantizationCallback(data, **{"freeze_step": -1, **options})
-
-
-def fit(model, *callbacks, epochs=3, **options):
-    return model.fit(X, Y, batch_size=32, epochs=epochs, verbose=0, callbacks=list(callbacks), shuffle=False, **options)
-
-
-def kernels(model):
-    return {one.path: np.array(keras.ops.convert_to_numpy(one)) for one in model.weights if one.path in KERNELS}
-
-
-def is_on_a_grid_of(values, bits):
-    """Whether each output channel has at most 2^bits - 1 values, and they are multiples of one number."""
-    # The kernel of a depthwise convolution ends with (channels, 1).
-    rows = values.reshape(-1, values.shape[-2] if values.shape[-1] == 1 else values.shape[-1]).T
-    highest = 2 ** (bits - 1) - 1
-    return all(np.unique(row).size <= 2 * highest + 1 and has_a_scale(row, highest) for row in rows)
-
-
-def has_a_scale(row, highest):
-    largest = np.abs(row).max()
-    steps = [row / (largest / code) for code in range(1, highest + 1)] if largest else [row]
-    return any(np.abs(one - np.round(one)).max() < 1e-3 for one in steps)
 
 
 def test_the_model_ends_on_integers_and_keeps_its_accuracy():
@@ -191,106 +159,6 @@ def test_with_pruning_the_zeros_are_exact_and_in_the_grids():
         assert all(is_on_a_grid_of(values, 4) for values in kernels(model).values())
 
 
-def test_a_second_fit_goes_on_with_the_ranges():
-    model = network()
-    callback = quantizing(weights=4)
-    fit(model, callback)
-    first = callback.quantized
-    before = {one.name: one.scale for one in first.report.ranges}
-    fit(model, callback, epochs=1)
-    after = {one.name: one.scale for one in callback.report.ranges}
-    assert callback.quantized is not first and before.keys() == after.keys()
-    for name, scale in before.items():
-        assert abs(np.log(after[name] / scale)) <= 0.02
-    assert before != after
-
-
-def test_an_error_in_fit_leaves_a_model_of_its_own():
-    model = network()
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        fit(model, quantizing(), Crash(batch=3))
-    assert "call" not in vars(model) and "apply" not in vars(model.optimizer)
-    fit(model, epochs=1)
-
-
-def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
-    model = network()
-    stopping = keras.callbacks.EarlyStopping("val_loss", patience=10, restore_best_weights=True, mode="min")
-    grids = []
-    callback = quantizing(weights=4, range_learning_rate=0.05)
-
-    class Keep(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 2:
-                # What comes later is worse.
-                stopping.best = -1.0
-            grids.append([one.copy() for one in callback._work.values()])
-
-    fit(model, stopping, Keep(), callback, epochs=5, validation_data=(X, Y))
-    best = stopping.best_epoch
-    assert best < 4
-    # `Keep` runs in the epoch's end, after the last update of it.
-    for kept, used in zip(grids[best], callback._work.values(), strict=True):
-        np.testing.assert_array_equal(kept, used)
-    assert any((one != two).any() for one, two in zip(grids[best], grids[-1], strict=True))
-
-
-@pytest.mark.parametrize("begin_step", [0, pytest.param(12, marks=pytest.mark.thorough), 20])
-def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_step):
-    def training(folder, *others):
-        model = network()
-        backup = keras.callbacks.BackupAndRestore(str(folder))
-        schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
-        pruning, callback = (
-            pk.PruningCallback(schedule),
-            quantizing(weights=4, begin_step=begin_step),
-        )
-        fit(model, backup, pruning, callback, *others, epochs=4)
-        return model, callback
-
-    whole, expected = training(tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        training(tmp_path / "cut", Crash(2))
-    resumed, found = training(tmp_path / "cut")
-    for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert found.report.ranges == expected.report.ranges
-
-
-@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["before", "behind"])
-def test_checkpoints_of_keras_hold_the_weights_of_their_epoch_and_nothing_else(tmp_path, first):
-    model, callback, seen = network(), quantizing(weights=4), []
-
-    class Keep(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            seen.append([np.array(one) for one in self.model.get_weights()])
-
-    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
-    fit(model, *([saving, callback, Keep()] if first else [callback, saving, Keep()]), epochs=2)
-    for epoch, weights in enumerate(seen, 1):
-        loaded = keras.models.load_model(tmp_path / f"{epoch}.keras")
-        assert [one.path for one in loaded.weights] == [one.path for one in model.weights]
-        for one, two in zip(loaded.get_weights(), weights, strict=True):
-            np.testing.assert_array_equal(one, two)
-        assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
-    assert not all(is_on_a_grid_of(one, 4) for one in kernels(loaded).values())
-    (tmp_path / "2.keras").rename(tmp_path / "model.keras")
-    found, expected = outputs_in_folder(X[:8], tmp_path), keras.ops.convert_to_numpy(loaded(X[:8]))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_backup_of_another_quantization_is_refused(tmp_path):
-    model = network()
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        fit(model, keras.callbacks.BackupAndRestore(str(tmp_path)), quantizing(), Crash(1))
-    with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
-        fit(
-            network(),
-            keras.callbacks.BackupAndRestore(str(tmp_path)),
-            quantizing(exclude="logits"),
-        )
-
-
 REFUSALS = {
     "no data": (dict(data=None), ValueError, "activations=8 reads calibration data. Received: data=None"),
     "unknown option": (dict(bits=4), TypeError, "bits"),
@@ -361,8 +229,8 @@ def test_a_layer_that_is_excluded_is_trained_in_floating_point():
     "options",
     [
         pytest.param(dict(jit_compile=True), marks=pytest.mark.thorough),
-        dict(run_eagerly=True),
         dict(steps_per_execution=2),
+        dict(run_eagerly=True),
     ],
     ids=str,
 )
@@ -378,14 +246,17 @@ def test_compiled_and_eager_steps(options):
     assert all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
 
 
-def test_mixed_precision_trains_ranges_in_float32():
+@pytest.fixture
+def in_mixed_precision():
     keras.config.set_dtype_policy("mixed_float16" if BACKEND != "jax" else "mixed_bfloat16")
-    try:
-        model = network()
-        callback = quantizing(weights=4)
-        history = fit(model, callback, epochs=3).history
-    finally:
-        keras.config.set_dtype_policy("float32")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_mixed_precision_trains_ranges_in_float32(in_mixed_precision):
+    model = network()
+    callback = quantizing(weights=4)
+    history = fit(model, callback, epochs=3).history
     assert history["loss"][-1] < history["loss"][0]
     assert all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
     assert any(np.any(one != 0) for one in callback._work.values())
@@ -409,26 +280,6 @@ def test_a_model_with_several_outputs_and_a_shared_layer():
     assert {one.name for one in weights} == {"shared/kernel", "a/kernel", "b/kernel"} and len(weights) == 3
 
 
-def test_the_steps_traced_before_quantization_begins_are_not_used_after():
-    """The pruning callback's step was traced alone; from the begin of quantization on it is traced in both scopes."""
-    model = network()
-    schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
-    built = []
-    original = train_function.ScopedFunction._build
-
-    def counted(self):
-        built.append(self)
-        original(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_function.ScopedFunction, "_build", counted)
-        callback = quantizing(weights=3, begin_step=4, freeze_step=10)
-        fit(model, pk.PruningCallback(schedule), callback, epochs=2)
-    # The pruning's at the start, at the begin and at the freeze; the quantization's at the two latter.
-    assert len(built) == 5
-    assert any(np.any(one != 0) for one in callback._work.values())
-
-
 @tensorflow_only
 def test_the_file_computes_what_was_trained(tmp_path):
     model = network()
@@ -438,6 +289,19 @@ def test_the_file_computes_what_was_trained(tmp_path):
     assert made.bytes == (tmp_path / "model.tflite").stat().st_size
     assert made.simulation.max_error < 0.05 and max(one.largest or 0 for one in made.tensors) <= 1
     assert made.float_model is not None
+
+
+@tensorflow_only
+def test_the_file_of_a_training_in_mixed_precision_has_its_ranges_and_computes_in_float32(in_mixed_precision, tmp_path):
+    model = network()
+    callback = quantizing(weights=4)
+    fit(model, callback)
+    layers = {one.name: one.dtype_policy for one in model._flatten_layers()}
+    before = model.predict(X, verbose=0)
+    made = callback.quantized.export(tmp_path / "model.tflite")
+    assert made.simulation.max_error < 0.05 and max(one.largest or 0 for one in made.tensors) <= 1
+    assert {one.name: one.dtype_policy for one in model._flatten_layers()} == layers
+    np.testing.assert_array_equal(model.predict(X, verbose=0), before)
 
 
 def test_a_model_that_waits_for_its_first_batch_is_built_from_the_calibration_data():
@@ -458,77 +322,3 @@ def test_without_data_such_a_model_is_refused_with_the_remedy():
         pytest.skip("Keras builds models before callbacks there")
     with pytest.raises(ValueError, match="is not built.*a QuantizationCallback from its data"):
         fit(model, pk.QuantizationCallback(activations=None))
-
-
-class _Traces:
-    """Counts how often the step of a model is traced, which calls its `train_step` and `test_step`."""
-
-    def __init__(self, model, patch):
-        self.count = 0
-        for name in ("train_step", "test_step"):
-            patch.setattr(type(model), name, self._counted(getattr(type(model), name)))
-
-    def _counted(self, step):
-        def run(*args, **kwargs):
-            self.count += 1
-            return step(*args, **kwargs)
-
-        return run
-
-
-def trained_from(start, model, **options):
-    """The callback and the history of an epoch from given weights, with an optimizer and seeds as at the start."""
-    model.set_weights(start)
-    model.optimizer.build(model.trainable_variables)
-    for variable in model.optimizer.variables[:1] + model.optimizer.variables[2:]:
-        variable.assign(np.zeros(variable.shape, "float32"))
-    model.get_layer("dropout").seed_generator.state.assign(np.array([0, 0], "uint32"))
-    callback = quantizing(X[64:128], range_learning_rate=0.01, **{"weights": 4} | options)
-    return callback, fit(model, callback, epochs=1, validation_data=(X, Y)).history
-
-
-@tensorflow_only
-def test_a_new_callback_on_the_same_model_needs_no_trace_and_trains_as_one_on_a_new_model(monkeypatch):
-    first, second = network(), network()
-    start = first.get_weights()
-    former = quantizing(weights=4)
-    fit(first, former, epochs=1, validation_data=(X, Y))
-    values = former._work.values()
-    traces = _Traces(first, monkeypatch)
-    found, history = trained_from(start, first)
-    assert traces.count == 0
-    # The former callback keeps its own ranges.
-    for one, two in zip(former._work.values(), values, strict=True):
-        np.testing.assert_array_equal(one, two)
-    expected, expected_history = trained_from(start, second)
-    assert traces.count > 0
-    for one, two in zip(first.get_weights(), second.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-    for one, two in zip(found._work.values(), expected._work.values(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
-    assert history["val_loss"] == pytest.approx(expected_history["val_loss"], rel=1e-4)
-
-
-@tensorflow_only
-@pytest.mark.thorough
-def test_the_step_with_frozen_normalizations_is_kept_too_and_other_options_need_a_trace(monkeypatch):
-    model = network()
-    start = model.get_weights()
-    fit(model, quantizing(weights=4, freeze_step=4), epochs=1, validation_data=(X, Y))
-    traces = _Traces(model, monkeypatch)
-    trained_from(start, model, freeze_step=6)
-    assert traces.count == 0
-    trained_from(start, model, weights=3)
-    assert traces.count > 0
-
-
-@tensorflow_only
-def test_the_former_callback_goes_on_after_another_one_took_its_trace():
-    model = network()
-    first = quantizing(weights=4, range_learning_rate=0.01)
-    fit(model, first, epochs=1)
-    ranges = {one.name: one.scale for one in first.report.ranges}
-    fit(model, quantizing(weights=4, data=X[:64] * 3), epochs=1)
-    fit(model, first, epochs=1)
-    for one in first.report.ranges:
-        assert abs(np.log(one.scale / ranges[one.name])) <= 0.2

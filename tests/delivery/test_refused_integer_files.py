@@ -253,7 +253,7 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
     for weight in done.found.placement.weights():
         grid, values = done.found.weights[id(weight.variable)], np.array(weight.variable, "float32")
         assert np.allclose(grid.nearest(values), values, rtol=2**-11, atol=1e-3 * float(grid.scale.min()))
-    with pytest.raises(IntegerExportError, match="compute in float32. Received: the layer .* in float16"):
+    with pytest.raises(IntegerExportError, match="in float32. Received: the layer 'dense.*' with weights in float16"):
         done.export(tmp_path / "m.tflite")
 
 

@@ -108,10 +108,8 @@ def test_as_many_epochs_on_integers_end_at_least_as_good(build, seeds, epochs, r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "build, seeds",
-    [pytest.param(plain, 2), pytest.param(plain, 8, marks=LONGER), pytest.param(mobile, 3, marks=LONGER)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("build, seeds", [(plain, 8), (mobile, 3)])
 def test_as_many_epochs_on_integers_with_held_zeros_end_at_least_as_good(build, seeds):
     found = compared(build, range(seeds), 1, 1e-4, pruned, preserving, lambda: [pk.KeepZeros()])
     assert_as_good(found)

@@ -97,7 +97,8 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
     assert ("logits", "excluded by 'logits'") in left.rows
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 1}, {"weights": [4, 8], "budget": 3000}], ids=str)
+@pytest.mark.short(cases=2)
+@pytest.mark.parametrize("settings", [{"weights": [4, 8], "budget": 3000}, {"epochs": 1}, {}], ids=str)
 def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
     steps = recipe(quantize(**{"weights": 4, **settings}, activations="float", group_size=16))
     planned = plan(steps, network(), pairs).steps[0]
@@ -142,7 +143,7 @@ def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_pa
     assert "<b>Error against bytes</b>" in page
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("drop", [0.0, pytest.param(0.02, marks=pytest.mark.thorough), 1.0])
 def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
     result = compress(recipe(TRAIN, quantize(weights=[2, 4, 8], drop=drop)), network(), pairs)
     found = sections_of(result, 1)
@@ -282,7 +283,8 @@ def test_the_plan_of_a_training_on_integers_has_epochs_and_updates(pairs):
     assert "3 epochs, on integers after 1, learning rate 0.001" in step.text and "method" not in step.text
 
 
-@pytest.mark.parametrize("begin_epoch", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("begin_epoch", [0, 2])
 def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pairs, tmp_path, begin_epoch):
     training = quantize(weights=4, epochs=4, begin_epoch=begin_epoch)
     steps = recipe(prune(exclude=["logits"]), training, {"export": {"formats": ["keras"]}})
@@ -297,17 +299,19 @@ def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pai
 
 
 def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resumes(pairs, tmp_path, monkeypatch):
-    steps = recipe(TRAIN, quantize(weights=[4, 8], budget=2200, epochs=3))
+    steps = recipe(prune(exclude=["logits"]), quantize(weights=[4, 8], budget=2200, epochs=3))
     whole = compress(steps, network(), pairs, tmp_path / "whole")
     chosen = {row[0]: int(row[-2]) for row in sections_of(whole, 1)["Bits of each weight"]["rows"]}
     assert set(chosen.values()) == {4, 8}
     assert {row[0]: row[2] for row in sections_of(whole, 1)["Quantized weights"]["rows"]} == chosen
     with pytest.raises(KeyboardInterrupt):
-        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(3, steps=False))
+        # Two epochs of pruning, and two of the training on integers.
+        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(4, steps=False))
     # Weights that were trained meanwhile might be given other bits.
     monkeypatch.setattr("prunekit.recipe.quantize_step.choose_bits", None)
     resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
     assert sections_of(resumed, 1)["Bits of each weight"] == sections_of(whole, 1)["Bits of each weight"]
+    assert model_digest(resumed.model) == model_digest(whole.model)
     files = [(tmp_path / name / "exports" / "model-mixed.tflite").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
 

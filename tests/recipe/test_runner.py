@@ -340,6 +340,7 @@ def test_verify_refuses_what_is_no_run(tmp_path, whole):
         verify(tmp_path / "run")
 
 
+@pytest.mark.every_backend(cases=0)
 def test_the_data_give_the_size_of_inputs_that_the_model_leaves_open():
     tokens = keras.Input((None,), dtype="int32")
     hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(5)(keras.layers.Embedding(9, 4)(tokens)))

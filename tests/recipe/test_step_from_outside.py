@@ -233,6 +233,7 @@ def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
     assert told(again.report) == told(whole.report)
 
 
+@pytest.mark.every_backend(cases=0)
 def test_a_damaged_architecture_is_refused_in_one_line(data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compress(STEPS, network(), data, tmp_path / "run", progress=Stop(7))

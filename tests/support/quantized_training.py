@@ -1,8 +1,10 @@
-"""A small network with each kind of fused layer, and data that it learns, for tests of quantization in training."""
+"""A small network with each kind of fused layer, data that it learns, and its training on integers."""
 
 import keras
 import numpy as np
 from keras import layers as L
+
+import prunekit as pk
 
 CLASSES = 4
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -30,3 +32,34 @@ def network(optimizer=None, *, compiled=True, **options):
     if compiled:
         model.compile(optimizer or keras.optimizers.Adam(0.01), LOSS, metrics=["accuracy"], **options)
     return model
+
+
+X, Y = data()
+KERNELS = {"conv/kernel", "depthwise/kernel", "logits/kernel"}
+
+
+def quantizing(data=X[:64], **options):
+    """A callback that freezes no batch normalization: each part of a training is traced anew."""
+    return pk.QuantizationCallback(data, **{"freeze_step": -1, **options})
+
+
+def fit(model, *callbacks, epochs=3, **options):
+    return model.fit(X, Y, batch_size=32, epochs=epochs, verbose=0, callbacks=list(callbacks), shuffle=False, **options)
+
+
+def kernels(model):
+    return {one.path: np.array(keras.ops.convert_to_numpy(one)) for one in model.weights if one.path in KERNELS}
+
+
+def is_on_a_grid_of(values, bits):
+    """Whether each output channel has at most 2^bits - 1 values, and they are multiples of one number."""
+    # The kernel of a depthwise convolution ends with (channels, 1).
+    rows = values.reshape(-1, values.shape[-2] if values.shape[-1] == 1 else values.shape[-1]).T
+    highest = 2 ** (bits - 1) - 1
+    return all(np.unique(row).size <= 2 * highest + 1 and has_a_scale(row, highest) for row in rows)
+
+
+def has_a_scale(row, highest):
+    largest = np.abs(row).max()
+    steps = [row / (largest / code) for code in range(1, highest + 1)] if largest else [row]
+    return any(np.abs(one - np.round(one)).max() < 1e-3 for one in steps)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers import weights_of
-from prunekit.anatomy.model_weights import places
+from prunekit.anatomy.model_weights import check_built, places
 from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.sparsity.array_ops import array_of
@@ -119,6 +119,7 @@ class Preparation:
     def __init__(self, model: Any, options: QuantizationOptions, data: Any):
         self.model, self.options = model, options
         options.with_data(data)
+        check_built(model)
         check_own_calls(model)
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:

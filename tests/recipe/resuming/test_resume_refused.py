@@ -108,6 +108,7 @@ def test_a_changed_data_file_is_noticed(samples, tmp_path, capsys):
     )
 
 
+@pytest.mark.every_backend(cases=0)
 def test_a_truncated_model_file_is_refused_in_one_line(pairs, tmp_path):
     network().save(tmp_path / "in.keras")
     content = (tmp_path / "in.keras").read_bytes()
