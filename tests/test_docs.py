@@ -81,7 +81,10 @@ def test_links_inside_the_repository_lead_somewhere(page):
 @pytest.mark.parametrize(
     ("page", "pattern"),
     [
-        ("leak-matrix", r"Cells run: (\d+) of .*Values checked at pruned positions, in weights and slots: ([\d,]+)\."),
+        (
+            "leak-matrix",
+            r"Cells run: ([\d,]+) of .*Values checked at pruned positions, in weights and slots: ([\d,]+)\.",
+        ),
         ("benchmarks", r"adds to its step:.*?\| prunekit \| (\d+).*?\| tensorflow-model-optimization \| (\d+)"),
         ("benchmarks", r"\| prunekit, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
         ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),

@@ -110,7 +110,7 @@ def document(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
         "",
         *_paragraph(INTRODUCTION),
         "",
-        f"- Cells run: {len(outcomes)} of {len(leak_matrix.product())}: {counts['ok']} ok, "
+        f"- Cells run: {len(outcomes):,} of {len(leak_matrix.product()):,}: {counts['ok']:,} ok, "
         f"{counts['keras']} refused by plain Keras in the same way, "
         f"{counts['refused']} refused by prunekit, {counts['failed']} failed.",
         f"- Executions of the compiled step checked: {sum(o.batches for o in outcomes):,}.",

@@ -215,7 +215,7 @@ def section(found: dict[str, Any]) -> str:
             ),
             "LiteRT files of untrained networks, whose batch normalizations have the statistics of 64 images: bytes, "
             "bytes after gzip, and processor time (one thread, batch 1) in turns. Both quantizations read these "
-            "images.",
+            "images. Trained networks, with their accuracy: [quantization](measured/quantization.md).",
             table(["", "bytes", "gzip", "ms", "ratio to float32"], _file_rows(found["files"])),
         ]
     )
