@@ -218,9 +218,9 @@ def verdicts(values: dict[str, Any]) -> list[str]:
         *lines,
         "",
         f"One epoch after {SPARSITY:.0%} zeros at once is too little for the networks for Fashion-MNIST. Zeros that",
-        "grow, for the convolutions and ResNet-8: [zeros and integers in one training](sparse-integers.md). The network",
-        "of inverted residuals has 46,832 weights in many small kernels: scales, biases and the structure of the file",
-        "alone take too many bytes for a tenth.",
+        "grow, for the convolutions and ResNet-8: [zeros and integers in one training](sparse-integers.md). The",
+        "network of inverted residuals has 46,832 weights in many small kernels: scales, biases and the structure of",
+        "the file alone take too many bytes for a tenth.",
     ]
 
 
