@@ -213,6 +213,26 @@ def test_a_budget_and_bits_exclude_each_other_and_a_small_budget_is_refused(quan
     assert_mistake(quantize("--budget", "100"), "With the fewest bits the weights of 'net' have")
 
 
+def test_a_file_may_have_the_inputs_under_the_names_of_the_model(run, tmp_path):
+    import keras
+    import numpy as np
+
+    one, two = keras.Input((4,), name="one"), keras.Input((6,), name="two")
+    joined = keras.layers.Concatenate()([one, two])
+    keras.Model([one, two], keras.layers.Dense(3)(joined)).save(tmp_path / "two.keras")
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=(40, size)).astype("float32") for name, size in (("one", 4), ("two", 6))}
+    np.savez(tmp_path / "two.npz", **arrays)
+    code, out, err = run("quantize", "two.keras", "--data", "two.npz", "-o", "two.tflite", "--integer-io")
+    assert (code, err) == (0, "") and Path("two.tflite").is_file()
+    np.savez(tmp_path / "two.npz", one=arrays["one"], three=arrays["two"])
+    assert_mistake(
+        run("quantize", "two.keras", "--data", "two.npz", "-o", "new.tflite"),
+        "it has 'one', 'three'. Tried: x, ",
+        ", or under the names of the model's inputs: 'one', 'two'.",
+    )
+
+
 def test_kernels_are_pruned_while_they_are_rounded(quantize):
     code, out, err = quantize("--bits", "4", "--sparsity", "0.5", "--pattern", "2:4", "--json")
     assert (code, err) == (0, "")

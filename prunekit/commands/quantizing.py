@@ -114,7 +114,8 @@ def quantize(  # noqa: PLR0913
     from prunekit.delivery.quantizing import quantize as quantize_model
     from prunekit.techniques.quantize.bit_search import choose_bits
 
-    found, given = load_model(model, compile=False), read_examples(data, examples)
+    found = load_model(model, compile=False)
+    given = read_examples(data, examples, found)
     choice = None
     if budget is not None:
         with showing_progress("Measured", shown=True) as progress:

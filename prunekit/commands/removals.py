@@ -210,8 +210,9 @@ def remove_blocks(
     from prunekit.techniques.shrink.block_removal import remove_blocks as remove_blocks_of
 
     found = load_model(model, compile=False)
+    given = read_examples(data, examples, found)
     with showing_progress("Ranking", shown=True) as progress:
-        smaller, report = remove_blocks_of(found, number, read_examples(data, examples), progress=progress, **options)
+        smaller, report = remove_blocks_of(found, number, given, progress=progress, **options)
     return _written(smaller, report, output, as_json)
 
 
@@ -247,4 +248,5 @@ def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
 
-    return load_model(model, compile=False), None if name is None else read_examples(name, examples)
+    found = load_model(model, compile=False)
+    return found, None if name is None else read_examples(name, examples, found)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -137,7 +137,7 @@ def load_data(source: DataSource, seed: int) -> Data:
     return _prepared(found, source, notes)
 
 
-def training_examples(source: DataSource, count: int) -> Any:
+def training_examples(source: DataSource, count: int, inputs: Sequence[str]) -> Any:
     """Returns training examples as calibration data, drawn at random with seed 0; nothing is held out.
 
     They are (inputs, labels), or inputs alone from an .npz file that has no labels.
@@ -145,13 +145,14 @@ def training_examples(source: DataSource, count: int) -> Any:
     Args:
         source: An .npz file or a saved data set.
         count: How many examples; all if there are fewer.
+        inputs: Names of the model's inputs, under which an .npz file may hold them.
 
     Raises:
         RecipeError: A file is missing or damaged.
     """
     file = None if source.npz is None else existing(source.npz)
     alone = file is not None and not has_labels(file)
-    found = open_inputs(file) if file is not None and alone else _OPEN[source.kind](source)
+    found = open_inputs(file, inputs) if file is not None and alone else _OPEN[source.kind](source)
     train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
     data = drawn_examples(train, count, seed=0)
     return data[0] if alone else data

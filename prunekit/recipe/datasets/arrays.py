@@ -1,7 +1,7 @@
 """Reads data that are arrays: npz, npy and idx files, factories, and pairs given in Python."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,21 +181,27 @@ def has_labels(path: Path) -> bool:
     return _pair("train", NpzNames(), npz_names(path), _TRIED["train"]) is not None
 
 
-def open_inputs(path: Path) -> Opened:
+def open_inputs(path: Path, names: Sequence[str]) -> Opened:
     """Opens the training inputs of an .npz file without labels; the part's labels are zeros.
 
+    Args:
+        path: The file.
+        names: Names of the model's inputs, under which the file may hold them.
+
     Raises:
-        RecipeError: The file has no inputs under a usual name.
+        RecipeError: The file has no inputs under a usual name, nor all inputs of the model under theirs.
     """
     held, usual = npz_names(path), list(dict.fromkeys(name for name, _ in _TRIED["train"]))
     name = next((name for name in usual if name in held), None)
-    if name is None:
+    if name is None and not (names and set(names) <= set(held)):
+        remedy = f", or under the names of the model's inputs: {_listed(names)}" if names else ""
         raise RecipeError(
             f"{path} has no training inputs under a usual name; it has {_listed(held)}. Tried: {', '.join(usual)}. "
-            "Save them as x, with their labels as y: numpy.savez(path, x=..., y=...)."
+            f"Save them as x, with their labels as y: numpy.savez(path, x=..., y=...){remedy}."
         )
-    inputs = read_npz(path, {"inputs": name})["inputs"]
-    return opened(path.name, {"train_inputs": inputs, "train_labels": np.zeros(len(inputs), "int64")})
+    inputs = read_npz(path, {one: one for one in names}) if name is None else read_npz(path, {"x": name})["x"]
+    examples = len(inputs[names[0]] if name is None else inputs)
+    return opened(path.name, {"train_inputs": inputs, "train_labels": np.zeros(examples, "int64")})
 
 
 def _chosen_names(path: Path, names: NpzNames, held: list[str]) -> dict[str, Any]:
@@ -233,7 +239,7 @@ def _pair(part: str, names: NpzNames, held: list[str], tried: tuple[tuple[str, s
     return next((pair for pair in tried if set(pair).issubset(held)), None)
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     shown = [repr(name) for name in names[:12]]
     return ", ".join(shown) + (f" and {len(names) - 12} others" if len(names) > 12 else "")
 

@@ -23,6 +23,7 @@ from prunekit.techniques.quantize.bit_scan import (
     scanned_errors,
     weight_levels,
 )
+from prunekit.techniques.quantize.grids import FEW_BITS
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.preparation import Preparation
 
@@ -106,10 +107,11 @@ def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget
     others = other_bytes(preparation)
     least = others + fixed + sum(int(one.costs.min()) for one in options)
     if budget < least:
+        # A file stores fewer than 4 bits as 4.
+        remedy = ", or allow 4 bits with `candidates`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
         raise ValueError(
             f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
-            f"in floating point. Received: budget={budget}. Prune or shrink the model first, or allow fewer bits with "
-            "`candidates`."
+            f"in floating point. Received: budget={budget}. Allow more bytes, shrink the model first{remedy}."
         )
 
 

@@ -181,8 +181,10 @@ def test_outputs_that_are_infinite_by_themselves_have_not_changed():
 def test_the_budget_is_checked_before_anything_is_measured():
     model, data = network()
     told = []
-    with pytest.raises(ValueError, match="With the fewest bits"):
+    with pytest.raises(ValueError, match="With the fewest bits.* Allow more bytes, shrink the model first.$"):
         choose_bits(model, data, budget=1000, progress=lambda *step: told.append(step))
+    with pytest.raises(ValueError, match="first, or allow 4 bits with `candidates`.$"):
+        choose_bits(model, data, budget=1000, candidates=(8,), progress=lambda *step: told.append(step))
     assert not told
 
 
