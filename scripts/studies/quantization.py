@@ -63,6 +63,9 @@ WAYS = {
     f"{ZEROS}, {EIGHT}": Way({"weights": 8}, zeros=True),
     f"{ZEROS}, {EIGHT}, {TRAINED}": Way({"weights": 8}, zeros=True, epochs=EPOCHS),
 }
+# End of the keys of results of files with activations of 16 bits, apart: calls of some take 40 times as long.
+SIXTEEN = ", 16 bits"
+WIDE = "8-bit weights, 16-bit activations"
 # Least accuracy of files of the network for MNIST, and (file, the file beside it, most loss of accuracy) of the others.
 LEAST = {EIGHT: 0.9903, f"{FOUR}, GPTQ": 0.989}
 LOSSES = (
@@ -115,9 +118,9 @@ class Study:
             return mnist.network()
         return fashion.trained(keras, self.name, self.train)
 
-    def write(self, way: str, path: Path) -> None:
+    def write(self, chosen: Way, path: Path) -> None:
         """Writes the file of one way."""
-        chosen, model = WAYS[way], self.dense()
+        model = self.dense()
         if chosen.converter:
             path.write_bytes(converter_integers(model, self.images))
             return
@@ -158,11 +161,11 @@ class Study:
             right += int((found == labels[start : start + BATCH]).sum())
         return right / len(inputs)
 
-    def run(self) -> dict[str, dict[str, Any]]:
-        """Returns accuracy, bytes, gzip bytes and the ratio of time of each file."""
+    def run(self, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
+        """Returns accuracy, bytes, gzip bytes and the ratio of time of each file; the first one is in float32."""
         with tempfile.TemporaryDirectory() as folder:
-            paths = [Path(folder) / f"{number}.tflite" for number in range(len(WAYS))]
-            for way, path in zip(WAYS, paths, strict=True):
+            paths = [Path(folder) / f"{number}.tflite" for number in range(len(ways))]
+            for way, path in zip(ways.values(), paths, strict=True):
                 self.write(way, path)
             inputs = input_arrays(self.dense(), self.images[:1])
             latencies = measured_latencies(paths, [inputs] * len(paths), SECONDS)
@@ -173,7 +176,7 @@ class Study:
                     "gzip": gzip_size([path.read_bytes()]),
                     "ratio": latencies.share(number)[0] if number else 1.0,
                 }
-                for number, (way, path) in enumerate(zip(WAYS, paths, strict=True))
+                for number, (way, path) in enumerate(zip(ways, paths, strict=True))
             }
 
 
@@ -181,9 +184,13 @@ def page(results: Results) -> str:
     """Returns the page as Markdown."""
     rows = []
     for name, title in NETWORKS.items():
-        found = results.values.get(name)
-        for way in WAYS if found else ():
-            one, plain = found[way], found["float32"]
+        found = results.values.get(name, {}) | {
+            way: one for way, one in results.values.get(f"{name}{SIXTEEN}", {}).items() if way == WIDE
+        }
+        for way in (*WAYS, WIDE):
+            if way not in found:
+                continue
+            one, plain = found[way], found[FLOAT]
             rows.append(
                 f"| {title} | {way} | {one['accuracy']:.4f} | {one['bytes']:,} | {one['gzip']:,} | "
                 f"{plain['gzip'] / one['gzip']:.1f} | {one['ratio']:.2f} |"
@@ -202,7 +209,10 @@ def verdicts(values: dict[str, Any]) -> list[str]:
     def add(name: str, file: str, wanted: str, measured: str, met: bool) -> None:
         lines.append(f"| {NETWORKS[name]} | {file} | {wanted} | {measured} | {'met' if met else '**not met**'} |")
 
-    for name, found in values.items():
+    for name in NETWORKS:
+        if name not in values:
+            continue
+        found = values[name]
         for file, least in LEAST.items() if name == "mnist" else ():
             value = found[file]["accuracy"]
             add(name, file, f"at least {least:g}", f"{value:.4f}", value >= least)
@@ -224,9 +234,14 @@ def verdicts(values: dict[str, Any]) -> list[str]:
     ]
 
 
+def _measured(name: str) -> dict[str, Any]:
+    ways = {FLOAT: WAYS[FLOAT], WIDE: Way({"weights": 8, "activations": 16})} if name.endswith(SIXTEEN) else WAYS
+    return Study(name.removesuffix(SIXTEEN)).run(ways)
+
+
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    measure_networks(__doc__, NETWORKS, PAGE, lambda name: Study(name).run(), page)
+    measure_networks(__doc__, [*NETWORKS, *(f"{name}{SIXTEEN}" for name in NETWORKS)], PAGE, _measured, page)
 
 
 if __name__ == "__main__":
