@@ -62,5 +62,5 @@ class IndexedBatches(keras.utils.PyDataset):
         return self._read(self._indices[index * self._batch_size : (index + 1) * self._batch_size])
 
     def __iter__(self) -> Iterator[Any]:
-        # Python's own iteration over `__getitem__` would not end.
+        # `__getitem__` raises no IndexError, so Python's own iteration would not end.
         return (self[index] for index in range(len(self)))

@@ -202,7 +202,9 @@ class NumericPart(IndexedPart):
 
     def first(self, count: int) -> tuple[Arrays, Arrays]:
         """Returns inputs and labels of the first examples as NumPy arrays."""
-        return super().first(count) if is_installed("tensorflow") else self.in_order(min(count, self.examples))[0]
+        if is_installed("tensorflow"):
+            return super().first(count)
+        return self.drawn(np.arange(min(count, self.examples)))
 
 
 @dataclass(frozen=True, eq=False)

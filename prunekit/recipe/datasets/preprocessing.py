@@ -132,13 +132,13 @@ def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: 
 def _inputs_of(batches: Any, layers: Layers, select: Callable[[Arrays], Any]) -> Any:
     """Returns the outputs of the layers for the selected inputs of all batches, as `adapt` takes them."""
     if isinstance(batches, IndexedBatches):
-        # One array, which `adapt` of every Keras takes.
+        # One array: the kinds of batches that `adapt` takes differ between versions of Keras.
         return np.concatenate([_applied(layers, select(inputs)) for inputs, _ in batches])
     return batches.map(lambda inputs, _: _applied(layers, select(inputs)))
 
 
 def _applied(layers: Layers, values: Any) -> Any:
-    """Returns the outputs of the layers: a TensorFlow tensor for one, or a NumPy array for one."""
+    """Returns the outputs of the layers: a NumPy array for a NumPy array, a TensorFlow tensor for any tensor."""
     outputs = values
     for _, layer in layers:
         outputs = layer(outputs)
