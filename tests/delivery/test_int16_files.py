@@ -162,6 +162,7 @@ def test_a_bias_that_32_bits_do_not_hold_leaves_its_weights_alone(tmp_path):
     assert np.abs(found - model.predict(inputs, verbose=0)).max() <= 2 * scale_of(interpreter, call["outputs"][0])
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize("name", ["convolution", "depthwise", "residual", "tanh", "softmax"])
 def test_files_are_nearer_to_the_float_model_than_with_8_bits(name, tmp_path):
     errors = []

@@ -56,7 +56,7 @@ def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
     assert any((one != two).any() for one, two in zip(grids[best], grids[-1], strict=True))
 
 
-@pytest.mark.parametrize("begin_step", [0, pytest.param(12, marks=pytest.mark.thorough), 20])
+@pytest.mark.parametrize("begin_step", [0, *(pytest.param(begin, marks=pytest.mark.thorough) for begin in (12, 20))])
 def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_step):
     def training(folder, *others):
         model = network()

@@ -160,6 +160,7 @@ def test_codes_and_scales_are_those_of_the_quantization(bits, tmp_path):
 
 
 @pytest.mark.every_backend(cases=0)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("bits", [4, 3])
 def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits, tmp_path):
     keras.utils.set_random_seed(0)

@@ -69,6 +69,7 @@ def test_zeros_of_earlier_steps_hold_in_both(pairs):
         assert zeros(model, name) == round(0.8 * size)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", [3, *(pytest.param(one, marks=pytest.mark.thorough) for one in (2, 4))])
 def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path, ends):
     steps = recipe(TRAIN, BLOCK, {"finetune": {"epochs": 2}}, SIMPLIFY)

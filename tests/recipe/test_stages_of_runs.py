@@ -60,6 +60,7 @@ def test_every_model_from_the_first_removal_on_has_a_row_and_the_last_one_is_the
     assert not (tmp_path / "run" / "stages").exists()
 
 
+@pytest.mark.thorough
 @tensorflow_only
 def test_without_a_removal_there_is_a_model_before_and_one_after(pairs):
     report = compress(recipe(TRAIN, prune(exclude=["logits"]), EXPORT), network(), pairs).report
