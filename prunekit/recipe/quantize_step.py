@@ -77,7 +77,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         settings, run, state = prepared.settings, workspace.run, workspace.state
         data = calibration_data(run, settings.calibration)
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
-        floats, before = outputs_of(workspace.model, samples), dict(state.metrics)
+        before = dict(state.metrics)
 
         history: dict[str, list[float]] = {}
         # A resumed training has other weights by now, for which other bits might be chosen.
@@ -85,9 +85,12 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         state.bit_choice = choice
         options = prepared.options if choice is None else dataclasses.replace(prepared.options, weights=choice.bits)
         if settings.epochs is None:
+            floats = outputs_of(workspace.model, samples)
             found = _after_training(options, workspace, data, 0.0 if choice is None else _CHOSEN)
         else:
             found, history = _in_training(settings, options, workspace, data)
+            # Not those from before the training: a run that resumes inside it does not have them.
+            floats = outputs_of(workspace.model, samples)
         state.bit_choice = None
         workspace.report_progress(0.5, "measuring the simulation")
         with found.simulating():

@@ -22,6 +22,8 @@ def content(file):
         for row in values["exports"]:
             # Of a file that holds the date.
             del row["gzip_bytes"]
+        # Latencies.
+        del values["stages"], values["stage_notes"]
         return values
     # The page shows the report.
     return None if file.name == "report.html" else file.read_bytes()
