@@ -76,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _message_of(error: Exception) -> str:
     message = str(error) or type(error).__name__
-    # Python's own words; prunekit's say what needs the package already.
+    # Errors that prunekit raises name the package and what needs it; only Python's own are replaced.
     if isinstance(error, ModuleNotFoundError) and message.startswith("No module named"):
         return missing_backend("This command", error) or message
     return message

@@ -213,19 +213,27 @@ def test_a_budget_and_bits_exclude_each_other_and_a_small_budget_is_refused(quan
     assert_mistake(quantize("--budget", "100"), "With the fewest bits the weights of 'net' have")
 
 
-def test_a_file_may_have_the_inputs_under_the_names_of_the_model(run, tmp_path):
+@pytest.mark.parametrize("names", [("one", "two"), ("x", "y")], ids=str)
+def test_a_file_may_have_the_inputs_under_the_names_of_the_model(run, tmp_path, names):
     import keras
     import numpy as np
 
-    one, two = keras.Input((4,), name="one"), keras.Input((6,), name="two")
-    joined = keras.layers.Concatenate()([one, two])
-    keras.Model([one, two], keras.layers.Dense(3)(joined)).save(tmp_path / "two.keras")
+    inputs = [keras.Input((size,), name=name) for name, size in zip(names, (4, 6), strict=True)]
+    keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs))).save(tmp_path / "two.keras")
     rng = np.random.default_rng(0)
-    arrays = {name: rng.normal(size=(40, size)).astype("float32") for name, size in (("one", 4), ("two", 6))}
+    arrays = {name: rng.normal(size=(40, size)).astype("float32") for name, size in zip(names, (4, 6), strict=True)}
     np.savez(tmp_path / "two.npz", **arrays)
     code, out, err = run("quantize", "two.keras", "--data", "two.npz", "-o", "two.tflite", "--integer-io")
     assert (code, err) == (0, "") and Path("two.tflite").is_file()
-    np.savez(tmp_path / "two.npz", one=arrays["one"], three=arrays["two"])
+
+
+def test_a_file_without_the_inputs_of_the_model_is_refused_with_their_names(run, tmp_path):
+    import keras
+    import numpy as np
+
+    inputs = [keras.Input((4,), name=name) for name in ("one", "two")]
+    keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs))).save(tmp_path / "two.keras")
+    np.savez(tmp_path / "two.npz", one=np.zeros((2, 4)), three=np.zeros((2, 4)))
     assert_mistake(
         run("quantize", "two.keras", "--data", "two.npz", "-o", "new.tflite"),
         "it has 'one', 'three'. Tried: x, ",

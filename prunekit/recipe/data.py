@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from prunekit.recipe.data_source import HELD_OUT, UNSPLIT, DataSource
-from prunekit.recipe.datasets.arrays import PARTS, existing, from_pairs, has_labels, open_arrays, open_inputs, opened
+from prunekit.recipe.datasets.arrays import (
+    PARTS,
+    existing,
+    from_pairs,
+    has_all_inputs,
+    has_labels,
+    open_arrays,
+    open_inputs,
+    opened,
+)
 from prunekit.recipe.datasets.builtin import fashion_files, open_builtin
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
@@ -151,7 +160,7 @@ def training_examples(source: DataSource, count: int, inputs: Sequence[str]) -> 
         RecipeError: A file is missing or damaged.
     """
     file = None if source.npz is None else existing(source.npz)
-    alone = file is not None and not has_labels(file)
+    alone = file is not None and (has_all_inputs(file, inputs) or not has_labels(file))
     found = open_inputs(file, inputs) if file is not None and alone else _OPEN[source.kind](source)
     train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
     data = drawn_examples(train, count, seed=0)

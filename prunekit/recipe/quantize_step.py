@@ -89,7 +89,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             found = _after_training(options, workspace, data, 0.0 if choice is None else _CHOSEN)
         else:
             found, history = _in_training(settings, options, workspace, data)
-            # Not those from before the training: a run that resumes inside it does not have them.
+            # With weights on grids. A run that resumes inside the training does not have the model from before it.
             floats = outputs_of(workspace.model, samples)
         state.bit_choice = None
         workspace.report_progress(0.5, "measuring the simulation")

@@ -181,6 +181,11 @@ def has_labels(path: Path) -> bool:
     return _pair("train", NpzNames(), npz_names(path), _TRIED["train"]) is not None
 
 
+def has_all_inputs(path: Path, names: Sequence[str]) -> bool:
+    """Returns True if a model has several inputs and an .npz file has all of them under their names."""
+    return len(names) > 1 and set(names) <= set(npz_names(path))
+
+
 def open_inputs(path: Path, names: Sequence[str]) -> Opened:
     """Opens the training inputs of an .npz file without labels; the part's labels are zeros.
 
@@ -192,7 +197,7 @@ def open_inputs(path: Path, names: Sequence[str]) -> Opened:
         RecipeError: The file has no inputs under a usual name, nor all inputs of the model under theirs.
     """
     held, usual = npz_names(path), list(dict.fromkeys(name for name, _ in _TRIED["train"]))
-    name = next((name for name in usual if name in held), None)
+    name = None if has_all_inputs(path, names) else next((name for name in usual if name in held), None)
     if name is None and not (names and set(names) <= set(held)):
         remedy = f", or under the names of the model's inputs: {_listed(names)}" if names else ""
         raise RecipeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,6 +210,7 @@ class QuantizationTraining(Preparation):
         if self._ranges is not None:
             for index, grid in enumerate(self._ranges.starts):
                 arrays[f"scale/{index}"], arrays[f"zero_point/{index}"] = grid.scale, grid.zero_point
+                arrays[f"bits/{index}"] = np.array(grid.format.bits)
             arrays |= {f"change/{i}": value for i, value in enumerate(self.values())}
             arrays |= {f"trainer/{i}": np.array(array_of(one)) for i, one in enumerate(self._ranges.trainer.variables)}
         return Snapshot({"begun": self.begun, "frozen": self.frozen}, arrays)
@@ -225,10 +226,11 @@ class QuantizationTraining(Preparation):
             raise ValueError(f"The saved state of a quantization lacks {wrong}, or another version wrote it.")
         if snapshot.values["begun"]:
             self._train(*self._saved_grids(snapshot))
-            self.assign(list(arrays_under(snapshot.arrays, "change/").values()))
-            saved = arrays_under(snapshot.arrays, "trainer/").values()
-            for variable, value in zip(self._known().trainer.variables, saved, strict=True):
-                variable.assign(np.array(value))
+            known = self._known()
+            self.assign(_numbered(snapshot.arrays, "change", len(known.variables)))
+            saved = _numbered(snapshot.arrays, "trainer", len(known.trainer.variables))
+            for variable, value in zip(known.trainer.variables, saved, strict=True):
+                variable.assign(value)
         self.frozen = snapshot.values["frozen"]
 
     def _saved_grids(self, snapshot: Snapshot) -> tuple[dict[Range, Grid], list[Grid]]:
@@ -240,15 +242,35 @@ class QuantizationTraining(Preparation):
             shape = one.granularity.parameter_shape(tuple(one.variable.shape))
             kinds.append((IntegerFormat(self.bits[id(one.variable)]), one.granularity, shape))
         arrays = snapshot.arrays
-        found = [arrays.get(f"scale/{index}") for index in range(len(kinds))]
-        if [None if one is None else one.shape for one in found] != [shape for _, _, shape in kinds]:
+        # Shapes alone do not tell weights of 8 bits from those of 4.
+        found = {name: one.shape for name, one in arrays_under(arrays, "scale/").items()}
+        bits = {name: int(one) for name, one in arrays_under(arrays, "bits/").items()}
+        expected = {str(index): kind for index, kind in enumerate(kinds)}
+        if (found, bits) != (
+            {name: shape for name, (_, _, shape) in expected.items()},
+            {name: kind.bits for name, (kind, _, _) in expected.items()},
+        ):
             raise ValueError(
                 "A resumed training must quantize the same tensors and weights as before. Received: the state of "
                 "another quantization. Use the model and the options of the first run, or begin in another folder."
             )
-        saved = zip(kinds, found, arrays_under(arrays, "zero_point/").values(), strict=True)
-        grids = iter([Grid(kind, one, np.array(scale), np.array(zero)) for (kind, one, _), scale, zero in saved])
+        scales, zeros = (_numbered(arrays, name, len(kinds)) for name in ("scale", "zero_point"))
+        saved = zip(kinds, scales, zeros, strict=True)
+        grids = iter([Grid(kind, one, scale, zero) for (kind, one, _), scale, zero in saved])
         ranges: dict[Range, Grid] = {}
         if form is not None:
             ranges = {one: next(grids) if one.signed is None else fixed_grid(one.signed, form) for one in places}
         return ranges, list(grids)
+
+
+def _numbered(arrays: Mapping[str, np.ndarray], name: str, count: int) -> list[np.ndarray]:
+    """Returns the arrays "NAME/0", "NAME/1" and so on; files may have them in another order.
+
+    Raises:
+        ValueError: One is missing.
+    """
+    names = [f"{name}/{index}" for index in range(count)]
+    missing = next((one for one in names if one not in arrays), None)
+    if missing is not None:
+        raise ValueError(f"The saved state of a quantization lacks {missing!r}, or another version wrote it.")
+    return [np.array(arrays[one]) for one in names]
