@@ -69,8 +69,8 @@ def choose_bits(  # noqa: PLR0913
 
     Raises:
         ValueError: Neither or both of budget and floor are given; the budget is below the bytes of the fewest bits; the
-            model in floating point does not reach the floor; the scan is not of these weights and numbers of bits; an
-            option has a wrong value.
+            model does not reach the floor in floating point, or with its activations alone rounded; the scan is not of
+            these weights and numbers of bits; an option has a wrong value.
         TypeError: `model` is not a Keras 3 model; an option is unknown; `floor`, or what `evaluate` returns, is no
             number.
 

@@ -119,12 +119,16 @@ _WITHOUT_KERNEL = (keras.layers.Conv3D, keras.layers.Conv3DTranspose)
 _EMBEDDING = Rule("float", looks_up=True, reason="not all layers that read it compute with integers")
 # Operations of LiteRT with an integer kernel for tensors of 8 bits and none for 16 bits that files can use -> why.
 ONLY_8_BITS = {
-    **dict.fromkeys(("PRELU", "ELU", "HARD_SWISH", "ABS", "EXP", "RELU_N1_TO_1"), "LiteRT has none"),
+    **{
+        kind: f"LiteRT has no {kind} of 16 bits"
+        for kind in ("PRELU", "ELU", "HARD_SWISH", "ABS", "EXP", "RELU_N1_TO_1")
+    },
     # It has no version by which older runtimes refuse it, and a table of one entry for 128 codes.
-    "GELU": "that of LiteRT is wrong for some scales",
+    "GELU": "LiteRT's GELU of 16 bits is wrong for some scales",
 }
 # Most entries of a softmax whose kernel of 16 bits is precise enough: it is off by 66 steps, half a step of 8 bits.
 SOFTMAX_ENTRIES = 32
+# Name of an activation or operation -> operation of LiteRT, for those of ONLY_8_BITS.
 _KERNELS = {
     **{"prelu": "PRELU", "elu": "ELU", "hard_silu": "HARD_SWISH", "gelu": "GELU"},
     **{"Abs": "ABS", "Absolute": "ABS", "Exp": "EXP"},
@@ -197,8 +201,7 @@ def without_16_bits(function: Any, shape: Sequence[int | None]) -> str:
         return f"the softmax of 16 bits is precise for up to {SOFTMAX_ENTRIES} entries"
     kind = type(function).__name__ if isinstance(function, keras.Operation) else ""
     kernel = "RELU_N1_TO_1" if kind == "Clip" and _ends(function) == (-1.0, 1.0) else _KERNELS.get(name or kind, "")
-    reason = ONLY_8_BITS.get(kernel)
-    return "" if reason is None else f"{kernel} has no kernel of 16 bits: {reason}"
+    return ONLY_8_BITS.get(kernel, "")
 
 
 def rule_of(operation: Any, tensors: int = 1) -> Rule | None:

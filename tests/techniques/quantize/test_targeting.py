@@ -225,7 +225,7 @@ def test_what_was_asked_to_stay_in_floating_point_is_no_misfit(options):
 def test_a_layer_without_a_kernel_of_16_bits_is_planned_reported_and_a_misfit():
     model, data = stack((6,), L.Dense(8, name="first"), L.ELU(name="elu"), L.Dense(3, name="head")), np.ones((8, 6))
     wide, narrow = ({"activations": bits, "misfits": "error"} for bits in (16, 8))
-    with pytest.raises(ValueError, match="floating point: elu, since ELU has no kernel of 16 bits"):
+    with pytest.raises(ValueError, match="floating point: elu, since LiteRT has no ELU of 16 bits"):
         planned_quantization(model, QuantizationOptions(**wide))
     assert planned_quantization(model, QuantizationOptions(**narrow)).left_float == ()
     assert [one.name for one in planned_quantization(model, QuantizationOptions(activations=16)).left_float] == ["elu"]
