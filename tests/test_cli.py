@@ -334,12 +334,22 @@ class TestCompress:
         last = err.splitlines()[-1]
         assert last.startswith("error: ") and len(err.splitlines()) == 5
 
-    def test_a_backend_that_is_not_installed_is_named_with_what_to_do(self, run, runner):
+    def test_a_backend_that_is_not_installed_is_named_with_what_to_do(self, run, runner, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
         runner.error = ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
         code, _, err = run("compress", "digits")
         assert code == 2 and err.splitlines()[-1] == (
             "error: This command needs the package tensorflow, which is not installed. Install it (pip install "
             "tensorflow), or, for all that other backends run (docs/backends.md), set KERAS_BACKEND=jax or torch."
+        )
+
+    def test_no_other_backend_is_advised_where_one_is_set(self, run, runner, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        runner.error = ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+        code, _, err = run("compress", "digits")
+        assert code == 2 and err.splitlines()[-1] == (
+            "error: This command needs the package tensorflow, which is not installed. Install it (pip install "
+            "tensorflow): the backend that is set cannot do this (docs/backends.md)."
         )
 
     @pytest.mark.parametrize("name", ["tensorflow.python.missing", "own_package"])

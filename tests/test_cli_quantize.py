@@ -227,6 +227,32 @@ def test_a_file_may_have_the_inputs_under_the_names_of_the_model(run, tmp_path, 
     assert (code, err) == (0, "") and Path("two.tflite").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+def test_the_names_of_a_model_that_takes_a_dictionary_are_its_keys(run, tmp_path):
+    import keras
+    import numpy as np
+
+    inputs = {key: keras.Input((4,), name=name) for key, name in (("left", "one"), ("right", "two"))}
+    keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(list(inputs.values())))).save("two.keras")
+    np.savez("two.npz", **{key: np.random.default_rng(0).normal(size=(40, 4)) for key in inputs})
+    code, out, err = run("quantize", "two.keras", "--data", "two.npz", "-o", "two.tflite")
+    assert (code, err) == (0, "") and Path("two.tflite").is_file()
+
+
+def test_a_model_may_have_an_attribute_of_its_own_that_is_called_inputs(run, tmp_path):
+    import keras
+    import numpy as np
+
+    from prunekit.commands.files import read_examples
+
+    class Own(keras.Model):
+        inputs = (3, 4)
+
+    np.savez("own.npz", x_train=np.zeros((20, 4), "float32"), y_train=np.zeros(20))
+    images, _ = read_examples("own.npz", 10, Own())
+    assert images.shape == (10, 4)
+
+
 def test_a_file_without_the_inputs_of_the_model_is_refused_with_their_names(run, tmp_path):
     import keras
     import numpy as np

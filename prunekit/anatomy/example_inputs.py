@@ -23,6 +23,17 @@ def declared_inputs(model: Any) -> Any:
     return declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
 
 
+def input_names(model: Any) -> list[str]:
+    """Returns the names by which a dictionary of inputs is read, in the order of the tensors; empty if there are none.
+
+    They are the keys of a model that takes a dictionary, and else the names of the declared inputs.
+    """
+    declared = declared_inputs(model)
+    if isinstance(declared, Mapping):
+        return sorted(declared)
+    return [] if declared is None else [one.name for one in keras.tree.flatten(declared)]
+
+
 def fixed_batch(model: Any) -> int | None:
     """Returns the batch size that the model's declared inputs fix, or None if any batch size is accepted."""
     leaves = [tensor for tensor in keras.tree.flatten(declared_inputs(model)) if _is_tensor(tensor)]

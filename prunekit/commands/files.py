@@ -57,6 +57,7 @@ def write_model(model: Any, target: Path) -> None:
 
 def read_examples(name: str, count: int, model: Any) -> Any:
     """Returns training examples for a model, drawn at random with seed 0."""
+    from prunekit.anatomy.example_inputs import input_names
     from prunekit.recipe.data import training_examples
     from prunekit.recipe.data_source import DataSource
 
@@ -64,8 +65,7 @@ def read_examples(name: str, count: int, model: Any) -> Any:
         raise click.UsageError(f"--data takes an .npz file or a folder of tf.data.Dataset.save. Received: {name!r}.")
     path = os.path.abspath(name)
     source = DataSource(npz=path) if name.endswith(".npz") else DataSource(tfds_saved=path)
-    # Models of one's own classes have no list of inputs.
-    return training_examples(source, count, [one.name for one in getattr(model, "inputs", None) or ()])
+    return training_examples(source, count, input_names(model))
 
 
 @contextlib.contextmanager

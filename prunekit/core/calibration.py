@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.example_inputs import declared_inputs, fits
+from prunekit.anatomy.example_inputs import declared_inputs, fits, input_names
 
 _BATCH = 64
 _EXPECTED = (
@@ -114,8 +114,7 @@ def _in_order(model: Any, declared: Any, inputs: Any) -> list[Any]:
     """Returns the inputs in the order of the declared ones: Keras finds those of a dictionary by their names."""
     if not isinstance(inputs, Mapping):
         return keras.tree.flatten(inputs)
-    known = keras.tree.flatten(declared)
-    names = sorted(declared) if isinstance(declared, Mapping) else [one.name for one in known]
+    names = input_names(model)
     if set(names) - inputs.keys() or (isinstance(declared, Mapping) and inputs.keys() - set(names)):
         raise ValueError(
             f"The inputs of the model {model.name!r} are {', '.join(names)}. Received: calibration data with the names "

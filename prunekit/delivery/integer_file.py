@@ -345,7 +345,7 @@ class _Rewriter:
         inputs = [int(index) for index in operator.inputs]
         weight = np.asarray(self._graph.values(inputs[places.weights]))
         grid = narrowest_grid(weight, self._weights, Granularity((places.axis,)))
-        bias = self._graph.values(inputs[places.bias]) if len(inputs) > places.bias else None
+        bias = self._bias(inputs, places)
         if bias is not None:
             step, shape = float(self.tensors.grid_of(inputs[places.values]).scale), grid.scale.shape
             others = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
@@ -355,17 +355,27 @@ class _Rewriter:
             )
             steps = step * grid.scale.reshape(-1).astype("float64")
             stored = np.round(bias / steps).astype(self._kernels.biases)
-            inputs[places.bias] = self._graph.new_constant(self._graph.name(inputs[places.bias]), stored)
+            former = inputs[places.bias if inputs[places.bias] >= 0 else places.weights]
+            inputs[places.bias] = self._graph.new_constant(self._graph.name(former), stored)
             self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
         few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
         former, codes = inputs[places.weights], grid.codes(weight)
-        # XNNPACK's cache of packed weights, whose scales depend on the tensors, tells them by the addresses of kernel
-        # and bias: operations without a bias need kernels of their own.
         key = former, few, codes.tobytes(), grid.scale.tobytes(), len(self._kernel_of) if bias is None else None
         if key not in self._kernel_of:
             self._kernel_of[key] = self.tensors.new_constant(former, codes, grid, places.axis, few=few)
         inputs[places.weights] = self._kernel_of[key]
         operator.inputs = np.array(inputs, "int32")
+
+    def _bias(self, inputs: Sequence[int], places: Linear) -> np.ndarray | None:
+        """Returns the bias that an operation gets in the file; None without one.
+
+        XNNPACK's cache of packed weights, whose scales depend on the tensors, tells them by the addresses of kernel and
+        bias. Operations that share a kernel therefore need biases, which may be zero, or else kernels of their own.
+        """
+        weights, *bias = inputs[places.weights], *inputs[places.bias :]
+        if bias == [-1] and len(self._readers[weights]) > 1:
+            return np.zeros(self._graph.shape(weights)[places.axis], "float32")
+        return self._graph.values(bias[0]) if bias else None
 
     def _mark(self, index: int) -> tuple[str, Grid]:
         # The converter writes scopes before a name, counts copies behind it, and joins the names of what it merges.

@@ -26,8 +26,8 @@ class IntegerExport(Displayed):
         bytes: Its size.
         gzip_bytes: Its size after `gzip -9`.
         float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
-        left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; weights on grids that a
-            Keras file has in floating point, as "NAME: reason".
+        left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; of a Keras file,
+            weights on grids that it has in floating point, and layers with a copy of a weight, as "NAME: reason".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
         simulation: Differences of its outputs from those of the simulation; of a Keras file, whose tensors are in
             floating point, from those of the model with weights on grids.

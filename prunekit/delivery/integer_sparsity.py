@@ -80,38 +80,48 @@ class _Encoder:
         self._graph, self._kernels = graph, kernels
         self.kernels: list[KernelEncoding] = []
         self._restoring: list[Any] = []
-        # Index of a kernel, which several operations may read -> that of the restored dense tensor; None = it stays.
-        self._dense: dict[int, int | None] = {}
-        self._operators: list[Any] = []
+        # Index of a kernel that is encoded -> that of the dense tensor that is restored from it.
+        self._dense: dict[int, int] = {}
 
     def run(self) -> None:
         """Encodes what becomes smaller."""
-        for operator in self._graph.operators:
-            self._operators += self._encoded(operator)
-        self._graph.operators = [*self._restoring, *self._operators]
+        graph = self._graph
+        for index, readers in graph.readers().items():
+            codes = None if index < 0 else graph.codes(index)
+            if codes is not None and any(self._kernel(one) == index for one in readers):
+                self._encode(index, codes, readers)
+        graph.operators = self._restoring + [new for one in graph.operators for new in self._reading_dense(one)]
 
-    def _encoded(self, operator: Any) -> Sequence[Any]:
-        """Returns the operations in the place of one, and notes how its kernel is stored."""
-        graph, kind = self._graph, self._graph.kind(operator)
-        weights = int(operator.inputs[LINEAR[kind].weights]) if kind in LINEAR else -1
-        codes = None if weights < 0 else graph.codes(weights)
-        if codes is None:
-            return [operator]
-        is_product = kind == "FULLY_CONNECTED"
-        encoding = smallest_encoding(codes[:, None, None] if is_product else codes)
-        dense = -(-codes.size // 2) if graph.is_int4(weights) else codes.size
-        sparse = encoding.bytes + _ENCODING + (self._convolution_bytes(operator) if is_product else 0)
+    def _kernel(self, reader: Any) -> int:
+        """Returns the index of the kernel of an operation; -1 for those without, and for the graph that has outputs."""
+        kind = "" if reader is self._graph else self._graph.kind(reader)
+        return int(reader.inputs[LINEAR[kind].weights]) if kind in LINEAR else -1
+
+    def _encode(self, index: int, codes: np.ndarray, readers: Sequence[Any]) -> None:
+        """Encodes a kernel, if the file becomes smaller with the changes of all operations that read it."""
+        graph = self._graph
+        layers = [one for one in readers if self._kernel(one) == index]
+        products = [one for one in layers if graph.kind(one) == "FULLY_CONNECTED"]
+        encoding = smallest_encoding(codes[:, None, None] if products else codes)
+        dense = -(-codes.size // 2) if graph.is_int4(index) else codes.size
+        sparse = encoding.bytes + _ENCODING + sum(map(self._convolution_bytes, products))
         reason = "" if sparse < dense else "sparse encoding is not smaller"
-        if is_product and graph.open_shape(int(operator.outputs[0])).count(-1) > 1:
+        if any(graph.open_shape(int(one.outputs[0])).count(-1) > 1 for one in products):
             reason = "tensors have several open lengths"
-        name, zeros = f"{kind} {graph.name(weights)}", 1 - np.count_nonzero(codes) / codes.size
-        if weights not in self._dense:
-            self.kernels.append(KernelEncoding(name, float(zeros), dense, sparse, reason))
-            self._dense[weights] = None if reason else self._restored(weights, encoding)
-        kernel = self._dense[weights]
+        if len(layers) < len(readers):
+            reason = "operations of other kinds read it, too"
+        name, zeros = f"{graph.kind(layers[0])} {graph.name(index)}", 1 - np.count_nonzero(codes) / codes.size
+        self.kernels.append(KernelEncoding(name, float(zeros), dense, sparse, reason))
+        if not reason:
+            self._dense[index] = self._restored(index, encoding)
+
+    def _reading_dense(self, operator: Any) -> Sequence[Any]:
+        """Returns the operations in the place of one; those of kernels that are encoded read what was restored."""
+        kernel = self._dense.get(self._kernel(operator))
         if kernel is None:
             return [operator]
-        if is_product:
+        kind = self._graph.kind(operator)
+        if kind == "FULLY_CONNECTED":
             # LiteRT 2.3 refuses files in which a FULLY_CONNECTED reads what a DENSIFY restored.
             return self._as_convolution(operator, kernel)
         places = [int(index) for index in operator.inputs]

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers import own_variables
 from prunekit.core.layer_precision import computing_in
 from prunekit.core.snapshot import write_bytes
 from prunekit.delivery.export_reference import Subject
@@ -26,6 +27,7 @@ from prunekit.delivery.litert import ConversionError
 from prunekit.delivery.xnnpack import read_verdict
 from prunekit.techniques.quantize.grids import IntegerFormat
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES
 
 # Examples that a file is compared on, and those of them that a sparsely encoded file computes one by one.
 EXAMPLES, _SINGLE = 64, 4
@@ -38,7 +40,6 @@ _FINER = 1 / 16
 _OF_ROUNDING = 3.0
 # With activations in floating point: another order of summation.
 _SAME = 1e-4
-_FLOAT_BYTES = 4
 # Most tensors that a note names.
 _LISTED = 8
 ENCODED = "Kernels are encoded sparsely where integer operations of a LiteRT file read them."
@@ -213,7 +214,7 @@ class _Export:
 
     def _float_bytes(self, size: int) -> int:
         """Returns the size of the float32 file; converts the model only where the integer file may have grown."""
-        weights = _FLOAT_BYTES * sum(int(np.prod(one.shape)) for one in self._found.model.weights)
+        weights = FLOAT_BYTES * sum(int(np.prod(one.shape)) for one in self._found.model.weights)
         if size < weights:
             return weights
         try:
@@ -229,14 +230,22 @@ def _mixed_layers(model: Any) -> list[Any]:
         IntegerExportError: A layer has its weights in another precision.
     """
     found = [one for one in model._flatten_layers() if one.compute_dtype not in (None, "float32")]
-    other = next((one for one in found if one.variable_dtype != "float32" and one.weights), None)
+    # The precision of a container says nothing about the weights of the layers in it.
+    others = ((one, kind) for one in found for kind in _float_kinds(one) if kind != "float32")
+    other, kind = next(others, (None, ""))
     if other is not None:
         raise IntegerExportError(
             f"The weights of a model for an integer file are in float32. Received: the layer {other.name!r} with "
-            f"weights in {other.variable_dtype}. Build the model with the policy float32 or mixed_float16, set the "
+            f"weights in {kind}. Build the model with the policy float32 or mixed_float16, set the "
             "same weights, and quantize that."
         )
     return found
+
+
+def _float_kinds(layer: Any) -> list[str]:
+    """Returns the floating-point types of the weights of a layer, without those of layers in it."""
+    kinds = [keras.backend.standardize_dtype(variable.dtype) for variable, *_ in own_variables(layer)]
+    return [kind for kind in kinds if "float" in kind]
 
 
 def _check(

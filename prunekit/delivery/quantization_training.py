@@ -144,9 +144,10 @@ class Quantizer:
         return {**saved.arrays, _FROZEN: np.array(saved.values["frozen"])}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes up a state, so that an interrupted loop ends as one that was not; call it before the first step.
+        """Continues from a saved state; the loop then ends as one that was never interrupted.
 
-        The weights and the optimizer must already be restored. A function of your own has to be traced again.
+        Call it before the first step. The weights and the optimizer must already be restored. A function of your own
+        has to be traced again.
 
         Args:
             state: What `state` returned, for the same model and options.

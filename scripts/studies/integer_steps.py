@@ -25,7 +25,7 @@ EPOCHS, IMAGES, BATCH = 6, 256, 32
 
 
 def finished() -> None:
-    """Waits until the accelerator has finished."""
+    """Waits until the GPU has finished, which PyTorch does not do by itself."""
     if keras.backend.backend() == "torch":
         import torch
 

@@ -257,6 +257,18 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
         done.export(tmp_path / "m.tflite")
 
 
+def test_the_precision_of_a_container_is_not_that_of_its_weights(tmp_path):
+    keras.config.set_dtype_policy("float16")
+    try:
+        model = stack((16,), L.Dense(8, dtype="float32", activation="relu"), L.Dense(3, dtype="float32"))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    randomize(model)
+    assert model.variable_dtype == "float16" and {one.dtype for one in model.weights} == {"float32"}
+    found = pk.quantize(model, inputs_of(model, examples=16)).export(tmp_path / "m.tflite")
+    assert found.largest_difference <= 1 and (tmp_path / "m.tflite").is_file()
+
+
 def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
     from prunekit.techniques.quantize import preparation
 

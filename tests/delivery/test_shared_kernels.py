@@ -56,8 +56,9 @@ class Forgetful(dict):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("activations", [8, 16])
-def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations, bits):
-    model, data = network()
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations, bits, bias):
+    model, data = network(bias=bias)
     done = pk.quantize(model, data, activations=activations, weights=bits)
     shared = done.export(tmp_path / "shared.tflite")
     assert {kind: len(set(read)) for kind, read in operators_of(tmp_path / "shared.tflite").items()} == {
@@ -79,12 +80,24 @@ def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations
         assert one.any() and np.array_equal(one, other)
 
 
-def test_operations_without_a_bias_have_kernels_of_their_own(tmp_path):
-    # XNNPACK's cache of packed weights would take one for the other. Convolutions of files have biases, of zeros.
+def test_operations_without_a_bias_that_share_a_kernel_have_biases_of_zeros(tmp_path):
+    # By which XNNPACK's cache of packed weights, whose scales differ, tells them.
     model, data = network(bias=False)
-    pk.quantize(model, data, correct_biases=False).export(tmp_path / "w.tflite")
+    done = pk.quantize(model, data, correct_biases=False)
+    done.export(tmp_path / "w.tflite")
     found = operators_of(tmp_path / "w.tflite")
-    assert {kind: len(set(read)) for kind, read in found.items()} == {"CONV_2D": 1, "FULLY_CONNECTED": 3}
+    assert {kind: len(set(read)) for kind, read in found.items()} == {"CONV_2D": 1, "FULLY_CONNECTED": 1}
+    graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
+    biases = [int(one.inputs[2]) for one in graph.operators if graph.kind(one) == "FULLY_CONNECTED"]
+    assert len({graph.tensor(one).buffer for one in biases}) == 3
+
+
+def test_an_operation_without_a_bias_that_has_a_kernel_alone_gets_none(tmp_path):
+    model = keras.Sequential([keras.Input((16,)), L.Dense(8, use_bias=False)])
+    pk.quantize(model, np.ones((8, 16), "float32"), correct_biases=False).export(tmp_path / "w.tflite")
+    graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
+    (dense,) = [one for one in graph.operators if graph.kind(one) == "FULLY_CONNECTED"]
+    assert list(dense.inputs)[2:] in ([], [-1])
 
 
 def test_a_shared_kernel_is_encoded_sparsely_once(tmp_path):

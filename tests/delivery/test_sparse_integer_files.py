@@ -249,3 +249,50 @@ def test_a_dense_layer_whose_results_have_several_open_lengths_stays_dense(files
     activations = IntegerFormat(8, symmetric=False)
     _, kernels = sparsely_encoded(IntegerFile(graph.content()[0], (), ()), activations)
     assert [one.reason for one in kernels] == [""] * 5 + ["tensors have several open lengths"]
+
+
+def shared(files, layer):
+    """(graph of the dense file with one of its Dense layers twice, that layer, output of the second)."""
+    graph = LiteRTGraph(files[0].read_bytes())
+    found = [one for one in graph.operators if graph.kind(one) == "FULLY_CONNECTED"][layer]
+    (output,) = (int(index) for index in found.outputs)
+    added = graph.new_tensor("again", graph.shape(output), "int8")
+    graph.copy_scales(output, added)
+    graph.operators.append(graph.copy_operator(found, [added]))
+    return graph, found, added
+
+
+def encoded(graph):
+    return sparsely_encoded(IntegerFile(graph.content()[0], (), ()), IntegerFormat(8, symmetric=False))
+
+
+def kinds(made):
+    graph = LiteRTGraph(made.content)
+    return [graph.kind(one) for one in graph.operators]
+
+
+# A second convolution and its reshapes; that of the layer without a bias has one of 40 zeros, with scales.
+@pytest.mark.parametrize(("layer", "added", "reason"), [(1, 350, ""), (2, 670, "sparse encoding is not smaller")])
+def test_a_kernel_of_two_layers_is_stored_once_with_the_bytes_of_both(files, layer, added, reason):
+    made, kernels = encoded(shared(files, layer)[0])
+    once, alone = encoded(LiteRTGraph(files[0].read_bytes()))
+    assert kernels == (*alone[: 3 + layer], kernels[3 + layer], *alone[4 + layer :])
+    assert kernels[3 + layer].sparse - alone[3 + layer].sparse == added and kernels[3 + layer].reason == reason
+    more = {"FULLY_CONNECTED": 2, "CONV_2D": -1, "DENSIFY": -1} if reason else {"CONV_2D": 1}
+    for kind in ("FULLY_CONNECTED", "CONV_2D", "DENSIFY"):
+        assert kinds(made).count(kind) - kinds(once).count(kind) == more.get(kind, 0)
+
+
+def test_a_kernel_stays_dense_if_any_of_its_layers_needs_it_so(files):
+    graph, _, added = shared(files, 1)
+    graph.tensor(added).shapeSignature = np.array([-1, -1], "int32")
+    made, kernels = encoded(graph)
+    assert kernels[4].reason == "tensors have several open lengths" and kinds(made).count("FULLY_CONNECTED") == 2
+
+
+def test_a_kernel_that_other_operations_read_stays_dense(files):
+    graph, layer, added = shared(files, 1)
+    # As the rows of a table that an Embedding and the output layer share.
+    graph.operators[-1] = graph.new_operator("GATHER", [int(layer.inputs[1]), int(layer.inputs[0])], [added])
+    _, kernels = encoded(graph)
+    assert kernels[4].reason == "operations of other kinds read it, too"

@@ -180,13 +180,18 @@ class _Search:
                 below = middle
             middle = (below + least) // 2
         if least == last and not holds(last):
-            bits = self._options.activations
-            raise ValueError(
-                f"With all weights in floating point and activations of {bits} bits the metric of {self._model.name!r} "
-                f"is {trials[-1].metric:.6g}. Received: floor={floor}. Lower the floor (in a recipe: allow a larger "
-                f"drop), or pass {'activations=16 or ' if bits == 8 else ''}activations=None."
-            )
+            raise self._missed(trials[-1].metric, floor)
         return self._choice(path[least], floor=floor, trials=tuple(trials))
+
+    def _missed(self, metric: float, floor: float) -> ValueError:
+        """Returns the error for a floor that is not reached with all weights in floating point."""
+        bits = self._options.activations
+        integers = "" if bits is None else f" and activations of {bits} bits"
+        others = {8: ", or pass activations=16 or activations=None", 16: ", or pass activations=None"}.get(bits, "")
+        return ValueError(
+            f"With all weights in floating point{integers} the metric of {self._model.name!r} is {metric:.6g}. "
+            f"Received: floor={floor}. Lower the floor (in a recipe: allow a larger drop){others}."
+        )
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
         path = tuple((self._bytes(one), self._error(one)) for one in self._path) if known else ()

@@ -64,7 +64,7 @@ class Placement:
         """Returns the layers and operations that compute in floating point with tensors of so many bits.
 
         Args:
-            activations: 8 or 16; None for tensors in floating point, where `left_float` are those without kernels.
+            activations: 8 or 16; None for tensors in floating point, which gives the layers without integer kernels.
         """
         if activations != 16:
             return self.left_float

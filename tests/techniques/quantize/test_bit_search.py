@@ -213,6 +213,13 @@ def test_a_floor_that_rounded_activations_alone_miss_is_refused():
             assert evaluate(model) >= -1e-6
 
 
+def test_a_metric_that_falls_from_call_to_call_is_refused_without_advice_on_activations():
+    model, data = network()
+    metrics = itertools.count(0, -1)
+    with pytest.raises(ValueError, match=r"With all weights in floating point the metric .*larger drop\)\.$"):
+        choose_bits(model, data, evaluate=lambda _: float(next(metrics)), floor=0, activations=None)
+
+
 def test_an_error_in_evaluate_leaves_the_model_as_it_was():
     model, data = network()
     former = variables_of(model)
