@@ -187,10 +187,10 @@ class _Search:
         """Returns the error for a floor that is not reached with all weights in floating point."""
         bits = self._options.activations
         integers = "" if bits is None else f" and activations of {bits} bits"
-        others = {8: ", or pass activations=16 or activations=None", 16: ", or pass activations=None"}.get(bits, "")
+        finer = {None: "", 8: ", or pass activations=16 or activations=None", 16: ", or pass activations=None"}
         return ValueError(
             f"With all weights in floating point{integers} the metric of {self._model.name!r} is {metric:.6g}. "
-            f"Received: floor={floor}. Lower the floor (in a recipe: allow a larger drop){others}."
+            f"Received: floor={floor}. Lower the floor (in a recipe: allow a larger drop){finer[bits]}."
         )
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
