@@ -12,7 +12,7 @@ from prunekit.anatomy.tables import aligned
 from prunekit.core import environment
 from prunekit.core.environment import Device, Environment
 from prunekit.delivery.formatting import clean, shorten, size
-from prunekit.recipe.datasets.builtin import GET_DIGITS, GET_FASHION, fashion_files
+from prunekit.recipe.datasets.builtin_files import GET_DIGITS, GET_FASHION, fashion_files
 from prunekit.recipe.loader import RecipeError, builtin_recipes
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from examinations import checks_of, shown
 import prunekit
 from prunekit import cli, doctor
 from prunekit.core import compilation, environment
-from prunekit.recipe.datasets import builtin
-from prunekit.recipe.datasets.builtin import GET_DIGITS, GET_FASHION
+from prunekit.recipe.datasets import builtin_files
+from prunekit.recipe.datasets.builtin_files import GET_DIGITS, GET_FASHION
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compares with what TensorFlow says")
@@ -34,9 +34,9 @@ def fashion_mnist(monkeypatch, tmp_path_factory):
     home = tmp_path_factory.mktemp("keras")
     folder = home / "datasets" / "fashion-mnist"
     folder.mkdir(parents=True)
-    for stem in builtin.FASHION_FILES.values():
+    for stem in builtin_files.FASHION_FILES.values():
         (folder / f"{stem}.gz").touch()
-    monkeypatch.setattr(builtin, "DEBIAN_FASHION", home / "nowhere")
+    monkeypatch.setattr(builtin_files, "DEBIAN_FASHION", home / "nowhere")
     monkeypatch.setenv("KERAS_HOME", str(home))
     return folder
 

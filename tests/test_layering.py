@@ -91,7 +91,7 @@ ORDER = (
     ),
     (
         "recipe/datasets",
-        "batches parts opened fingerprint arrays builtin images disk csv_files saved preprocessing",
+        "batches parts opened fingerprint arrays builtin_files builtin images disk csv_files saved preprocessing",
     ),
     (
         "recipe",

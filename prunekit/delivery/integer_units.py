@@ -22,8 +22,17 @@ class FileUnits:
 
     def of(self, operator: Any) -> Unit | None:
         """Returns the unit of an operation; None for one that the converter has added."""
+        unit = self._named(operator.outputs[0])
+        if unit is not None:
+            return unit
+        # The converter names what the model returns after the call: the last operation of a layer has no scope then.
+        read = [self._named(index) for index in operator.inputs]
+        return next((one for one in read if one is not None and one.rule.output == "float"), None)
+
+    def _named(self, index: Any) -> Unit | None:
+        """Returns the unit whose scope is in the name of a tensor; -1 is the index of none."""
         # The converter joins the names of what it merges.
-        found = _SCOPES.search(self._graph.name(int(operator.outputs[0])))
+        found = None if index < 0 else _SCOPES.search(self._graph.name(int(index)))
         return None if found is None else self._units[int(found[1])]
 
     def is_normalization(self, operator: Any) -> bool:

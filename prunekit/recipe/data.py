@@ -21,7 +21,8 @@ from prunekit.recipe.datasets.arrays import (
     open_inputs,
     opened,
 )
-from prunekit.recipe.datasets.builtin import fashion_files, open_builtin
+from prunekit.recipe.datasets.builtin import open_builtin
+from prunekit.recipe.datasets.builtin_files import fashion_files
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
 from prunekit.recipe.datasets.opened import Opened

@@ -20,14 +20,14 @@ from prunekit.techniques.quantize.simulation import simulating
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 # Every operation computes with integers.
 WHOLE = (
-    "mlp fashion_cnn conv1d transposed grouped resnet20 bottleneck mobilenetv2 separable densenet unet inception "
-    "efficientnet_v2 squeeze_keepdims prelu einsum split slices nested multi_output residual_mlp broadcast "
-    "max_over_channels softmax_hidden subclassed_block subclassed_model"
+    "mlp fashion_cnn fashion_cnn_channels_free conv1d transposed grouped resnet20 bottleneck mobilenetv2 separable "
+    "densenet unet inception efficientnet_v2 squeeze_keepdims prelu einsum split slices nested multi_output "
+    "residual_mlp broadcast max_over_channels softmax_hidden subclassed_block subclassed_model"
 ).split()
 # Normalization by the values themselves, recurrent layers and products of attention compute in floating point.
 PARTLY = (
-    "fashion_cnn_channels_free layer_norm_mlp rms_norm group_norm transformer_encoder rms_decoder two_towers tied "
-    "lstm_stack gru_stack simple_rnn bidirectional conv_lstm time_distributed permute"
+    "layer_norm_mlp rms_norm group_norm transformer_encoder rms_decoder two_towers tied lstm_stack gru_stack "
+    "simple_rnn bidirectional conv_lstm time_distributed permute"
 ).split()
 # Roundings that the converter merges with others of the same tensor and grid.
 MERGED = {"transformer_encoder": 4, "rms_decoder": 6, "two_towers": 2, "tied": 1}
@@ -81,6 +81,13 @@ def test_outputs_of_several_examples_are_near_those_of_the_simulation(name, tmp_
     # Differences of a step add up from layer to layer, to as much as the errors of rounding.
     exact = model.predict(inputs, verbose=0)
     assert np.linalg.norm(found - exact) < 1.5 * np.linalg.norm(expected - exact)
+
+
+def test_operations_that_the_converter_names_after_the_model_are_those_of_their_layer(tmp_path):
+    x = keras.Input((6, 4))
+    model = keras.Model(x, L.Flatten()(L.LayerNormalization(name="norm")(L.Dense(4)(x))))
+    file, *_ = made(model, inputs_of(model, examples=8), tmp_path)
+    assert file.left_float == ("norm: MEAN, NEG, SQUARED_DIFFERENCE, ADD, RSQRT, MUL, RESHAPE",)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -84,10 +84,14 @@ def compared(build, seeds, epochs, rate, start=trained, scheme=None, callbacks=l
 
 
 def assert_as_good(found):
-    """The loss changes with every weight: it shows what a few images more or fewer leave open."""
+    """Each loss is lower, and no accuracy is worse by more than the standard error of the mean over the seeds.
+
+    The loss changes with every weight: it shows what a few images more or fewer leave open.
+    """
     losses, accuracies = np.moveaxis(found, 2, 0)
     assert (losses[:, 1] < losses[:, 0]).all(), found
-    assert accuracies[:, 1].mean() >= accuracies[:, 0].mean() > 0.9, found
+    gains = accuracies[:, 1] - accuracies[:, 0]
+    assert gains.mean() >= -gains.std(ddof=1) / len(gains) ** 0.5 and accuracies.mean(axis=0).min() > 0.9, found
 
 
 LONGER = pytest.mark.thorough
@@ -109,7 +113,7 @@ def test_as_many_epochs_on_integers_end_at_least_as_good(build, seeds, epochs, r
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.parametrize("build, seeds", [(plain, 8), (mobile, 3)])
+@pytest.mark.parametrize("build, seeds", [(plain, 8), (mobile, 8)])
 def test_as_many_epochs_on_integers_with_held_zeros_end_at_least_as_good(build, seeds):
     found = compared(build, range(seeds), 1, 1e-4, pruned, preserving, lambda: [pk.KeepZeros()])
     assert_as_good(found)

@@ -8,9 +8,9 @@ import pytest
 
 from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.data import Data, check_files, given_data, load_data
-from prunekit.recipe.datasets import builtin
+from prunekit.recipe.datasets import builtin_files
 from prunekit.recipe.datasets.batches import Order
-from prunekit.recipe.datasets.builtin import fashion_files
+from prunekit.recipe.datasets.builtin_files import fashion_files
 from prunekit.recipe.datasets.parts import ArrayPart
 from prunekit.recipe.idx import read_idx
 from prunekit.recipe.loader import RecipeError
@@ -194,18 +194,18 @@ def test_digits_without_scikit_learn_name_the_extra_to_install(monkeypatch):
 def test_fashion_mnist_is_found_in_a_folder_and_in_the_keras_cache(tmp_path, images, monkeypatch, packed):
     folder = tmp_path / "datasets" / "fashion-mnist"
     folder.mkdir(parents=True)
-    for part, stem in builtin.FASHION_FILES.items():
+    for part, stem in builtin_files.FASHION_FILES.items():
         content = idx_bytes(images[part])
         (folder / (f"{stem}.gz" if packed else stem)).write_bytes(gzip.compress(content) if packed else content)
     found = load_data(DataSource(builtin="fashion-mnist", path=str(folder)), seed=0)
     assert found.name == "fashion-mnist" and found.train[0].shape == (20, 6, 5, 1)
-    monkeypatch.setattr(builtin, "DEBIAN_FASHION", tmp_path / "nowhere")
+    monkeypatch.setattr(builtin_files, "DEBIAN_FASHION", tmp_path / "nowhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     assert fashion_files()["train_labels"].parent == folder
 
 
 def test_fashion_mnist_is_never_downloaded_but_the_ways_to_get_it_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(builtin, "DEBIAN_FASHION", tmp_path / "nowhere")
+    monkeypatch.setattr(builtin_files, "DEBIAN_FASHION", tmp_path / "nowhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     with pytest.raises(RecipeError, match="dataset-fashion-mnist, or have Keras download them"):
         check_files(DataSource(builtin="fashion-mnist"))

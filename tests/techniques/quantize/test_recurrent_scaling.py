@@ -69,7 +69,7 @@ FOUND = {
     "masked words, both ways": lambda: words(L.SpatialDropout1D(0.1), both_ways(), L.GRU(2)),
     "both ways without a mask": lambda: words(both_ways(merge_mode="sum"), masked=False),
     "GRU with the reset gate before": lambda: words(L.GRU(3, reset_after=False, name="last")),
-    "backwards and unrolled": lambda: words(L.LSTM(3, go_backwards=True, unroll=True, name="last")),
+    "backwards and unrolled": lambda: words(L.LSTM(3, go_backwards=True, unroll=True, name="last"), masked=False),
     "Dense and SimpleRNN": lambda: sequence(L.Dense(6, activation="relu", name="first"), L.SimpleRNN(3, name="last")),
     "masked vectors": lambda: sequence(L.Masking(), L.Dense(6, name="first"), L.LSTM(3, name="last")),
     "mask of zeros after a ReLU": lambda: sequence(
@@ -187,9 +187,10 @@ def test_each_position_of_a_window_reads_its_own_words():
 # ---- rounding --------------------------------------------------------------------------------------------------------
 
 
-def with_outliers(layer, seed):
+def with_outliers(make, seed):
     """Returns sequences for a model in which the layer reads some channels a hundred times as large as others."""
     keras.utils.set_random_seed(seed)
+    layer = make()
     model = sequence(L.Dense(16, activation="relu", name="first"), layer, L.Dense(3, name="head"))
     factors = np.where(np.arange(16) % 8, 1.0, 100.0)
     model.get_layer("first").kernel.assign(array(model.get_layer("first").kernel) * factors)
@@ -199,10 +200,10 @@ def with_outliers(layer, seed):
     return model, np.random.default_rng(seed).normal(size=(64, LENGTH, 4)).astype("float32")
 
 
-def with_uneven_words(layer, seed):
+def with_uneven_words(make, seed):
     """Returns sentences for a model of a table whose columns have different magnitudes."""
     keras.utils.set_random_seed(seed)
-    model = words(layer, L.Dense(3, name="head"))
+    model = words(make(), L.Dense(3, name="head"))
     rng = np.random.default_rng(seed)
     table = model.get_layer("first").embeddings
     table.assign(rng.normal(size=table.shape) * 4.0 ** rng.normal(size=8))
@@ -230,19 +231,20 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_factors_lower_the_error_of_the_outputs_of_a_recurrent_layer(name, make):
     errors = []
-    for seed in range(2):
-        model, data = make(LAYERS[name](), seed)
+    for seed in range(6):
+        model, data = make(LAYERS[name], seed)
         weights = model.get_weights()
         ways = [{"method": "nearest"}, {"method": "awq"}, {"method": "nearest", "equalize": True}]
         errors.append([error_of(model, weights, data, **way) for way in ways])
-    nearest, awq, equal = np.sum(errors, axis=0)
-    assert max(awq, equal) < (0.5 if make is with_outliers else 0.9) * nearest
+    # Geometric means over the seeds: the errors of one model may be twenty times as large as those of another.
+    ratios = np.exp(np.log(np.array(errors)[:, 1:] / np.array(errors)[:, :1]).mean(axis=0))
+    assert (ratios < (0.05 if make is with_outliers else 0.9)).all(), errors
     found = quantized(model, QuantizationOptions(weights=4, method="awq", activations=None), data)
     assert found.report.notes
 
 
 def test_zeros_of_a_table_and_of_a_recurrent_kernel_stay_zeros():
-    model, data = with_uneven_words(L.LSTM(4, name="last"), 0)
+    model, data = with_uneven_words(LAYERS["LSTM"], 0)
     variables = [model.get_layer("first").embeddings, model.get_layer("last").cell.kernel]
     for variable in variables:
         variable.assign(np.where(np.random.default_rng(1).random(variable.shape) < 0.5, 0.0, array(variable)))
@@ -253,7 +255,7 @@ def test_zeros_of_a_table_and_of_a_recurrent_kernel_stay_zeros():
 
 
 def test_ranges_of_a_table_and_of_both_directions_become_equal_and_the_report_names_the_reader_once():
-    model, data = with_uneven_words(both_ways(), 0)
+    model, data = with_uneven_words(both_ways, 0)
     before, found = outputs_of(model, data), equalized(place(model))
     assert found.converged and [(one.producer, one.readers) for one in found.layers] == [("first", ("last",))]
     with assigned(found.values):
