@@ -98,7 +98,9 @@ class Execution:
         keras.utils.set_random_seed(seed)
         result = handler_of(step.kind).run(self._prepared.steps[index], workspace)
         self._adopt(result)
-        if step.changes_weights:
+        if result.metrics is not None:
+            workspace.state.metrics = result.metrics
+        elif step.changes_weights:
             workspace.state.metrics = workspace.evaluate()
         row: dict[str, Any] = {
             "kind": step.kind,

@@ -21,7 +21,7 @@ class Measured:
     Attributes:
         metrics: The metrics of the run, the main one first.
         values: Metrics and loss of the current model, by name.
-        before: The same just before the first prune step.
+        before: The same just before the first step that prunes, makes the model smaller or quantizes.
         sparsity: Sparsity over all targets, and its rounding tolerance.
         exports: Exports so far; the last export of a format counts.
     """

@@ -101,6 +101,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         for note in found.report.notes:
             workspace.note(f"quantize: {note}")
         return StepResult(
+            metrics=simulated,
             history=history,
             sections=[
                 *_metrics_sections(before, simulated, row),

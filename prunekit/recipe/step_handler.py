@@ -84,6 +84,8 @@ class StepResult:
             by the recipe's settings; a compiled model keeps its optimizer, slots included.
         masks: Weight name -> mask, True = kept, that replace all masks of earlier steps. None keeps the masks of those
             weights that the model still has under the same name and in the same shape.
+        metrics: Metrics and loss on the test data, by name, of what the step made of the model, such as its simulation
+            on integers. None has the model evaluated after a step that changes weights.
         history: Metric -> value per epoch.
         sections: Sections of the report, which follow the table of the steps.
         text: One line for the terminal at the end of the step; "" shows metrics and sparsity.
@@ -91,6 +93,7 @@ class StepResult:
 
     model: keras.Model | None = None
     masks: Mapping[str, np.ndarray] | None = None
+    metrics: dict[str, float] | None = None
     history: dict[str, list[float]] = field(default_factory=dict)
     sections: Sequence[Section] = ()
     text: str = ""

@@ -302,9 +302,15 @@ def _expect_text(expect: Expect) -> str:
 
 def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
     if not any(isinstance(step.settings, Prune | Rounds) for step in earlier):
-        smaller = any(STEP_KINDS[step.kind].returns_new_model for step in earlier)
-        for name in expect.given(*([] if smaller else ["accuracy_drop", "drop"]), "sparsity"):
+        for name in expect.given("sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
+        changed = any(STEP_KINDS[one.kind].returns_new_model or isinstance(one.settings, Quantize) for one in earlier)
+        for name in [] if changed else expect.given("accuracy_drop", "drop"):
+            raise refusal(
+                f"{name!r} can be measured only after a prune step, a step that makes the model smaller, or a quantize "
+                "step.",
+                name,
+            )
     wanted = expect.bytes or {}
     if not wanted:
         return

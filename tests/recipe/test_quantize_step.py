@@ -69,6 +69,16 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     assert ">integer file</text>" in page and "litert-integer: 0." in page
 
 
+def test_later_bounds_are_about_the_simulation(pairs):
+    bounds = {"metrics": {"loss": {"max": 9.0}}, "drop": {"loss": 9.0}}
+    report = compress(recipe(TRAIN, quantize(weights=2), {"expect": bounds}), network(), pairs).report.to_dict()
+    rows = report["steps"][1]["sections"][0]["rows"]
+    before, simulated = next(values[:2] for name, *values in rows if name == "loss")
+    assert report["steps"][0]["metrics"]["loss"] == before != simulated == report["steps"][1]["metrics"]["loss"]
+    measured = {one["what"]: one["measured"] for one in report["expectations"]}
+    assert measured == pytest.approx({"loss": simulated, "drop of loss": simulated - before})
+
+
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("settings", [{}, {"epochs": 1}], ids=["after training", "in training"])
 def test_activations_of_16_bits_are_written_in_a_file_of_their_name(pairs, tmp_path, settings):
