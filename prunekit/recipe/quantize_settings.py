@@ -140,6 +140,14 @@ class Quantize(Settings):
         return self
 
     @model_validator(mode="after")
+    def _of_zeros(self) -> Self:
+        if self.pattern != "unstructured" and self.sparsity is None:
+            raise refusal(
+                f"pattern is that of new zeros: write sparsity, too. Received: {shown(self.pattern)}.", "pattern"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _of_groups(self) -> Self:
         if self.group_size is not None and self.activations != "float":
             raise refusal(
