@@ -21,7 +21,7 @@ from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler,
 from prunekit.recipe.workspace import Workspace
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.bit_choice import BitChoice
-from prunekit.techniques.quantize.bit_search import choose_bits
+from prunekit.techniques.quantize.bit_search import check_budget, choose_bits
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
@@ -52,7 +52,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         """Returns the step with what it would quantize in the model as it is now.
 
         Raises:
-            ValueError: A pattern matches nothing, the model's calls cannot be followed, or there are no data.
+            ValueError: A pattern matches nothing, the model's calls cannot be followed, there are no data, or the budget
+                is below the bytes of the fewest bits.
             RecipeError: Keras runs on a backend without LiteRT files.
         """
         require_backend(("tensorflow",), "the step quantize, which writes a LiteRT file,")
@@ -62,6 +63,9 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         if settings.drop is not None and not run.metrics:
             raise ValueError("drop is about the main metric. Received: a recipe without data or compile settings.")
         plan = planned_quantization(run.model, options)
+        if settings.budget is not None:
+            data = calibration_data(run, settings.calibration)
+            check_budget(run.model, data, settings.budget, settings.candidates, options)
         if settings.candidates:
             bits = " or ".join(map(str, settings.candidates))
             plan = dataclasses.replace(plan, weights=tuple((*row[:2], bits, *row[3:]) for row in plan.weights))

@@ -196,6 +196,7 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(weights=[4, 8], budget=9000, drop=0.1)], "Received: budget and drop"),
         ([quantize(weights=4, budget=9000)], "budget chooses the bits: write a list"),
         ([quantize(weights=[4, 4], budget=9000)], "expected bits, 2 to 8; a list of bits"),
+        ([TRAIN, quantize(weights=[4, 8], budget=900)], "With the fewest bits the weights .* Received: budget=900"),
         ([quantize(weights=8, budget=9000)], "budget chooses the bits: write a list"),
         ([quantize(weights={"re:[": 4})], "is not a regular expression"),
         ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),

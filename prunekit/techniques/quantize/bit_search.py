@@ -102,6 +102,13 @@ def choose_bits(  # noqa: PLR0913
     return search.within(most) if most is not None else search.reaching(least, evaluate)  # type: ignore[arg-type]
 
 
+def check_budget(
+    model: Any, data: Any, budget: int, candidates: Sequence[int | None], options: QuantizationOptions
+) -> None:
+    """Raises ValueError if `choose_bits` would refuse a budget for this model, whatever the values of its weights."""
+    _check_budget(Preparation(model, options, data), _levels(candidates, float_too=False), budget)
+
+
 def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget: int) -> None:
     options, fixed = costs_of(weight_levels(preparation, levels, {}))
     others = other_bytes(preparation)
