@@ -52,8 +52,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         """Returns the step with what it would quantize in the model as it is now.
 
         Raises:
-            ValueError: A pattern matches nothing, the model's calls cannot be followed, there are no data, or the budget
-                is below the bytes of the fewest bits.
+            ValueError: A pattern matches nothing, the model's calls cannot be followed, there are no data, or the
+                budget is below the bytes of the fewest bits.
             RecipeError: Keras runs on a backend without LiteRT files.
         """
         require_backend(("tensorflow",), "the step quantize, which writes a LiteRT file,")
