@@ -64,6 +64,7 @@ def integer_file(
             marking.units,
             weights=formats.of_weights,
             activations=formats.activations,
+            computed_by=traced.computed_by,
             integer_io=integer_io,
         )
     return replace(made, outputs=traced.outputs, batch=traced.batch)

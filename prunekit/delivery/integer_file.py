@@ -86,6 +86,7 @@ def with_integers(
     *,
     weights: Sequence[IntegerFormat],
     activations: IntegerFormat,
+    computed_by: Mapping[str, str],
     integer_io: Sequence[str] = (),
 ) -> IntegerFile:
     """Returns a file that computes with integers.
@@ -96,6 +97,7 @@ def with_integers(
         units: The units, each in the scope `SCOPE` with its place in this list.
         weights: Codes of weights, those with the fewest bits first.
         activations: Codes of the tensors between operations.
+        computed_by: Name of an output in the signature -> name of the TensorFlow tensor, with the scope of its unit.
         integer_io: What of "inputs" and "outputs" is integers instead of float32.
 
     Raises:
@@ -103,7 +105,7 @@ def with_integers(
             read or computed in floating point.
     """
     graph = LiteRTGraph(content)
-    found = FileUnits(graph, units)
+    found = FileUnits(graph, units, computed_by)
     fold_biases(graph)
     fold_normalizations(graph, found.is_normalization)
     rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunekit.delivery.litert_graph import LiteRTGraph
@@ -15,24 +15,24 @@ _SCOPES = re.compile(SCOPE.format(r"(\d+)") + r"(_\d+)?/")
 
 
 class FileUnits:
-    """Finds the unit of the model that an operation belongs to, by the scope in the name of its result."""
+    """Finds the unit of the model that an operation belongs to, by the scope in the name of its result.
 
-    def __init__(self, graph: LiteRTGraph, units: Sequence[Unit]):
+    Args:
+        graph: The file as the converter made it.
+        units: The units, in the order of the numbers of their scopes.
+        computed_by: As for `with_integers`.
+    """
+
+    def __init__(self, graph: LiteRTGraph, units: Sequence[Unit], computed_by: Mapping[str, str]):
         self._graph, self._units = graph, units
+        # The converter gives outputs names of their own, without scopes.
+        self._outputs = {index: computed_by.get(name, "") for index, name in graph.signature_names().items()}
 
     def of(self, operator: Any) -> Unit | None:
         """Returns the unit of an operation; None for one that the converter has added."""
-        unit = self._named(operator.outputs[0])
-        if unit is not None:
-            return unit
-        # The converter names what the model returns after the call: the last operation of a layer has no scope then.
-        read = [self._named(index) for index in operator.inputs]
-        return next((one for one in read if one is not None and one.rule.output == "float"), None)
-
-    def _named(self, index: Any) -> Unit | None:
-        """Returns the unit whose scope is in the name of a tensor; -1 is the index of none."""
+        index = int(operator.outputs[0])
         # The converter joins the names of what it merges.
-        found = None if index < 0 else _SCOPES.search(self._graph.name(int(index)))
+        found = _SCOPES.search(self._graph.name(index)) or _SCOPES.search(self._outputs.get(index, ""))
         return None if found is None else self._units[int(found[1])]
 
     def is_normalization(self, operator: Any) -> bool:

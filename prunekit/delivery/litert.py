@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,13 @@ class Traced:
         saved: SavedModel folder with the function and its weights.
         outputs: Names of the outputs, in the order of the model's flattened output structure.
         batch: The fixed batch size; None permits any batch size.
+        computed_by: Name of an output -> name of the TensorFlow tensor that the model returned.
     """
 
     saved: Path
     outputs: tuple[str, ...]
     batch: int | None
+    computed_by: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,14 @@ def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder
     import tensorflow as tf
 
     names: list[str] = []
+    computed_by: dict[str, str] = {}
 
     def serve(*flat: Any) -> dict[str, Any]:
         outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(structure, list(flat)), training=False))
         known = getattr(model, "output_names", None)
         names[:] = _names(known if len(outputs) > 1 else None, len(outputs), "output")
+        # A constant has no name.
+        computed_by.update((name, getattr(tensor, "name", "")) for name, tensor in zip(names, outputs, strict=True))
         return {name: tf.identity(tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     tensors = [tf.TensorSpec(spec.shape, spec.dtype, name=spec.name) for spec in specs]
@@ -132,7 +137,7 @@ def trace(model: keras.Model, structure: Any, specs: Sequence[InputSpec], folder
         ) from error
     except Exception as error:
         raise ConversionError(f"the model cannot be traced: {_shorten(str(error))}") from error
-    return Traced(saved, tuple(names), specs[0].shape[0])
+    return Traced(saved, tuple(names), specs[0].shape[0], computed_by)
 
 
 def convert(traced: Traced, *, weights: str = "float32", sparse: bool = False) -> bytes:

@@ -1,7 +1,7 @@
 """The handler of the step kind quantize."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler,
 from prunekit.recipe.workspace import Workspace
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.bit_choice import BitChoice
-from prunekit.techniques.quantize.bit_search import check_budget, choose_bits
+from prunekit.techniques.quantize.bit_search import budget_problem, choose_bits
 from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
@@ -39,10 +40,12 @@ class PreparedQuantize(PreparedStep):
     Attributes:
         options: Options of the quantization.
         plan: Bits, granularity and range rule of each weight and tensor, and what stays in floating point.
+        notes: Notes below the plan.
     """
 
     options: QuantizationOptions
     plan: PlannedQuantization
+    notes: tuple[str, ...] = ()
 
 
 class QuantizeStep(StepHandler[PreparedQuantize]):
@@ -63,17 +66,19 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         if settings.drop is not None and not run.metrics:
             raise ValueError("drop is about the main metric. Received: a recipe without data or compile settings.")
         plan = planned_quantization(run.model, options)
-        if settings.budget is not None:
-            data = calibration_data(run, settings.calibration)
-            check_budget(run.model, data, settings.budget, settings.candidates, options)
+        notes = _budget_notes(settings, options, run)
         if settings.candidates:
             bits = " or ".join(map(str, settings.candidates))
             plan = dataclasses.replace(plan, weights=tuple((*row[:2], bits, *row[3:]) for row in plan.weights))
-        return PreparedQuantize(settings, options=options, plan=plan)
+        return PreparedQuantize(settings, options=options, plan=plan, notes=notes)
 
     def planned(self, prepared: PreparedQuantize, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with tables of the weights and of the tensors between layers."""
         return dataclasses.replace(step, sections=prepared.plan.sections())
+
+    def plan_notes(self, prepared: PreparedQuantize) -> Sequence[str]:
+        """Returns a note on a budget that the planned model would exceed."""
+        return prepared.notes
 
     def run(self, prepared: PreparedQuantize, workspace: Workspace) -> StepResult:
         """Quantizes the model, measures the simulation, and writes and measures the file."""
@@ -115,6 +120,23 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             ],
             text=text,
         )
+
+
+def _budget_notes(settings: Quantize, options: QuantizationOptions, run: RunInputs) -> tuple[str, ...]:
+    """Returns a note if the planned model exceeds the budget, but the model of the run may be smaller.
+
+    Raises:
+        ValueError: The model exceeds the budget, and no step makes it smaller.
+    """
+    if settings.budget is None or run.data is None:
+        return ()
+    preparation = Preparation(run.model, options, run.data.train.calibration_data())
+    problem = budget_problem(preparation, settings.candidates, settings.budget)
+    if problem is None:
+        return ()
+    if not any(step.row.returns_new_model for step in run.recipe.steps):
+        raise ValueError(problem)
+    return (f"quantize: the run measures the model that it has by then. As it is planned: {problem}",)
 
 
 def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitChoice | None:

@@ -18,7 +18,7 @@ from prunekit.delivery.latency import (
     measured_latencies,
     plain_file,
 )
-from prunekit.delivery.rows import StageRow
+from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
 from prunekit.recipe.export_samples import SAMPLES, export_samples
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunState
@@ -61,7 +61,7 @@ class StageFiles:
         self._keep(StageRow("before", "before", dict(state.metrics)), model, state)
 
     def keep_after(self, index: int, model: keras.Model, state: RunState) -> None:
-        """Keeps the file of the model after a step, unless an export step writes the same file.
+        """Keeps the file of the model after a step, unless the step or an export step writes the model's file.
 
         Models of the steps before the first pruning are not kept.
         """
@@ -126,11 +126,16 @@ def _formats(run: RunInputs, index: int) -> Sequence[str]:
 
 
 def _exported(run: RunInputs) -> set[int]:
-    """Returns the indices of the steps whose model an export step writes as the format "litert"."""
+    """Returns the indices of the steps whose model an export step writes as the format "litert", and of quantize steps.
+
+    The metrics after a quantize step are those of the integer file that it writes, not of the model in floating point.
+    """
     found, last = set(), None
     for index, step in enumerate(run.recipe.steps):
         if step.changes_weights:
             last = index
+        if INTEGER_FORMAT in _formats(run, index):
+            found.add(index)
         elif last is not None and "litert" in _formats(run, index):
             found.add(last)
     return found

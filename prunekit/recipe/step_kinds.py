@@ -68,8 +68,8 @@ class StepKind(Row):
         trains: Returns True if the step runs the optimizer, so that it needs data and compile settings.
         reads_data: Returns True if the step needs data for another reason than training.
         metrics: Returns the names of the metrics that the step compares with bounds, so that it needs data.
-        changes_weights: Returns True if the step may change weights: the model is evaluated after it, and `verify`
-            repeats it.
+        changes_weights: Returns True if the step may change weights: the model is evaluated after it, unless the
+            step returns metrics, and `verify` repeats it.
         formats: Returns the formats of exported files that the step writes.
         returns_new_model: True if the step may replace the model by another object.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.

@@ -83,11 +83,35 @@ def test_outputs_of_several_examples_are_near_those_of_the_simulation(name, tmp_
     assert np.linalg.norm(found - exact) < 1.5 * np.linalg.norm(expected - exact)
 
 
-def test_operations_that_the_converter_names_after_the_model_are_those_of_their_layer(tmp_path):
+NORM = "norm: MEAN, NEG, SQUARED_DIFFERENCE, ADD, RSQRT, MUL"
+# Layers after a Dense layer -> what stays in floating point.
+ENDS = {
+    "alone": ([], (NORM,)),
+    "moved": ([L.Flatten], (NORM,)),
+    "read by another": ([lambda: L.Activation(keras.ops.sin, name="sine")], (NORM, "sine: SIN")),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_operations_that_compute_outputs_are_those_of_their_layer(end, tmp_path):
+    makers, expected = ENDS[end]
     x = keras.Input((6, 4))
-    model = keras.Model(x, L.Flatten()(L.LayerNormalization(name="norm")(L.Dense(4)(x))))
+    y = L.LayerNormalization(name="norm")(L.Dense(4)(x))
+    for make in makers:
+        y = make()(y)
+    model = keras.Model(x, y)
     file, *_ = made(model, inputs_of(model, examples=8), tmp_path)
-    assert file.left_float == ("norm: MEAN, NEG, SQUARED_DIFFERENCE, ADD, RSQRT, MUL, RESHAPE",)
+    assert file.left_float == expected
+
+
+def test_operations_that_compute_several_outputs_are_those_of_their_layers(tmp_path):
+    x = keras.Input((6, 4))
+    y = L.Dense(4)(x)
+    norm, inner = L.LayerNormalization(name="norm")(y), keras.Input((6, 4))
+    nested = keras.Model(inner, keras.ops.cos(inner), name="nested")
+    model = keras.Model(x, {"b": keras.ops.sin(norm), "a": nested(y), "c": norm})
+    file, *_ = made(model, inputs_of(model, examples=8), tmp_path)
+    assert sorted(one.partition(": ")[2] for one in file.left_float) == ["COS", NORM.partition(": ")[2], "SIN"]
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -80,7 +80,10 @@ def trained(build, seed, epochs=20):
 
 def pruned(build, seed, include=()):
     """Weights of which three quarters are zero, trained on with the zeros held."""
-    model = compiled(keras, build, trained(build, seed), 0.003)
+    weights = trained(build, seed)
+    # They may come from the cache, which draws no numbers.
+    keras.utils.set_random_seed(seed)
+    model = compiled(keras, build, weights, 0.003)
     pk.prune(model, 0.75, include=include)
     model.fit(*digits()[0], epochs=10, batch_size=32, verbose=0, callbacks=[pk.KeepZeros(include=include)])
     return model.get_weights()

@@ -52,6 +52,8 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()
     (row,) = result.report.to_dict()["exports"]
     assert row["format"] == "litert-integer" and row["status"] == "ok" and row["file"] == "model-int8.tflite"
+    # No float file of the model after the step stands beside metrics of integers.
+    assert [one["name"] for one in result.report.to_dict()["stages"]] == ["before", "litert-integer"]
     found = sections_of(result, 1)
     assert [one["name"] for one in found["Metrics of the integer model"]["columns"]] == [
         "Metric",
@@ -88,6 +90,16 @@ def test_activations_of_16_bits_are_written_in_a_file_of_their_name(pairs, tmp_p
     assert row["status"] == "ok"
     rows = sections_of(result, 0)["Tensors of the file and of the simulation"]["rows"]
     assert [largest <= 2 for _, largest, _ in rows] == [True] * 4
+
+
+def test_a_budget_that_the_planned_model_exceeds_is_noted_if_the_run_may_remove_more(pairs):
+    steps = [TRAIN, {"shrink": {"parameters": 0.6}}, quantize(weights=[4, 8], budget=100)]
+    (note,) = [one for one in plan(recipe(*steps), network(), pairs).notes if one.startswith("quantize")]
+    assert "As it is planned: With the fewest bits the weights of 'tiny' have" in note
+    with pytest.raises(ValueError, match="With the fewest bits the weights of 'tiny' have"):
+        compress(recipe(*steps), network(), pairs)
+    steps[-1] = quantize(weights=[4, 8], budget=9000)
+    assert not [one for one in plan(recipe(*steps), network(), pairs).notes if one.startswith("quantize")]
 
 
 def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):

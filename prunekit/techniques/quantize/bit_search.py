@@ -90,8 +90,9 @@ def choose_bits(  # noqa: PLR0913
         raise ValueError("The errors of fewer bits are measured on calibration data. Received: data=None.")
     chosen, tell = QuantizationOptions(**options), progress or (lambda done, total, name: None)
     preparation = Preparation(model, chosen, data)
-    if most is not None:
-        _check_budget(preparation, levels, most)
+    problem = None if most is None else budget_problem(preparation, levels, most)
+    if problem is not None:
+        raise ValueError(problem)
     numbers, most_memory = [bits for bits in levels if bits is not None], positive("memory", memory)
     if scan is None:
         errors = measured_errors(preparation, numbers, most_memory, tell)
@@ -102,24 +103,25 @@ def choose_bits(  # noqa: PLR0913
     return search.within(most) if most is not None else search.reaching(least, evaluate)  # type: ignore[arg-type]
 
 
-def check_budget(
-    model: Any, data: Any, budget: int, candidates: Sequence[int | None], options: QuantizationOptions
-) -> None:
-    """Raises ValueError if `choose_bits` would refuse a budget for this model, whatever the values of its weights."""
-    _check_budget(Preparation(model, options, data), _levels(candidates, float_too=False), budget)
+def budget_problem(preparation: Preparation, levels: Sequence[int | None], budget: int) -> str | None:
+    """Returns why the fewest bits exceed a budget, and what to do; None if they do not.
 
-
-def _check_budget(preparation: Preparation, levels: Sequence[int | None], budget: int) -> None:
+    Args:
+        preparation: Model and options; neither its data nor the values of the weights are read.
+        levels: Numbers of bits, ascending; None = floating point.
+        budget: Largest number of bytes of all weights.
+    """
     options, fixed = costs_of(weight_levels(preparation, levels, {}))
     others = other_bytes(preparation)
     least = others + fixed + sum(int(one.costs.min()) for one in options)
-    if budget < least:
-        # A file stores fewer than 4 bits as 4.
-        remedy = ", or allow 4 bits with `candidates`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
-        raise ValueError(
-            f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
-            f"in floating point. Received: budget={budget}. Allow more bytes, shrink the model first{remedy}."
-        )
+    if budget >= least:
+        return None
+    # A file stores fewer than 4 bits as 4.
+    remedy = ", or allow 4 bits with `candidates`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
+    return (
+        f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them in "
+        f"floating point. Received: budget={budget}. Allow more bytes, shrink the model first{remedy}."
+    )
 
 
 def _levels(candidates: Sequence[int | None], *, float_too: bool) -> tuple[int | None, ...]:
