@@ -9,7 +9,7 @@ Sources: Frantar & Alistarh 2023, arXiv:2301.00774, section 3 (SparseGPT), on Ha
     surgeon); Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,8 @@ import numpy as np
 DAMPING = 0.01
 # Side below which a triangular matrix is inverted at once.
 _SIDE = 64
+# Products with H after each round of `thin` but the last: the next round changes the weights anyway.
+_STEPS_BETWEEN = 4
 
 
 class Selection(Protocol):
@@ -33,6 +35,19 @@ class Selection(Protocol):
 
         Returns:
             Boolean array of the shape of `scores`, True = kept.
+        """
+
+
+class Thinning(Protocol):
+    """Chooses which weights a round of `thin` keeps."""
+
+    def __call__(self, scores: np.ndarray, mask: np.ndarray, kept: int, /) -> np.ndarray:
+        """Returns a mask with `kept` units, a subset of `mask`.
+
+        Args:
+            scores: Shape (..., inputs, outputs); higher = keep.
+            mask: What the round before has kept, of the same shape.
+            kept: Number of units.
         """
 
 
@@ -189,9 +204,9 @@ def refit(
     step costs one product with H and lowers the error.
 
     Args:
-        matrix: W, shape (inputs, outputs).
-        mask: Shape (inputs, outputs), True = kept.
-        hessian: H, shape (inputs, inputs), damped.
+        matrix: W, shape (..., inputs, outputs).
+        mask: Shape (..., inputs, outputs), True = kept.
+        hessian: H, shape (..., inputs, inputs), damped.
         start: First W', zero where the mask is False; None = the kept entries of W.
         steps: Largest number of products with H.
 
@@ -200,23 +215,56 @@ def refit(
     start = np.where(mask, matrix, 0.0) if start is None else start
     found = np.array(start, "float64")
     residual = np.where(mask, hessian @ (matrix - found), 0.0)
-    inverse_diagonal = 1.0 / hessian.diagonal()[:, None]
+    inverse_diagonal = 1.0 / np.einsum("...ii->...i", hessian)[..., None]
     scaled = residual * inverse_diagonal
-    direction, slope = scaled.copy(), np.einsum("io,io->o", residual, scaled)
+    direction, slope = scaled.copy(), _products(residual, scaled)
     enough = 1e-10 * slope
     for _ in range(steps):
         if not (slope > enough).any():
             break
         curved = np.where(mask, hessian @ direction, 0.0)
-        curvature = np.einsum("io,io->o", direction, curved)
+        curvature = _products(direction, curved)
         length = np.divide(slope, curvature, out=np.zeros_like(slope), where=curvature > 0)
         found += length * direction
         residual -= length * curved
         scaled = residual * inverse_diagonal
-        renewed = np.einsum("io,io->o", residual, scaled)
+        renewed = _products(residual, scaled)
         direction = scaled + np.divide(renewed, slope, out=np.zeros_like(slope), where=slope > 0) * direction
         slope = renewed
     return found
+
+
+def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the inner products of the columns, shape (..., 1, outputs)."""
+    return np.einsum("...io,...io->...o", first, second)[..., None, :]
+
+
+def thin(
+    matrix: np.ndarray, hessian: np.ndarray, curvature: np.ndarray, select: Thinning, kept: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Removes weights in rounds; after each, the kept weights are refitted, and the next round ranks their new values.
+
+    The score of a weight is w ** 2 / (2 [H^-1]_jj), as if all other weights could compensate; a few steps of `refit`
+    follow each round, and 32 the last one.
+
+    Args:
+        matrix: W, shape (..., inputs, outputs).
+        hessian: H, shape (..., inputs, inputs), damped.
+        curvature: 1 / [H^-1]_jj, shape (..., inputs).
+        select: Chooses the kept weights of a round.
+        kept: Number of units that each round keeps, descending.
+
+    Returns:
+        The new matrix and its mask, both of shape (..., inputs, outputs).
+
+    Sources: Hassibi & Stork 1992, eq. 5 (the scores); gradual selection with refits Boza 2024, arXiv:2401.02938.
+    """
+    found, mask = matrix, np.ones(matrix.shape, bool)
+    for number, count in enumerate(kept, start=1):
+        mask = select(np.square(found) * curvature[..., None], mask, count)
+        steps = {} if number == len(kept) else {"steps": _STEPS_BETWEEN}
+        found = refit(matrix, mask, hessian, start=np.where(mask, found, 0.0), **steps)
+    return found, mask
 
 
 def output_error(change: np.ndarray, hessian: np.ndarray) -> float:

@@ -97,7 +97,12 @@ CRITERIA: Registry[CriterionRow] = Registry(
         CriterionRow(
             "wanda", "prunekit.sparsity.scores:Wanda", options={"per_output": (bool, True)}, needs=("input_norm",)
         ),
-        CriterionRow("output_error", "prunekit.techniques.pruning.sparsegpt:OutputError", needs=("hessian",)),
+        CriterionRow(
+            "output_error",
+            "prunekit.techniques.pruning.sparsegpt:OutputError",
+            options={"refits": (int, 16)},
+            needs=("hessian",),
+        ),
         CriterionRow(
             "sparsegpt",
             "prunekit.techniques.pruning.sparsegpt:SparseGPT",
@@ -139,7 +144,7 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
         AllocationRow(
             "layer_error",
             "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",
-            options={"objective": (Literal["total", "equal"], "total")},
+            options={"objective": (Literal["product", "equal"], "product")},
             needs=("hessian",),
         ),
         AllocationRow(

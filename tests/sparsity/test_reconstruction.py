@@ -10,6 +10,7 @@ from prunekit.sparsity.reconstruction import (
     output_error,
     reconstruct,
     refit,
+    thin,
 )
 
 
@@ -207,3 +208,49 @@ def test_matrices_of_groups_are_reconstructed_as_each_alone():
         np.testing.assert_allclose(found[group], expected, rtol=1e-9, atol=1e-12)
     errors = [output_error(*row) for row in zip(found - matrices, hessians, strict=True)]
     assert np.isclose(output_error(found - matrices, hessians), sum(errors))
+
+
+def of_all(scores, mask, kept):
+    """The `kept` entries of the mask with the largest scores."""
+    values = np.where(mask, scores, -np.inf)
+    return values >= np.sort(values, axis=None)[-kept]
+
+
+def test_fits_of_several_groups_are_those_of_each():
+    groups = [data(seed=seed) for seed in range(3)]
+    matrices, hessians = (np.stack([group[i] for group in groups]) for i in (1, 2))
+    masks = np.random.default_rng(1).uniform(size=matrices.shape) < 0.4
+    for together, *one in zip(refit(matrices, masks, hessians), matrices, masks, hessians, strict=True):
+        np.testing.assert_allclose(together, refit(*one), rtol=1e-9, atol=1e-9)
+
+
+def test_one_round_removes_the_least_scores_and_fits_the_rest():
+    _, matrix, hessian = data()
+    cost = 1 / np.diag(np.linalg.inv(hessian))
+    found, mask = thin(matrix, hessian, cost, of_all, [50])
+    expected = of_all(matrix**2 * cost[:, None], np.ones_like(mask), 50)
+    np.testing.assert_array_equal(mask, expected)
+    for output in range(matrix.shape[1]):
+        kept = np.flatnonzero(mask[:, output])
+        right = hessian[kept] @ matrix[:, output]
+        np.testing.assert_allclose(found[kept, output], np.linalg.solve(hessian[np.ix_(kept, kept)], right), atol=1e-3)
+
+
+def test_rounds_shrink_the_mask_to_the_last_count_and_lower_the_error():
+    errors = []
+    for seed in range(5):
+        _, matrix, hessian = data(seed=seed)
+        cost = 1 / np.diag(np.linalg.inv(hessian))
+        seen = []
+
+        def select(scores, mask, kept, seen=seen):
+            seen.append(of_all(scores, mask, kept))
+            return seen[-1]
+
+        found, mask = thin(matrix, hessian, cost, select, [140, 100, 70, 50, 40])
+        assert [int(one.sum()) for one in seen] == [140, 100, 70, 50, 40]
+        assert all((later <= earlier).all() for earlier, later in zip(seen, seen[1:], strict=False))
+        np.testing.assert_array_equal(found != 0, mask)
+        once = thin(matrix, hessian, cost, of_all, [40])[0]
+        errors.append([output_error(one - matrix, hessian) for one in (found, once)])
+    assert all(rounds < single for rounds, single in errors), errors

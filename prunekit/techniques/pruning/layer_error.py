@@ -15,33 +15,36 @@ from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
 
 # Sparsities at which the error of each layer is calculated; linear in between.
 GRID = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 1.0)
+# Share of its outputs that a layer without weights is said to keep: its logarithm is finite.
+_LEAST = 1e-4
 _RUN = 128
 
 
 @dataclass(frozen=True)
 class LayerErrorAllocation(Allocation):
-    """Shares the sparsity so that the sum of the layers' relative output errors is least, or so that they are equal.
+    """Shares the sparsity so that the layers together keep most of their outputs, or so that their errors are equal.
 
     The error of a layer is the squared change of its outputs on the calibration inputs, relative to the squared
     outputs, after its least important weights are removed and the others have compensated (`reconstruct`). It is
     calculated at fifteen sparsities; its memory is that of the statistic "hessian".
 
     Args:
-        objective: "total": the sum of the errors is least, so that small and sensitive layers stay dense. "equal": each
+        objective: "product": the product over the layers of (1 - error), the share of its outputs that a layer keeps,
+            is greatest, so that small and sensitive layers stay dense, and no layer loses nearly all. "equal": each
             layer has the same error.
 
-    Source: the errors are those of Frantar & Alistarh 2023, arXiv:2301.00774; the least total by convex hulls is the
-        bit allocation of Shoham & Gersho 1988.
+    Source: the errors are those of Frantar & Alistarh 2023, arXiv:2301.00774; the least sum, of -log(1 -
+        error), by convex hulls is the bit allocation of Shoham & Gersho 1988.
     """
 
-    objective: str = "total"
+    objective: str = "product"
 
     needs: ClassVar[frozenset[str]] = frozenset({"hessian"})
     needs_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.objective not in ("equal", "total"):
-            raise ValueError(f"`objective` is total or equal. Received: {self.objective!r}.")
+        if self.objective not in ("equal", "product"):
+            raise ValueError(f"`objective` is product or equal. Received: {self.objective!r}.")
 
     def sparsities(
         self, sparsity: float, targets: Sequence[Any], scores: Any = None, statistics: Any = None
@@ -57,7 +60,8 @@ class LayerErrorAllocation(Allocation):
         if self.objective == "equal" and targets:
             counts = _equal(removed, sizes, curves, gone)
         else:
-            counts = least_total(removed, sizes, [(GRID, curve) for curve in curves], gone)
+            lost = [-np.log(np.maximum(1.0 - curve, _LEAST)) for curve in curves]
+            counts = least_total(removed, sizes, [(GRID, curve) for curve in lost], gone)
         return [count / size for count, size in zip(counts, sizes, strict=True)]
 
 

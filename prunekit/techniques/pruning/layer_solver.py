@@ -8,10 +8,19 @@ import numpy as np
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, inverse_factor, reconstruct, refit
+from prunekit.sparsity.reconstruction import (
+    DAMPING,
+    curvatures,
+    damped_hessian,
+    inverse_factor,
+    reconstruct,
+    refit,
+    thin,
+)
 from prunekit.sparsity.scores import Criterion
 from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
+from prunekit.techniques.pruning.sparsegpt import OutputError, RunSelection, SparseGPT
+from prunekit.techniques.pruning.unit_exchange import kept_units, mask_of
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
 REPAIRS = ("none", "outputs", "weights")
@@ -71,13 +80,29 @@ class LayerSolver:
         wanted = fit.best(matrices, damping, factor)
         if reconstructs:
             found, masks = self._reconstruct(index, product, wanted, factor.each())
-        else:
+            if self._repair != "weights":
+                return found, masks
+        hessian, _ = damped_hessian(fit.gram, damping)
+        if isinstance(self._criterion, OutputError):
+            return self._thin(index, product, wanted, hessian, curvatures(factor))
+        if not reconstructs:
             masks = product.matrix(self._masks[index])
             found = np.where(masks, wanted, 0.0)
-        if self._repair == "weights":
-            rows = zip(wanted, masks, damped_hessian(fit.gram, damping)[0], found, strict=True)
-            found = np.stack([refit(*row, start=start) for *row, start in rows])
-        return found, masks
+        return refit(wanted, masks, hessian, start=found), masks
+
+    def _thin(
+        self, index: int, product: LayerProduct, wanted: np.ndarray, hessian: np.ndarray, curvature: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        maker, allowed, rounds = self._calculator.array_maker(index), self._zeros[index], self._criterion.refits
+        first, last = kept_units(maker, allowed), kept_units(maker, self._masks[index])
+
+        def select(scores: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
+            may_stay = product.kernel(mask) & allowed
+            return product.matrix(mask_of(maker, product.kernel(scores), may_stay, kept))
+
+        # The cubic schedule: most weights go in the first rounds, while others can still compensate.
+        kept = [last + round((first - last) * (1 - number / rounds) ** 3) for number in range(1, rounds + 1)]
+        return thin(wanted, hessian, curvature, select, kept)
 
     def _reconstruct(self, index: int, product: LayerProduct, wanted: np.ndarray, factors: Sequence[Any]) -> Any:
         calculator: MaskCalculator = self._calculator

@@ -21,20 +21,11 @@ from prunekit.sparsity.reconstruction import (
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.selection import keep_largest_of_array
 from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker
-from prunekit.techniques.pruning.unit_exchange import mask_like
+from prunekit.techniques.pruning.unit_exchange import kept_units, mask_of
 
 
-@dataclass(frozen=True)
-class OutputError(Criterion):
-    """w ** 2 / (2 [H^-1]_jj): half the squared error of the layer's outputs after removing a weight of input j.
-
-    The other weights of the same output are assumed to compensate (optimal brain surgeon for one layer). H = X^T X per
-    example is the Hessian of half the layer's squared output error, which needs inputs but no labels; 1 % of its mean
-    diagonal is added to its diagonal. Importances compare the errors of outputs before the activations, so between
-    layers they are comparable only as far as these outputs are.
-
-    Source: Hassibi & Stork 1992, eq. 5; with the Hessian of one layer Dong et al. 2017, arXiv:1705.07565, eq. 7.
-    """
+class HessianCriterion(Criterion):
+    """w ** 2 / (2 [H^-1]_jj) for a weight w of input j."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"hessian"})
 
@@ -45,7 +36,32 @@ class OutputError(Criterion):
 
 
 @dataclass(frozen=True)
-class SparseGPT(OutputError):
+class OutputError(HessianCriterion):
+    """w ** 2 / (2 [H^-1]_jj): half the squared error of the layer's outputs after removing a weight of input j.
+
+    The other weights of the same output are assumed to compensate (optimal brain surgeon for one layer). H = X^T X per
+    example is the Hessian of half the layer's squared output error, which needs inputs but no labels; 1 % of its mean
+    diagonal is added to its diagonal. Importances compare the errors of outputs before the activations, so between
+    layers they are comparable only as far as these outputs are.
+
+    In `pk.prune` with repair="weights" each layer is pruned in rounds: after each the kept weights are refitted to the
+    layer's outputs, and the next round ranks the new weights (`prunekit.sparsity.reconstruction.thin`).
+
+    Args:
+        refits: Number of these rounds, at least 1. The number of kept weights falls by the cubic schedule of Zhu &
+            Gupta 2017; the last round keeps as many as the importances of the unpruned model.
+
+    Source: Hassibi & Stork 1992, eq. 5; with the Hessian of one layer Dong et al. 2017, arXiv:1705.07565, eq. 7.
+    """
+
+    refits: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "refits", whole("refits", self.refits, 1, largest=None))
+
+
+@dataclass(frozen=True)
+class SparseGPT(HessianCriterion):
     """Prunes the inputs of a layer run by run; all later weights compensate before the next run is chosen.
 
     In `pk.prune` layers are pruned one after another, on the inputs that the pruned layers before them produce. During
@@ -110,7 +126,8 @@ class RunSelection:
             factors: Factor of the inverse of each group's damped Hessian.
         """
         costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
-        planned = product.matrix(mask_like(self.maker, costs, self.allowed, self.planned))
+        kept = kept_units(self.maker, self.planned)
+        planned = product.matrix(mask_of(self.maker, costs, self.allowed, kept))
         parts = list(runs(product, self.length, self.pattern))
         groups = zip(planned, product.matrix(self.allowed), strict=True)
         return [(parts, _select(plan, allowed, self.pattern)) for plan, allowed in groups]

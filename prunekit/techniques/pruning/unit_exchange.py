@@ -1,4 +1,4 @@
-"""Masks of one weight that keep as many units as a given mask, chosen by other scores."""
+"""Masks of one weight with a given number of units."""
 
 import math
 
@@ -8,20 +8,25 @@ from prunekit.sparsity.selection import keep_largest_of_array
 from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker
 
 
-def mask_like(maker: ArrayMaskMaker, importance: np.ndarray, mask: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns a mask with as many kept units as `like`, chosen by other importances.
+def kept_units(maker: ArrayMaskMaker, mask: np.ndarray) -> int:
+    """Returns the number of units that a mask keeps: of entries, blocks or channels."""
+    with np.errstate(all="ignore"):
+        units = maker.pool(np.where(mask, 1.0, -math.inf), mask)
+        return int(np.count_nonzero(mask) if units.size == mask.size else np.count_nonzero(units > -math.inf))
+
+
+def mask_of(maker: ArrayMaskMaker, importance: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
+    """Returns a mask of the most important units.
 
     Args:
         maker: Pools the weight's entries into units.
         importance: Importance of each entry, the weight's shape.
         mask: Entries that may be kept.
-        like: Mask whose units are counted.
+        kept: Number of units to keep.
     """
     with np.errstate(all="ignore"):
         pooled = maker.pool(importance, mask)
-        units = maker.pool(np.where(like, 1.0, -math.inf), like)
-        kept = np.count_nonzero(like) if units.size == like.size else np.count_nonzero(units > -math.inf)
-        return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, int(kept)))[0]
+        return maker.finish(importance, pooled, mask, keep_largest_of_array(pooled, kept))[0]
 
 
 def exchanged(

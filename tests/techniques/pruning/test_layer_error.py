@@ -1,5 +1,7 @@
 """The allocation by layer errors: exact counts, equal errors or the least sum, and errors as plain NumPy has them."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from keras import layers, ops
 import prunekit as pk
 from prunekit.anatomy.targets import find_targets
 from prunekit.core.statistics import Collectors
+from prunekit.sparsity.convex_shares import least_total
+from prunekit.techniques.pruning import layer_error
 from prunekit.techniques.pruning.layer_error import GRID, LayerErrorAllocation, error_curve
 
 
@@ -39,7 +43,7 @@ def shares(network, sparsity, objective):
     return LayerErrorAllocation(objective).sparsities(sparsity, *network[2:])
 
 
-@pytest.mark.parametrize("objective", ["equal", "total"])
+@pytest.mark.parametrize("objective", ["equal", "product"])
 @pytest.mark.parametrize("sparsity", [0.0, 0.001, 0.5, 0.9, 0.99])
 def test_counts_are_exact_and_every_weight_keeps_an_entry(network, objective, sparsity):
     sizes = np.array([target.size for target in network[2]])
@@ -49,19 +53,30 @@ def test_counts_are_exact_and_every_weight_keeps_an_entry(network, objective, sp
     assert (counts < sizes).all()
 
 
-@pytest.mark.parametrize("objective", ["equal", "total"])
+@pytest.mark.parametrize("objective", ["equal", "product"])
 def test_no_layer_gets_denser_when_the_sparsity_rises(network, objective):
     each = np.array([shares(network, sparsity, objective) for sparsity in np.linspace(0.05, 0.95, 10)])
     assert (np.diff(each, axis=0) >= -1e-12).all()
 
 
-def test_equal_errors_are_equal_and_the_least_total_is_less(network, curves):
+def test_equal_errors_are_equal_and_the_greatest_product_keeps_more(network, curves):
     errors = {
         objective: [np.interp(share, GRID, curve) for share, curve in zip(each, curves, strict=True)]
-        for objective, each in ((name, shares(network, 0.7, name)) for name in ("equal", "total"))
+        for objective, each in ((name, shares(network, 0.7, name)) for name in ("equal", "product"))
     }
-    assert np.ptp(errors["equal"]) < 0.02 < np.ptp(errors["total"])
-    assert sum(errors["total"]) < sum(errors["equal"])
+    assert np.ptp(errors["equal"]) < 0.02 < np.ptp(errors["product"])
+    kept = {objective: np.prod(1 - np.array(each)) for objective, each in errors.items()}
+    assert kept["product"] > kept["equal"]
+
+
+def test_no_layer_is_given_up_where_the_sum_of_the_errors_would_be_least(monkeypatch):
+    # The error of the first weight rises at once; beyond 75 %, that of the second rises faster.
+    curves = {5000: np.array(GRID) ** 0.25, 5001: np.array(GRID) ** 8}
+    monkeypatch.setattr(layer_error, "error_curve", lambda target, *_: curves[target.size])
+    targets = [SimpleNamespace(shape=(size,), size=size, variable=np.ones(size)) for size in curves]
+    assert least_total(4500, [*curves], [(GRID, curve) for curve in curves.values()]) == [749, 3751]
+    found = LayerErrorAllocation().sparsities(4500 / 10001, targets, [None, None], [None, None])
+    assert [round(share * size) for share, size in zip(found, curves, strict=True)] == [249, 4251]
 
 
 def test_the_error_is_that_of_the_removed_weights_after_compensation(network, curves):
@@ -94,7 +109,7 @@ def test_one_name_does_for_prune_and_for_overrides(network):
 
 
 def test_an_unknown_objective_is_refused():
-    with pytest.raises(ValueError, match="`objective` is total or equal. Received: 'least'"):
+    with pytest.raises(ValueError, match="`objective` is product or equal. Received: 'least'"):
         LayerErrorAllocation("least")
 
 
