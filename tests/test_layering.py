@@ -16,7 +16,7 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation bounds convex_shares sensitivity_table sensitivity_allocation reconstruction",
+        "detection allocation automatic bounds convex_shares sensitivity_table sensitivity_allocation reconstruction",
     ),
     (
         "anatomy",
@@ -46,7 +46,7 @@ ORDER = (
     (
         "techniques/pruning",
         "mask_store dense_store policy options movement mask_maker unit_exchange mask_calculator sparsegpt layer_error "
-        "gradual channel_groups structure_decay regrow alternating straight_through enforcement_check "
+        "gradual choices channel_groups structure_decay regrow alternating straight_through enforcement_check "
         "mask_updater pruner_state pruning_notes held_masks targeting attached_pruners pruner trace_reuse layer_solver "
         "one_shot rounds saved_files callbacks keep_zeros once_sparse "
         "sensitivity_scan",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.display import Displayed, data_frame
 from prunekit.anatomy.sections import Column, Section
 from prunekit.anatomy.tables import aligned, at_least, known_sum, plain, table
@@ -66,6 +67,24 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What an operation took for an option that was "auto".
+
+    Attributes:
+        option: Name of the option.
+        value: Its value; passed by name it makes the same result.
+        reason: Why, as a clause.
+    """
+
+    option: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.option}: {self.value}, {self.reason}"
+
+
+@dataclass(frozen=True)
 class LayerError:
     """How far the outputs of a layer moved when the model was pruned with calibration data.
 
@@ -77,6 +96,13 @@ class LayerError:
 
     name: str
     error: float
+
+
+def choices_sections(choices: Sequence[Choice]) -> list[Section]:
+    """Returns the table of what was taken for "auto"; [] without any."""
+    columns = (Column("Option", "name"), Column("Value", "name"), Column("Reason", "text"))
+    rows = tuple((choice.option, choice.value, choice.reason) for choice in choices)
+    return [Section("Chosen for auto", columns, rows)] if rows else []
 
 
 def layer_error_section(errors: Sequence[LayerError]) -> Section:
@@ -102,6 +128,8 @@ class Report(Displayed):
         before: The report from before the operation.
         targets: Names of the weights that the operation pruned.
         layer_errors: Output errors of the pruned layers, in the order of their calls; empty without calibration data.
+        choices: Options that were "auto".
+        damage: What the operation did to metrics and outputs on its data; None without data.
     """
 
     model: str
@@ -112,6 +140,8 @@ class Report(Displayed):
     before: Report | None = None
     targets: tuple[str, ...] = ()
     layer_errors: tuple[LayerError, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    damage: Damage | None = None
 
     @property
     def parameters(self) -> int:
@@ -171,6 +201,8 @@ class Report(Displayed):
             "notes": list(self.notes),
             "targets": list(self.targets),
             "layer_errors": [asdict(row) for row in self.layer_errors],
+            "choices": [asdict(choice) for choice in self.choices],
+            "damage": None if self.damage is None else self.damage.to_dict(),
             "before": self.before.to_dict() if self.before is not None else None,
         }
 
@@ -197,6 +229,9 @@ class Report(Displayed):
             rows = [(row.name, f"{row.error:.2%}") for row in self.layer_errors]
             lines += ["", *aligned([("pruned weight", "output error"), *rows], left={0})]
         lines += [f"skipped: {line}" for line in by_reason(self.skipped)]
+        lines += map(str, self.choices)
+        if self.damage is not None:
+            lines.append(f"on {self.damage.examples:,} examples of the data: {self.damage}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 

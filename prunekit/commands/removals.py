@@ -49,14 +49,14 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
 @click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
 @click.option(
     "--criterion",
-    default="magnitude",
-    help="magnitude, l2, random, synflow, geometric_median ...  [default: magnitude]",
+    default="auto",
+    help="auto, magnitude, output_error, synflow, geometric_median ...  [default: auto]",
 )
 @click.option(
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
 @click.option(
-    "--allocation", default="uniform", help="uniform, global, erk, lamp; layer_error with --data.  [default: uniform]"
+    "--allocation", default="auto", help="auto, uniform, global, erk, lamp; layer_error with --data.  [default: auto]"
 )
 @_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
@@ -67,7 +67,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     kinds of data, use a recipe: prunekit init."""
     check_files(model, output, force)
     found, data = _loaded(model, options)
-    from prunekit.anatomy.reports import layer_error_section
+    from prunekit.anatomy.reports import choices_sections, layer_error_section
     from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
@@ -78,8 +78,11 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
         print_json({"path": output, "report": done.to_dict()})
         return 0
     console().print(inspect_table(done))
+    sections = [*choices_sections(done.choices), *([] if done.damage is None else [done.damage.section()])]
     if done.layer_errors:
-        print_section(layer_error_section(done.layer_errors), console())
+        sections.append(layer_error_section(done.layer_errors))
+    for section in sections:
+        print_section(section, console())
     for note in done.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(f"Sparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
@@ -118,10 +121,8 @@ class _Channels(click.ParamType):
 @click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
 @click.option("--bytes", type=float, help="Fraction of the bytes of the LiteRT file (float32) to keep.")
 @click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
-@click.option(
-    "--criterion", default="magnitude", help="As for prune; mean_activation ... with --data.  [default: magnitude]"
-)
-@click.option("--allocation", default="uniform", help="uniform, alike or global.  [default: uniform]")
+@click.option("--criterion", default="auto", help="As for prune; mean_activation ... with --data.  [default: auto]")
+@click.option("--allocation", default="auto", help="auto, uniform, alike or global.  [default: auto]")
 @click.option(
     "--multiple",
     type=click.IntRange(1),
@@ -230,7 +231,7 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
-    defaults = {"criterion": "magnitude", "allocation": "uniform", "repair": None}
+    defaults = {"criterion": "auto", "allocation": "auto", "repair": None}
     given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
     given += ["--input-shape"] if options["inputs"] else []
     if given:

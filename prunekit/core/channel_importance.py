@@ -66,6 +66,12 @@ class GroupImportance:
         return found
 
 
+def ranking_weights(channels: Channels) -> list[Target]:
+    """Returns the weights that rank channels: the kernels that compute them and the kernels that read them."""
+    met = {member.weight for group in channels.groups for member in group.members}
+    return [target for target in ranked_weights(channels.model)[0] if target.name in met]
+
+
 def entry_scores(channels: Channels, criterion: Criterion, data: Any = None) -> dict[str, np.ndarray]:
     """Returns {name of a weight: importance of each entry, float64} for the weights that rank channels.
 
@@ -79,8 +85,7 @@ def entry_scores(channels: Channels, criterion: Criterion, data: Any = None) -> 
     Raises:
         ValueError: The criterion needs data and there are none; an importance is NaN.
     """
-    met = {member.weight for group in channels.groups for member in group.members}
-    targets = [target for target in ranked_weights(channels.model)[0] if target.name in met]
+    targets = ranking_weights(channels)
     found = scores_of(criterion, targets, Collectors(criterion.needs, channels.model, targets, data).values())
     for name, scores in found.items():
         if np.isnan(scores).any():

@@ -7,7 +7,7 @@ that method: a subclass with its own `call` has none.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from prunekit.core import backend
 from prunekit.sparsity.array_ops import ops_for
 
 Rows = Callable[[Any, tuple], Any]
+# Bytes for each entry of a layer's Hessian while the layer is fitted, and the most of them.
+_SOLVED, _MOST_OF_A_LAYER = 40, 4 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,24 @@ def product_of(target: Target) -> LayerProduct:
     positions = math.prod(shape[axis] for axis in window)
     inputs = positions * math.prod(shape[axis] for axis in target.in_axes)
     return LayerProduct(target, groups, inputs, math.prod(shape) // groups // inputs, positions, order, rows)
+
+
+def unfitted(targets: Iterable[Target]) -> dict[str, str]:
+    """Returns {name: reason} of the targets whose weights cannot be fitted to the outputs of their layer.
+
+    A target takes part in no product that prunekit can state, or the fit of its layer needs more than 4 GiB.
+    """
+    found = {}
+    for target in targets:
+        try:
+            product = product_of(target)
+        except ValueError as error:
+            found[target.name] = str(error).partition(". Leave")[0]
+            continue
+        size = 0 if product.diagonal else _SOLVED * product.groups * product.inputs**2
+        if size > _MOST_OF_A_LAYER:
+            found[target.name] = f"a layer of {product.inputs:,} inputs needs {size / 2**30:.1f} GiB to be fitted"
+    return found
 
 
 def _rows_of(target: Target) -> Rows | str:

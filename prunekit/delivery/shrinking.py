@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Unpack
 
+from prunekit.core.baseline import Baseline
+from prunekit.core.calibration import CheckedData
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.model_measures import measure_of
 from prunekit.suggestions import check_names
@@ -63,6 +65,12 @@ def shrink(  # noqa: PLR0913
         )
     check_names(options, [field.name for field in fields(ShrinkOptions)])
     target, chosen = Target(*asked.popitem()), ShrinkOptions(**options)
+    checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
-        found = shrunk(model, target, chosen, data, inputs=inputs, measure=measure, progress=progress)
-    return found.model, found.report
+        found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress)
+    if checked is None:
+        return found.model, found.report
+    damage = Baseline(model, checked).damage(found.model)
+    remark = damage.remark("Keep more, or train the smaller model for some epochs.")
+    notes = (*found.report.notes, *([] if remark is None else [remark]))
+    return found.model, replace(found.report, damage=damage, notes=notes)

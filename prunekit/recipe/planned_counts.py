@@ -7,7 +7,6 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.statistics import Collectors
-from prunekit.recipe.fields import name_of
 from prunekit.recipe.step_handler import PlannedTarget
 from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.scores import get_criterion
@@ -114,19 +113,19 @@ def _rows(
     return tuple(rows)
 
 
-def counts_note(found: ResolvedTargets, options: PruningOptions, allocation: Any, *, has_data: bool) -> str | None:
+def counts_note(found: ResolvedTargets, options: PruningOptions, allocation: str, *, has_data: bool) -> str | None:
     """Returns the note of a plan on counts that follow from the weights' values; None if they follow from shapes.
 
     Args:
         found: The targets and their calculator.
         options: The pruning options.
-        allocation: The allocation as the recipe has it.
+        allocation: Name of the allocation.
         has_data: Whether the recipe has data.
     """
     if found.calculator.shares_known:
         return None
     reason = unknown_counts(found, options, has_data=has_data)
-    start = f"allocation {name_of(allocation)}: how many weights of each target are pruned follows from their values"
+    start = f"allocation {allocation}: how many weights of each target are pruned follows from their values"
     if reason is None:
         return (
             f"{start}; the counts above are for the weights that the model has now, before any step, and training "

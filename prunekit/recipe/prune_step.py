@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prunekit.anatomy.reports import layer_error_section
+from prunekit.anatomy.reports import choices_sections, layer_error_section
 from prunekit.core.statistics import check_statistics
 from prunekit.recipe.data import drawn_examples
 from prunekit.recipe.fields import make, name_of
@@ -26,6 +26,7 @@ from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.choices import chosen_options
 from prunekit.techniques.pruning.one_shot import OneShotPruning
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
@@ -42,13 +43,13 @@ class PreparedPruning(PreparedStep):
 
     Attributes:
         schedule: Sparsity schedule in optimizer updates since the start of the step.
-        options: Pruning options for `PruningCallback` and `Pruner`.
+        options: Pruning options, with a criterion and an allocation in the place of "auto".
         found: What the step prunes.
         run: Model and data of the run.
     """
 
     schedule: Schedule
-    options: Options
+    options: PruningOptions
     found: ResolvedTargets
     run: RunInputs
 
@@ -72,9 +73,10 @@ class PruneStep(StepHandler[PreparedPruning]):
                 f"{name_of(settings.criterion)} measures how updates change the weights, but the schedule needs "
                 f"sparsity {schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
             )
-        options = _options(settings, run.recipe.seed)
-        training = not settings.one_shot
-        found = resolved_targets(run.model, schedule, PruningOptions(**options), training=training)
+        training, given = not settings.one_shot, PruningOptions(**_options(settings, run.recipe.seed))
+        repairs = settings.is_repairable and run.data is not None
+        options = chosen_options(given, run.model, training=training, data=repairs)
+        found = resolved_targets(run.model, schedule, options, training=training)
         check_statistics(settings.needs, run.model, found.targets)
         return PreparedPruning(settings, schedule=schedule, options=options, found=found, run=run)
 
@@ -91,9 +93,10 @@ class PruneStep(StepHandler[PreparedPruning]):
     def plan_notes(self, prepared: PreparedPruning) -> Sequence[str]:
         """Returns notes on a schedule that is not gradual, and on counts that follow from the weights' values."""
         note = counts_note(
-            prepared.found, prepared.found.options, prepared.settings.allocation, has_data=prepared.run.data is not None
+            prepared.found, prepared.found.options, _allocation_name(prepared), has_data=prepared.run.data is not None
         )
-        return (*abrupt(prepared.schedule), *([note] if note else []))
+        chosen = [f"prune: {choice}" for choice in prepared.options.choices]
+        return (*abrupt(prepared.schedule), *chosen, *([note] if note else []))
 
     def run(self, prepared: PreparedPruning, workspace: Workspace) -> StepResult:
         """Prunes the workspace's model, and hands the masks over to the workspace."""
@@ -120,15 +123,23 @@ class PruneStep(StepHandler[PreparedPruning]):
 def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, StepResult]:
     """Prunes, and returns the pruner and the result of the step."""
     settings, schedule = prepared.settings, prepared.schedule
-    data = calibration_data(workspace.run, settings.calibration) if settings.reads_data else None
+    reads = settings.reads_data or settings.is_repairable
+    data = calibration_data(workspace.run, settings.calibration) if reads else None
+    chosen = choices_sections(prepared.options.choices)
     if settings.one_shot:
-        options = PruningOptions(**prepared.options)
-        pruning = OneShotPruning(workspace.model, schedule, options, data, repair=settings.repair)
+        pruning = OneShotPruning(workspace.model, schedule, prepared.options, data, repair=settings.repair)
         errors = pruning.run()
-        return pruning.pruner, StepResult(sections=[layer_error_section(errors)] if errors else ())
-    callback = PruningCallback(schedule, data=data, **prepared.options)
+        for note in pruning.notes:
+            workspace.note(f"prune: {note}")
+        return pruning.pruner, StepResult(sections=[*chosen, *([layer_error_section(errors)] if errors else [])])
+    callback = PruningCallback(schedule, data=data, **prepared.options.arguments)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)
-    return callback.pruner, StepResult(history=history)
+    return callback.pruner, StepResult(history=history, sections=chosen)
+
+
+def _allocation_name(prepared: PreparedPruning) -> str:
+    chosen = {choice.option: choice.value for choice in prepared.options.choices}
+    return chosen.get("allocation", name_of(prepared.settings.allocation))
 
 
 def calibration_data(run: RunInputs, examples: int | None) -> Any:

@@ -32,9 +32,9 @@ class Rounds(Settings):
     epochs_per_round: Epochs
     rewind: Literal["weights", "none"] = "weights"
     learning_rate: Positive | None = None
-    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
-    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
+    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "auto"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True

@@ -61,7 +61,7 @@ class Shrink(Settings):
     macs: Share | None = None
     bytes: Share | None = None
     latency: Share | None = None
-    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     reduction: Literal["mean", "sum", "max"] = "mean"
     normalize: bool = True
     allocation: Literal["uniform", "alike", "global"] = "uniform"

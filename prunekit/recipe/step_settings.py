@@ -129,10 +129,10 @@ class Prune(Settings):
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
-    criterion: Annotated[str | Configured, registered(CRITERIA)] = "magnitude"
+    criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     pooling: Literal["average", "max"] | None = None
-    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "uniform"
+    allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "auto"
     policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -179,7 +179,7 @@ class Prune(Settings):
             raise refusal("'repair' belongs to one-shot pruning with 'sparsity': training repairs by itself.", "repair")
         if self.repair is not None and self.compat is not None:
             raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
-        if self.calibration is not None and not self.reads_data:
+        if self.calibration is not None and not (self.reads_data or self.is_repairable):
             raise refusal("'calibration' needs 'repair', or a criterion or allocation that reads data.", "calibration")
 
     def _check_moments(self) -> None:
@@ -233,8 +233,8 @@ class Prune(Settings):
                 *("schedule", "type"),
             )
         for name, known in (
-            ("criterion", ("magnitude", "l1")),
-            ("allocation", ("uniform",)),
+            ("criterion", ("magnitude", "l1", "auto")),
+            ("allocation", ("uniform", "auto")),
             ("policy", ("gradual", "tfmot")),
         ):
             if getattr(self, name) not in known:
@@ -253,8 +253,14 @@ class Prune(Settings):
 
     @property
     def reads_data(self) -> bool:
-        """True if criterion, allocation, policy or repair need a pass over data."""
+        """True if criterion, allocation, policy or repair need data."""
         return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)
+
+    @property
+    def is_repairable(self) -> bool:
+        """True if the step repairs the model where the recipe has data."""
+        gradual = name_of(self.policy) == "gradual" and self.compat is None
+        return self.one_shot and gradual and self.repair != "none"
 
     @property
     def one_shot(self) -> bool:

@@ -89,6 +89,7 @@ def sources_of(needs: Iterable[str]) -> set[str]:
 CRITERIA: Registry[CriterionRow] = Registry(
     "criterion",
     [
+        CriterionRow("auto", "prunekit.sparsity.automatic:AutomaticCriterion"),
         CriterionRow("magnitude", "prunekit.sparsity.scores:Magnitude"),
         CriterionRow("l1", "prunekit.sparsity.scores:Magnitude"),
         CriterionRow("l2", "prunekit.sparsity.scores:L2"),
@@ -132,6 +133,7 @@ CRITERIA: Registry[CriterionRow] = Registry(
 ALLOCATIONS: Registry[AllocationRow] = Registry(
     "allocation",
     [
+        AllocationRow("auto", "prunekit.sparsity.automatic:AutomaticAllocation", per_weight=False),
         AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
         AllocationRow(
             "global",

@@ -266,7 +266,6 @@ KINDS = {
             "mlp": "perceptron",
             "cnn": "convolutions",
             "resnet8": "ResNet-8",
-            "mobilenet": "inverted residuals",
         }.items()
     },
 }

@@ -74,6 +74,7 @@ class ACDC(Gradual):
 
     regrows: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = False
+    usual_allocation: ClassVar[str] = "erk"
 
     def check(self, schedule: Schedule, options: Any) -> Schedule:
         """Returns the schedule of the phases.

@@ -65,9 +65,9 @@ class PruningCallback(keras.callbacks.Callback):
     def __init__(
         self,
         schedule: Schedule,
-        criterion: str | Criterion | Callable[..., Any] = "magnitude",
+        criterion: str | Criterion | Callable[..., Any] = "auto",
         pattern: str | Pattern = "unstructured",
-        allocation: str | Allocation = "uniform",
+        allocation: str | Allocation = "auto",
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
         *,

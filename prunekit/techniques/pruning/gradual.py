@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from keras import ops
 
@@ -21,6 +21,8 @@ class Gradual(MaskPolicy):
 
     Source: Zhu & Gupta 2017, arXiv:1710.01878, section 3.
     """
+
+    usual_allocation: ClassVar[str] = "auto"
 
     def calculator(
         self, model: Any, targets: Sequence[Target], options: PruningOptions, final_sparsity: float

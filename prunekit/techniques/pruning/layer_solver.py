@@ -8,6 +8,7 @@ import numpy as np
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
+from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.reconstruction import (
     DAMPING,
     curvatures,
@@ -18,7 +19,7 @@ from prunekit.sparsity.reconstruction import (
     thin,
 )
 from prunekit.sparsity.scores import Criterion
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.mask_maker import ArrayMaskMaker
 from prunekit.techniques.pruning.sparsegpt import OutputError, RunSelection, SparseGPT
 from prunekit.techniques.pruning.unit_exchange import kept_units, mask_of
 
@@ -31,7 +32,8 @@ class LayerSolver:
 
     Args:
         criterion: The criterion; one that reconstructs chooses its masks anew, on the moments of the pruned model.
-        calculator: Calculator of the targets' masks.
+        makers: What pools, selects and expands the units of each target.
+        pattern: Pattern of the units.
         masks: Mask of each target by the importances in the unpruned model.
         zeros: Positions of each target that must stay pruned, False = pruned.
         repair: One of `REPAIRS`.
@@ -40,12 +42,13 @@ class LayerSolver:
     def __init__(
         self,
         criterion: Criterion,
-        calculator: MaskCalculator,
+        makers: Sequence[ArrayMaskMaker],
+        pattern: Pattern,
         masks: Sequence[np.ndarray],
         zeros: Sequence[np.ndarray],
         repair: str,
     ):
-        self._criterion, self._calculator, self._repair = criterion, calculator, repair
+        self._criterion, self._makers, self._pattern, self._repair = criterion, makers, pattern, repair
         self._masks, self._zeros = masks, zeros
 
     @property
@@ -93,7 +96,7 @@ class LayerSolver:
     def _thin(
         self, index: int, product: LayerProduct, wanted: np.ndarray, hessian: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        maker, allowed, rounds = self._calculator.array_maker(index), self._zeros[index], self._criterion.refits
+        maker, allowed, rounds = self._makers[index], self._zeros[index], self._criterion.refits
         first, last = kept_units(maker, allowed), kept_units(maker, self._masks[index])
 
         def select(scores: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
@@ -105,10 +108,9 @@ class LayerSolver:
         return thin(wanted, hessian, curvature, select, kept)
 
     def _reconstruct(self, index: int, product: LayerProduct, wanted: np.ndarray, factors: Sequence[Any]) -> Any:
-        calculator: MaskCalculator = self._calculator
         criterion: Any = self._criterion
-        maker, allowed = calculator.array_maker(index), self._zeros[index]
-        selection = RunSelection(maker, calculator.pattern, self._masks[index], allowed, criterion.run)
+        maker, allowed = self._makers[index], self._zeros[index]
+        selection = RunSelection(maker, self._pattern, self._masks[index], allowed, criterion.run)
         groups = zip(wanted, factors, selection(product, wanted, factors), strict=True)
         rows = [reconstruct(matrix, factor, runs, select) for matrix, factor, (runs, select) in groups]
         return np.stack([matrix for matrix, _ in rows]), np.stack([mask for _, mask in rows])

@@ -6,21 +6,27 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.inspection import Report, inspect
+from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.reports import LayerError
+from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
+from prunekit.techniques.pruning.choices import chosen_options
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.policy import MaskRequest, MaskUpdate
 from prunekit.techniques.pruning.pruner import Pruner
 from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.sparsegpt import HessianCriterion
 
 
 def prune(
@@ -44,31 +50,44 @@ def prune(
         model: A built Keras model.
         sparsity: Fraction of the targets' entries to remove, in [0, 1).
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
-            examples of the training data. None, for a criterion that reads weights only, prunes without repair.
+            examples of the training data. None prunes without repair. With labels, and a compiled model, the report
+            has the metrics before and after.
         repair: What makes up for pruned weights, where there are data. "weights": the kept weights of each layer are
             fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
             "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
-            normalizations. None = "weights", or "none" for criteria of untrained models (SNIP, GraSP, SynFlow).
+            normalizations. None = "weights" with data, except for layers where that is impossible, which the report
+            names, and for criteria of untrained models (SNIP, GraSP, SynFlow).
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.options.PruningOptions`.
 
     Raises:
-        ValueError: As for `Pruner`; the criterion needs data and there are none, or needs a training ("movement").
+        ValueError: As for `Pruner`; criterion or repair need data and there are none, or the criterion needs a training
+            ("movement").
         TypeError: An option is unknown.
     """
-    settings = as_options(options)
-    sources = sources_of(settings.needs)
-    if "training" in sources:
-        raise ValueError(
-            f"The criterion {get_criterion(settings.criterion)} needs a training, and pk.prune does not train. Train "
-            "with PruningCallback or Pruner, or choose another criterion."
-        )
     before = inspect(model)
-    pruning = OneShotPruning(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
-    pruner, errors = pruning.pruner, pruning.run()
-    notes = [LATER_TRAINING] if pruner.sparsity else []
-    return replace(pruner.report(before=before, notes=notes, only_pruned=not errors), layer_errors=errors)
+    checked = None if data is None else CheckedData(model, data)
+    pruning = OneShotPruning(
+        model, OneShot(sparsity=sparsity), as_options(options), checked, repair=repair, progress=progress
+    )
+    baseline = None if checked is None else Baseline(model, checked)
+    errors = pruning.run()
+    pruner = pruning.pruner
+    damage = None if baseline is None else baseline.damage()
+    notes = [*pruning.notes, *_remarks(damage, errors), *([LATER_TRAINING] if pruner.sparsity else [])]
+    report = pruner.report(before=before, notes=notes, only_pruned=not errors)
+    return replace(report, layer_errors=errors, damage=damage)
+
+
+def _remarks(damage: Damage | None, errors: Sequence[LayerError]) -> list[str]:
+    """Returns a sentence that names a large loss and what to try next; [] where little was lost."""
+    if damage is None:
+        return []
+    worst = max(errors, key=lambda row: row.error, default=None)
+    spare = f", spare the layer with the largest error (exclude={worst.name!r})" if worst is not None else ""
+    remark = damage.remark(f"Ask for less sparsity{spare}, or prune while training: pk.PruningCallback.")
+    return [] if remark is None else [remark]
 
 
 class OneShotPruning:
@@ -84,6 +103,7 @@ class OneShotPruning:
 
     Attributes:
         pruner: The pruner, finished after `run`.
+        notes: What was not done as a reader would expect, with reasons.
 
     Raises:
         ValueError, TypeError: As for `prune`.
@@ -101,21 +121,39 @@ class OneShotPruning:
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
-        criterion = get_criterion(settings.criterion)
-        repair = repair or ("none" if criterion.before_training else "weights")
-        repairs = type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training)
-        self._layerwise = None
-        data = None if data is None else CheckedData(model, data)
-        if data is not None and repairs:
-            _check_rounds(criterion)
-            self._layerwise = Layerwise(model, data, criterion, repair, progress)
-            settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
-        elif data is not None and "data" not in sources_of(settings.needs):
+        if repair in ("weights", "outputs") and data is None:
+            raise ValueError(f"A repair reads data. Received: repair={repair!r} without data. Pass `data` as well.")
+        check_built(model)
+        # What the user asked for is refused where it cannot be had; what was chosen is replaced by the next best.
+        asked = repair is not None or "data" in sources_of(settings.needs)
+        repairable = data is not None and repair != "none"
+        settings = chosen_options(settings, model, training=False, data=repairable)
+        criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
+        if "training" in sources:
             raise ValueError(
-                f'Calibration data are read by a criterion, or repair what the policy "gradual" prunes. Received: '
-                f"data, with policy={settings.policy}, criterion={criterion} and repair={repair!r}. Leave `data` out."
+                f"The criterion {criterion} needs a training, and pk.prune does not train. Train with PruningCallback "
+                "or Pruner, or choose another criterion."
             )
+        self.notes: list[str] = []
+        self._layerwise = None
+        if data is not None and not isinstance(data, CheckedData):
+            data = CheckedData(model, data)
+        if data is not None and _repairs(settings, criterion, repair):
+            _check_rounds(criterion)
+            left = frozenset() if asked else self._left(model, settings)
+            self._layerwise = Layerwise(model, data, criterion, repair or "weights", progress, left)
+            settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
+        elif data is not None and "data" not in sources:
+            unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
+            self.notes.append(f"The data were not read for pruning: {unread} needs none, and is not repaired.")
         self.pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
+
+    def _left(self, model: Any, settings: PruningOptions) -> frozenset[str]:
+        """Returns the names of the targets that cannot be fitted, and are pruned without repair."""
+        targets, _ = settings.policy.select(model, settings)  # type: ignore[union-attr]
+        found = unfitted(targets)
+        self.notes += [f"{name} is pruned by magnitude, without repair: {reason}." for name, reason in found.items()]
+        return frozenset(found)
 
     def run(self) -> tuple[LayerError, ...]:
         """Prunes; returns the errors of the layers."""
@@ -124,6 +162,12 @@ class OneShotPruning:
             self._layerwise.assign_others()
         self.pruner.finish()
         return () if self._layerwise is None else tuple(self._layerwise.errors)
+
+
+def _repairs(settings: PruningOptions, criterion: Criterion, repair: str | None) -> bool:
+    """Returns True if the weights are pruned layer by layer on data."""
+    untrained = criterion.before_training and repair in (None, "none")
+    return type(settings.policy) is Gradual and not untrained
 
 
 def _check_rounds(criterion: Criterion) -> None:
@@ -138,8 +182,8 @@ def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
     """Returns the criterion that determines how many weights each layer keeps."""
     allocation = get_allocation(settings.allocation)
     known = not (allocation.joint or allocation.needs_scores)
-    # A criterion that reconstructs selects later, on the inputs of the pruned layers: the counts need no pass.
-    return get_criterion("magnitude") if criterion.reconstructs and known else criterion
+    # These criteria select later, on the inputs of the pruned layers: the counts need no pass.
+    return get_criterion("magnitude") if isinstance(criterion, HessianCriterion) and known else criterion
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +194,9 @@ class Layerwise(Gradual):
         model: The model.
         data: Calibration data.
         criterion: Determines masks and new weights.
+        repair: As for `prune`.
         progress: Told of each pruned weight.
+        left: Names of the targets whose masks follow from the importances alone, without repair.
     """
 
     model: Any
@@ -158,6 +204,7 @@ class Layerwise(Gradual):
     criterion: Criterion
     repair: str = "weights"
     progress: Progress | None = None
+    left: frozenset[str] = frozenset()
     errors: list[Any] = field(default_factory=list)
     _repairs: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -167,16 +214,29 @@ class Layerwise(Gradual):
         if planned.nans.any():
             return planned
         masks = [array_of(mask) for mask in planned.masks]
-        zeros = [array_of(mask) for mask in request.masks]
-        calculator = request.calculator
-        solver = LayerSolver(self.criterion, calculator, masks, zeros, self.repair)
-        work = LayerwiseRepair(self.model, request.targets, solver, self.progress)
+        served = [i for i, target in enumerate(request.targets) if target.name not in self.left]
+        targets = [request.targets[i] for i in served]
+        solver = LayerSolver(
+            self.criterion,
+            [request.calculator.array_maker(i) for i in served],
+            request.calculator.pattern,
+            [masks[i] for i in served],
+            [array_of(request.masks[i]) for i in served],
+            self.repair,
+        )
+        rows = zip(request.targets, masks, strict=True)
+        values = [
+            (target.variable, np.where(mask, array_of(target.variable), 0))
+            for target, mask in rows
+            if target.name in self.left
+        ]
+        work = LayerwiseRepair(self.model, targets, solver, self.progress, values)
         work.run([inputs for inputs, _ in batches_of(self.data)])
-        values = {id(variable): value for variable, value in work.values}
-        weights = [values.pop(id(target.variable), None) for target in request.targets]
-        self._repairs.extend(pair for pair in work.values if id(pair[0]) in values)
+        new = {id(variable): value for variable, value in work.values}
+        weights = [new.pop(id(target.variable), None) for target in request.targets]
+        self._repairs.extend(pair for pair in work.values if id(pair[0]) in new)
         self.errors.extend(work.errors.values())
-        found = [work.masks[target.name] for target in request.targets]
+        found = [work.masks.get(target.name, mask) for target, mask in zip(request.targets, masks, strict=True)]
         return replace(planned, masks=found, weights=weights, kept=_counts(found))
 
     def assign_others(self) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from prunekit.anatomy.name_patterns import listed_patterns
+from prunekit.anatomy.reports import Choice
 from prunekit.sparsity.allocation import Allocation, get_allocation
 from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
 from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -39,13 +41,14 @@ class PruningOptions:
     """Selection of the pruned weights and of the pruning method; string shorthands are converted to objects.
 
     Args:
-        criterion: Importance criterion: "magnitude" (= "l1"), "l2", "movement", "random"; "snip", "grasp", "synflow",
-            "taylor", "fisher", "optimal_brain_damage"; "batch_normalization_scale", "geometric_median", "apoz",
+        criterion: Importance criterion: "auto" (the best of what was measured: docs/criteria.md), "magnitude" (= "l1"),
+            "l2", "movement", "random"; "wanda", "output_error", "sparsegpt"; "snip", "grasp", "synflow", "taylor",
+            "fisher", "optimal_brain_damage"; "batch_normalization_scale", "geometric_median", "apoz",
             "mean_activation"; a `Criterion`; or a function weight -> importance of the same shape, higher = keep.
             docs/criteria.md has a table of them.
         pattern: Sparsity pattern: "unstructured", "2:4", "block:4x1", "channel", or a `Pattern`.
-        allocation: Distribution of the sparsity over the weights: "uniform", "global", "erk", "lamp", "layer_error"
-            (needs data), or an `Allocation`.
+        allocation: Distribution of the sparsity over the weights: "auto" (likewise: docs/allocations.md), "uniform",
+            "global", "erk", "lamp", "layer_error" (needs data), or an `Allocation`.
         include: Names, globs or `re:` patterns of layers and weights to prune; empty = all weights pruned by default.
             Training with a Keras optimizer skips frozen weights, unless `include` names them or their layers.
         exclude: Names, globs or `re:` patterns of layers and weights to skip; overrides `include`.
@@ -69,11 +72,12 @@ class PruningOptions:
             passes made before. Same as policy="tfmot". None = the rules of `policy`.
         misfits: Weights that the pattern does not fit, such as 2:4 on a convolution of three channels: "error" refuses
             them, "skip" leaves them out, with the reason in the report.
+        choices: What was chosen for "auto" so far; no option of a call.
     """
 
-    criterion: Criterion | str | Callable[..., Any] = "magnitude"
+    criterion: Criterion | str | Callable[..., Any] = "auto"
     pattern: Pattern | str = "unstructured"
-    allocation: Allocation | str = "uniform"
+    allocation: Allocation | str = "auto"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     keep_zeros: bool | None = None
@@ -84,9 +88,12 @@ class PruningOptions:
     policy: MaskPolicy | str = "gradual"
     compat: str | None = None
     misfits: str = "error"
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
 
     def __post_init__(self):
-        pattern, allocation, policy = get_pattern(self.pattern), get_allocation(self.allocation), self._policy()
+        pattern, policy = get_pattern(self.pattern), self._policy()
+        self._choose_usual(pattern, policy)
+        allocation = get_allocation(self.allocation)
         if self.keep_zeros is None:
             _set(self, "keep_zeros", policy.keeps_zeros)
         _set(self, "criterion", get_criterion(self.criterion))
@@ -108,6 +115,19 @@ class PruningOptions:
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
             )
+
+    def _choose_usual(self, pattern: Pattern, policy: MaskPolicy) -> None:
+        """Replaces "auto" where neither model nor data decide."""
+        usual, made = policy.usual_allocation, list(self.choices)
+        if get_criterion(self.criterion) == AutomaticCriterion() and usual != "auto":
+            made.append(Choice("criterion", "magnitude", f"the usual one of the policy {policy}"))
+            _set(self, "criterion", "magnitude")
+        if get_allocation(self.allocation) == AutomaticAllocation() and (usual != "auto" or isinstance(pattern, NM)):
+            even = isinstance(pattern, NM)
+            reason = f"since {pattern} gives every weight the same" if even else f"the usual one of the policy {policy}"
+            made.append(Choice("allocation", "uniform" if even else usual, reason))
+            _set(self, "allocation", made[-1].value)
+        _set(self, "choices", tuple(made))
 
     def _check_overrides(self, pattern: Pattern) -> None:
         for option, kind, check in (("overrides", "sparsities", fraction), ("bounds", "bounds", as_bounds)):
@@ -136,6 +156,11 @@ class PruningOptions:
         return policy
 
     @property
+    def arguments(self) -> Options:
+        """The keyword options of a call that makes these options."""
+        return cast(Options, {item.name: getattr(self, item.name) for item in fields(self) if item.name != "choices"})
+
+    @property
     def needs(self) -> frozenset[str]:
         """Names of the statistics that criterion, allocation and policy need."""
         return (
@@ -154,5 +179,5 @@ def as_options(options: Mapping[str, Any]) -> PruningOptions:
         TypeError: A name is not a pruning option.
         ValueError: As `PruningOptions`.
     """
-    check_names(options, [option.name for option in fields(PruningOptions)])
+    check_names(options, [option.name for option in fields(PruningOptions) if option.name != "choices"])
     return PruningOptions(**options)

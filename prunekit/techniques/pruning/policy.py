@@ -81,12 +81,15 @@ class MaskPolicy(ABC):
             update, enforced inside the compiled step.
         regrows: Whether an update may keep a weight again that an earlier update pruned. In a recipe, the masks of such
             a policy replace the masks of earlier steps; those of other policies are added to them.
+        usual_allocation: Name of the allocation that stands for "auto", with the criterion "magnitude"; "auto" if both
+            depend on model and data (`prunekit.techniques.pruning.choices`).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     keeps_zeros: ClassVar[bool] = True
     counts_forward_passes: ClassVar[bool] = False
     regrows: ClassVar[bool] = False
+    usual_allocation: ClassVar[str] = "uniform"
 
     def check(self, schedule: Schedule, options: Any) -> Schedule:
         """Returns the schedule that a training follows.

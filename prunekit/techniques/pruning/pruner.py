@@ -15,6 +15,7 @@ from prunekit.core.statistics import Collectors
 from prunekit.core.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning import attached_pruners, pruning_notes
+from prunekit.techniques.pruning.choices import chosen_options
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
 from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -92,9 +93,10 @@ class Pruner:
     def _prepare(self, model, schedule, optimizer, options, *, training: bool | None = None, data: Any = None) -> None:
         check_built(model)
         self.model = model
-        self.options = options
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
         trains = bool(optimizers) if training is None else training
+        options = chosen_options(options, model, training=training is not False, data=data is not None)
+        self.options = options
         found = resolved_targets(model, schedule, options, training=trains)
         self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets
         attached_pruners.refuse_pruned_weights(self.targets)
@@ -400,6 +402,7 @@ class Pruner:
             notes=(*after.notes, *self._notes, *notes),
             before=before,
             targets=tuple(target.name for target in self.targets),
+            choices=self.options.choices,
         )
 
 

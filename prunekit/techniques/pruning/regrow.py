@@ -35,6 +35,7 @@ class Exchange(Gradual):
     exchanged: float = 0.3
 
     regrows: ClassVar[bool] = True
+    usual_allocation: ClassVar[str] = "erk"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exchanged", fraction("exchanged", self.exchanged))

@@ -35,6 +35,7 @@ class StraightThrough(Gradual):
 
     regrows: ClassVar[bool] = True
     keeps_zeros: ClassVar[bool] = False
+    usual_allocation: ClassVar[str] = "erk"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decay", non_negative("decay", self.decay))

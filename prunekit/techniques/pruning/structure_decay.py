@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from prunekit.anatomy.targets import Target
 from prunekit.sparsity.patterns import NM
@@ -23,6 +23,8 @@ class StructureDecay(Gradual):
 
     Source: Kao et al. 2022, arXiv:2209.07617, section 3 (structure decay), with a schedule of the user's choice.
     """
+
+    usual_allocation: ClassVar[str] = "uniform"
 
     def check(self, schedule: Schedule, options: PruningOptions) -> Schedule:
         """Returns the schedule with its sparsities rounded down to multiples of 1 / M.

@@ -72,12 +72,13 @@ class ShrinkOptions:
     """Selection of the removed channels, and the repair.
 
     Args:
-        criterion: Importance of single weights, as in `pk.prune`; a channel's is the mean over its entries.
+        criterion: Importance of single weights, as in `pk.prune`; a channel's is the mean over its entries. "auto":
+            "output_error" with data, "geometric_median" without.
         reduction: How the axes that a channel occurs in are reduced to one importance: "mean", "sum" or "max".
         normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
             each weight counts alike, and large weights do not decide alone.
-        allocation: "uniform": each group loses the same share; "alike": groups of the same kind compete; "global": all
-            groups compete.
+        allocation: "auto" or "uniform": each group loses the same share; "alike": groups of the same kind compete;
+            "global": all groups compete.
         minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
         multiple: Rounds the kept channels of each group up to a multiple, such as 8. A group of fewer channels stays
             whole.
@@ -92,10 +93,10 @@ class ShrinkOptions:
             statistics.
     """
 
-    criterion: str | Criterion | Callable[..., Any] = "magnitude"
+    criterion: str | Criterion | Callable[..., Any] = "auto"
     reduction: str = "mean"
     normalize: bool = True
-    allocation: str = "uniform"
+    allocation: str = "auto"
     minimum: int = 1
     multiple: int = 1
     include: Sequence[str] | str = ()
@@ -105,6 +106,8 @@ class ShrinkOptions:
     approximate: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
+        # The best of what was measured; the others are within the noise (docs/shrinking.md).
+        object.__setattr__(self, "allocation", "uniform" if self.allocation == "auto" else self.allocation)
         for name, known in (("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
             if getattr(self, name) not in known:
                 listed = ", ".join(filter(None, known))

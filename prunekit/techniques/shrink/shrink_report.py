@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.channels import Stop
+from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.display import Displayed
+from prunekit.anatomy.reports import Choice, choices_sections
 from prunekit.anatomy.sections import Column, Picture, Section, Value, largest_by
 from prunekit.techniques.shrink.adjustments import Adjustment, adjustments_section
 from prunekit.techniques.shrink.measured_size import Measured
@@ -58,6 +60,8 @@ class ShrinkReport(Displayed):
         kept: Weight name -> {axis: former indices of the kept entries}, for every weight that lost entries; at the
             input axis of a grouped convolution one row of indices for each group.
         measured: Bytes or latency before and after, for a target in one of them.
+        choices: Options that were "auto".
+        damage: What the removal did to metrics and outputs on the data; None without data.
     """
 
     model_name: str
@@ -70,6 +74,8 @@ class ShrinkReport(Displayed):
     notes: tuple[str, ...] = ()
     kept: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
     measured: Measured | None = None
+    choices: tuple[Choice, ...] = ()
+    damage: Damage | None = None
 
     @property
     def channels(self) -> tuple[int, int]:
@@ -83,7 +89,9 @@ class ShrinkReport(Displayed):
 
     def sections(self) -> list[Section]:
         """Returns the report as sections: groups, what stays, adjustments, the measured size, errors of the repair."""
-        found = [groups_section(self.groups), stops_section(self.stops)]
+        found = [groups_section(self.groups), stops_section(self.stops), *choices_sections(self.choices)]
+        if self.damage is not None:
+            found.append(self.damage.section())
         if self.adjustments:
             found.append(adjustments_section(self.adjustments))
         if self.measured is not None:
@@ -110,6 +118,8 @@ class ShrinkReport(Displayed):
             "errors": [asdict(error) for error in self.errors],
             "adjustments": [asdict(adjustment) for adjustment in self.adjustments],
             "measured": None if self.measured is None else self.measured.to_dict(),
+            "choices": [asdict(choice) for choice in self.choices],
+            "damage": None if self.damage is None else self.damage.to_dict(),
             "notes": list(self.notes),
             "kept": {
                 name: {str(axis): indices.tolist() for axis, indices in axes.items()}
@@ -122,6 +132,9 @@ class ShrinkReport(Displayed):
         lines += [f"  {group.name}: {group.before} -> {group.after} channels" for group in self.groups]
         lines += [f"  stays: {stop_line(stop)}" for stop in self.stops]
         lines += [f"  adjusted: {adjustment}" for adjustment in self.adjustments]
+        lines += [f"  {choice}" for choice in self.choices]
+        if self.damage is not None:
+            lines.append(f"  on {self.damage.examples:,} examples of the data: {self.damage}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 

@@ -11,12 +11,15 @@ import numpy as np
 from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
 from prunekit.core.calibration import CheckedData, batches_of
-from prunekit.core.channel_importance import GroupImportance, entry_scores, reasons_to_stay
+from prunekit.core.channel_importance import GroupImportance, entry_scores, ranking_weights, reasons_to_stay
+from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import Progress
-from prunekit.sparsity.scores import get_criterion
+from prunekit.sparsity.automatic import AutomaticCriterion
+from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
@@ -131,10 +134,11 @@ def shrunk(
     reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     zero = zero_channels(found)
+    choices: tuple[Choice, ...] = ()
     if target is None:
         values = [(~np.isin(group.channels, zero)).astype("float64") for group in found.groups]
     else:
-        criterion = get_criterion(options.criterion)
+        criterion, choices = _criterion(found, options, data)
         scores = entry_scores(found, criterion, data if criterion.needs else None)
         values = GroupImportance(options.reduction, options.normalize).of(found, scores)
     groups, given = [found.groups[i] for i in free], [values[i] for i in free]
@@ -158,8 +162,21 @@ def shrunk(
         measured = replace(measure.compare(built.model), models=measured.models) if errors else measured
         notes += _measured_notes(measured, target, options)
     notes += carry_over(found.model, built.model, built.variables, _cut(found, removed))
-    report = _report(found, removed, reasons, budget, built, errors, notes)
+    report = replace(_report(found, removed, reasons, budget, built, errors, notes), choices=choices)
     return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
+
+
+def _criterion(found: Channels, options: ShrinkOptions, data: Any) -> tuple[Criterion, tuple[Choice, ...]]:
+    """Returns the criterion that ranks the channels, and why if it was "auto"."""
+    criterion = get_criterion(options.criterion)
+    if criterion != AutomaticCriterion():
+        return criterion, ()
+    value, reason = "output_error", "since data were given"
+    if data is None:
+        value, reason = "geometric_median", "since no data were given"
+    elif lacking := unfitted(ranking_weights(found)):
+        value, reason = "geometric_median", f"since the output error of {next(iter(lacking))} cannot be calculated"
+    return get_criterion(value), (Choice("criterion", value, reason),)
 
 
 def _selected(

@@ -1,0 +1,84 @@
+"""Chooses criterion and allocation where they are "auto", by what was best in docs/measured/defaults.md."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prunekit.anatomy.reports import Choice
+from prunekit.anatomy.targets import Target
+from prunekit.core.layer_products import product_of, unfitted
+from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
+from prunekit.sparsity.patterns import Channel, Unstructured
+from prunekit.sparsity.scores import L2, Criterion, Magnitude, get_criterion
+from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.policy import get_policy
+
+# Most bytes of the Hessians of all layers, which layer_error holds at once, and bytes for each of their entries.
+_MOST_AT_ONCE, _KEPT = 2 << 30, 12
+
+
+def chosen_options(options: PruningOptions, model: Any, *, training: bool, data: bool) -> PruningOptions:
+    """Returns the options with a criterion and an allocation in the place of "auto", and why in `choices`.
+
+    Args:
+        options: Pruning options.
+        model: A built Keras model.
+        training: Whether the masks change, or are trained with, in a training.
+        data: Whether there are calibration data.
+
+    Raises:
+        ValueError: As for `find_targets`.
+    """
+    criterion, allocation = get_criterion(options.criterion), get_allocation(options.allocation)
+    if criterion != AutomaticCriterion() and allocation != AutomaticAllocation():
+        return options
+    made = list(options.choices)
+    if criterion == AutomaticCriterion():
+        made.append(Choice("criterion", *_criterion(options, training=training, data=data)))
+        criterion = get_criterion(made[-1].value)
+    # Data repair, whatever the criterion reads, unless the network is untrained.
+    if allocation == AutomaticAllocation():
+        entries = isinstance(options.pattern, Unstructured)
+        if data and entries and not training and not criterion.before_training:
+            targets, _ = get_policy(options.policy).select(model, options, training=False)
+            found = _allocation_for_data(targets)
+        else:
+            found = _allocation(options, criterion, training=training)
+        made.append(Choice("allocation", *found))
+        allocation = get_allocation(made[-1].value)
+    return replace(options, criterion=criterion, allocation=allocation, choices=tuple(made))
+
+
+def _criterion(options: PruningOptions, *, training: bool, data: bool) -> tuple[str, str]:
+    if training:
+        return "magnitude", "since the weights are trained"
+    if isinstance(options.pattern, Channel):
+        return "magnitude", "since whole channels are pruned"
+    if data:
+        return "output_error", "since data were given"
+    return "magnitude", "since no data were given"
+
+
+def _allocation(options: PruningOptions, criterion: Criterion, *, training: bool) -> tuple[str, str]:
+    if criterion.before_training:
+        return "global", f"with the criterion {criterion}"
+    if training:
+        return "erk", "since the weights are trained"
+    if not isinstance(options.pattern, Unstructured):
+        return "erk", f"with the pattern {options.pattern}"
+    if type(criterion) in (Magnitude, L2):
+        return "lamp", "since no data were given"
+    return "erk", f"with the criterion {criterion}"
+
+
+def _allocation_for_data(targets: Sequence[Target]) -> tuple[str, str]:
+    lacking = unfitted(targets)
+    if lacking:
+        name, reason = next(iter(lacking.items()))
+        return "erk", f"since the error of {name} cannot be calculated: {reason}"
+    products = [product_of(target) for target in targets]
+    size = sum(_KEPT * one.groups * one.inputs ** (1 if one.diagonal else 2) for one in products)
+    if size > _MOST_AT_ONCE:
+        return "erk", f"since the Hessians of all layers have {size / 2**30:.1f} GiB"
+    return "layer_error", "since data were given"

@@ -1,0 +1,174 @@
+"""What is taken for criterion="auto" and allocation="auto"."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as L
+
+import prunekit as pk
+from prunekit.core import layer_products
+from prunekit.techniques.pruning import choices
+from prunekit.techniques.pruning.options import PruningOptions
+
+pytestmark = pytest.mark.every_backend
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(16, activation="relu", name=f"hidden_{i}") for i in range(2)]
+    return keras.Sequential([keras.Input((8,)), *hidden, L.Dense(4, name="head")], name="net")
+
+
+def inputs():
+    return np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+
+
+def taken(report):
+    return {choice.option: choice.value for choice in report.choices}
+
+
+# Options besides the defaults, whether data are given -> criterion and allocation that are taken.
+ONE_SHOT = {
+    "nothing else": ({}, False, ("magnitude", "lamp")),
+    "data": ({}, True, ("output_error", "layer_error")),
+    "data, no repair": ({"repair": "none"}, True, ("magnitude", "lamp")),
+    "blocks": ({"pattern": "block:4x1"}, False, ("magnitude", "erk")),
+    "blocks, data": ({"pattern": "block:4x1"}, True, ("output_error", "erk")),
+    "channels, data": ({"pattern": "channel"}, True, ("magnitude", "erk")),
+    "2:4, data": ({"pattern": "2:4"}, True, ("output_error", "uniform")),
+    "the rules of tfmot": ({"compat": "tfmot"}, False, ("magnitude", "uniform")),
+}
+
+
+@pytest.mark.parametrize("case", ONE_SHOT)
+def test_the_names_that_are_taken_make_the_same_model(case):
+    options, data, (criterion, allocation) = ONE_SHOT[case]
+    automatic, written = network(), network()
+    given = inputs() if data else None
+    report = pk.prune(automatic, 0.5, given, **options)
+    assert taken(report) == {"criterion": criterion, "allocation": allocation}
+    again = pk.prune(written, 0.5, given, criterion=criterion, allocation=allocation, **options)
+    assert again.choices == ()
+    for one, other in zip(automatic.get_weights(), written.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+ALONE = {
+    "synflow": (False, "global"),
+    "random": (False, "erk"),
+    "l2": (False, "lamp"),
+    "magnitude": (True, "layer_error"),
+    "wanda": (True, "layer_error"),
+}
+
+
+@pytest.mark.parametrize("criterion", ALONE)
+def test_an_allocation_is_chosen_for_a_criterion_that_is_named(criterion):
+    data, allocation = ALONE[criterion]
+    report = pk.prune(network(), 0.5, inputs() if data else None, criterion=criterion)
+    assert taken(report) == {"allocation": allocation}
+
+
+@pytest.mark.parametrize("policy, allocation", [("gradual", "erk"), ("set", "erk"), ("channel_groups", "uniform")])
+def test_a_training_takes_magnitudes(policy, allocation):
+    model = network()
+    model.compile("sgd", "mse")
+    schedule = pk.ConstantSparsity(0.5, begin_step=0, end_step=3, frequency=1)
+    callback = pk.PruningCallback(schedule, policy=policy)
+    model.fit(inputs(), np.zeros((64, 4)), verbose=0, callbacks=[callback])
+    assert taken(callback.report) == {"criterion": "magnitude", "allocation": allocation}
+    assert "criterion: magnitude, " in str(callback.report)
+
+
+def test_large_hessians_are_not_held_at_once(monkeypatch):
+    monkeypatch.setattr(choices, "_MOST_AT_ONCE", 1000)
+    report = pk.prune(network(), 0.5, inputs())
+    assert taken(report) == {"criterion": "output_error", "allocation": "erk"}
+    assert report.choices[1].reason == "since the Hessians of all layers have 0.0 GiB"
+    assert len(report.layer_errors) == 3
+
+
+def test_a_layer_that_is_too_large_is_pruned_without_repair_and_named(monkeypatch):
+    # The hidden layers have 8 and 16 inputs.
+    monkeypatch.setattr(layer_products, "_MOST_OF_A_LAYER", 40 * 15**2)
+    model = network()
+    model.layers[0].kernel.assign(np.abs(model.layers[0].kernel))
+    report = pk.prune(model, 0.5, inputs())
+    assert [row.name for row in report.layer_errors] == ["hidden_0/kernel"]
+    assert report.target_sparsity == 0.5
+    assert any(
+        note.startswith("hidden_1/kernel is pruned by magnitude, without repair: a layer of 16 inputs needs")
+        for note in report.notes
+    )
+    with pytest.raises(ValueError, match="repair"):
+        pk.prune(network(), 0.5, repair="weights")
+
+
+class Doubled(L.Dense):
+    """A Dense layer with a call of its own."""
+
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs)
+
+
+def test_a_layer_without_a_formula_is_pruned_by_magnitude_and_the_others_are_repaired():
+    def build():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential(
+            [keras.Input((8,)), L.Dense(16, name="first"), Doubled(16, name="own"), L.Dense(4, name="head")]
+        )
+
+    model, dense = build(), build()
+    report = pk.prune(model, 0.5, inputs(), include=["first", "own", "head"])
+    assert [row.name for row in report.layer_errors] == ["first/kernel", "head/kernel"]
+    assert taken(report)["allocation"] == "erk" and report.target_sparsity == pytest.approx(0.5, abs=0.01)
+    (note,) = [note for note in report.notes if note.startswith("own/kernel is pruned by magnitude, without repair")]
+    kernel, before = (np.array(one.get_layer("own").kernel) for one in (model, dense))
+    assert (kernel[kernel != 0] == before[kernel != 0]).all() and np.abs(before[kernel == 0]).max() <= np.abs(
+        before[kernel != 0]
+    ).min()
+    # Asked for, the method is refused with its reason.
+    for options in ({"repair": "weights"}, {"criterion": "output_error"}):
+        with pytest.raises(ValueError, match="own/kernel"):
+            pk.prune(build(), 0.5, inputs(), include=["first", "own", "head"], **options)
+
+
+def test_data_that_no_criterion_reads_are_named():
+    report = pk.prune(network(), 0.5, inputs(), criterion="synflow")
+    assert any(
+        note.startswith("The data were not read for pruning: SynFlow(rounds=100) needs none") for note in report.notes
+    )
+
+
+def test_a_repair_without_data_is_refused():
+    with pytest.raises(ValueError, match="A repair reads data. Received: repair='weights' without data."):
+        pk.prune(network(), 0.5, repair="weights")
+
+
+def test_metrics_and_outputs_before_and_after_are_in_the_report():
+    model = network()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    labels = np.argmax(model.predict(inputs(), verbose=0), axis=1)
+    report = pk.prune(model, 0.95, (inputs(), labels))
+    (accuracy,) = [one for one in report.damage.metrics if one.name == "accuracy"]
+    assert accuracy.before == 1 and accuracy.after < 0.9
+    assert any(note.startswith("Much was lost on 64 examples of the data: accuracy 1 -> ") for note in report.notes)
+    assert report.to_dict()["damage"]["examples"] == 64
+    assert pk.prune(network(), 0.5).damage is None
+
+
+def test_choices_are_no_option_of_a_call():
+    with pytest.raises(TypeError, match="choices"):
+        pk.prune(network(), 0.5, choices=())
+    assert PruningOptions().choices == ()
+
+
+def test_channels_are_ranked_by_what_is_given():
+    data = inputs()
+    for given, criterion in ((None, "geometric_median"), (data, "output_error")):
+        smaller, report = pk.shrink(network(), channels=0.5, data=given)
+        assert [choice.value for choice in report.choices] == [criterion]
+        written, _ = pk.shrink(network(), channels=0.5, data=given, criterion=criterion, allocation="uniform")
+        for one, other in zip(smaller.get_weights(), written.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert report.damage.outputs[0].error > 0 and f"criterion: {criterion}" in str(report)
