@@ -65,7 +65,7 @@ class Audit(keras.callbacks.Callback):
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_after_every_batch_exactly_what_was_asked_is_zero(compiled, samples, optimizer, hand_over):
     compiled.compile(optimizer, LOSS)
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     audit = Audit(pruning, hand_over)
     compiled.fit(*samples, batch_size=16, epochs=3, verbose=0, callbacks=[pruning, audit])
     sizes = [layer.kernel.numpy().size for layer in compiled.layers]
@@ -123,7 +123,7 @@ def test_zeros_hold_with_every_optimizer(samples, name, variant):
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0)
     model.compile(optimizer, LOSS, **settings)
     # 8 updates, also where two batches make one.
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     audit = Audit(pruning, hand_over=True)
     model.fit(*samples, batch_size=16, epochs=4, verbose=0, callbacks=[pruning, audit])
     zeroed = [[round(asked * size) for size in (128, 64)] for asked in audit.sparsities]
@@ -188,12 +188,12 @@ def test_a_second_fit_with_averages_continues(compiled, samples):
     compiled.compile(build_optimizer("LossScaleOptimizer", {"use_ema": True}), LOSS)
     # At its end Keras has weights and averages share arrays, which JAX alone minds.
     compiled.fit(*samples, batch_size=16, verbose=0)
-    pruning = PruningCallback(ConstantSparsity(0.5, begin_step=0))
+    pruning = PruningCallback(ConstantSparsity(0.5, begin_step=0), allocation="uniform")
     for _ in range(2):
         compiled.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning])
         compiled.evaluate(*samples, verbose=0)
         assert zeros(compiled) == [64, 32] and not any(pruning.pruner.audit().values())
-    with Pruner(compiled, ConstantSparsity(0.75, begin_step=0)) as pruner:
+    with Pruner(compiled, ConstantSparsity(0.75, begin_step=0), allocation="uniform") as pruner:
         compiled.train_on_batch(*samples)
         pruner.step()
     assert zeros(compiled) == [96, 48]
@@ -213,7 +213,9 @@ def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_
     x, y = (array[:16] for array in samples)
     batches = (pair if pair is not None else 1 / 0 for pair in [(x, y)] * 5 + [None])
     every_step = PolynomialDecay(0.2, 0.75, begin_step=0, end_step=8, frequency=1)
-    pruning = [PruningCallback(every_step, include=[name]) for name in ("hidden", "logits")[:together]]
+    pruning = [
+        PruningCallback(every_step, include=[name], allocation="uniform") for name in ("hidden", "logits")[:together]
+    ]
     # TensorFlow has an error of its own for it.
     with pytest.raises(Exception, match="division by zero"):
         compiled.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0, callbacks=pruning)
@@ -236,7 +238,7 @@ def test_a_loop_that_took_the_optimizers_variables_before_the_pruner_is_refused_
     optimizer.build(compiled.trainable_variables)
     early = [variable.value for variable in optimizer.variables]
     values = [variable.value for variable in compiled.trainable_variables]
-    with Pruner(compiled, ConstantSparsity(0.5)):
+    with Pruner(compiled, ConstantSparsity(0.5), allocation="uniform"):
         assert len(optimizer.variables) == len(early) + 2
         with pytest.raises(ValueError, match="Received list with length 10, but expected 12"):
             optimizer.stateless_apply(early, [value * 0 for value in values], values)
@@ -247,7 +249,7 @@ def test_a_loop_that_took_the_optimizers_variables_before_the_pruner_is_refused_
 def test_a_loop_that_never_writes_its_state_into_the_variables_is_detected(compiled, samples):
     optimizer = compiled.optimizer
     optimizer.build(compiled.trainable_variables)
-    with Pruner(compiled, ConstantSparsity(0.5, frequency=1)) as pruner:
+    with Pruner(compiled, ConstantSparsity(0.5, frequency=1), allocation="uniform") as pruner:
         trainable, own = [[v.value for v in each] for each in (compiled.trainable_variables, optimizer.variables)]
         trainable, own = optimizer.stateless_apply(own, [value * 0 + 1 for value in trainable], trainable)
         # Enforced all the same: the masks are in the state.
@@ -257,7 +259,7 @@ def test_a_loop_that_never_writes_its_state_into_the_variables_is_detected(compi
 
 
 def test_an_optimizer_saved_while_a_pruner_is_attached_loads_without_it(compiled, samples, tmp_path):
-    with Pruner(compiled, ConstantSparsity(0.5)) as pruner:
+    with Pruner(compiled, ConstantSparsity(0.5), allocation="uniform") as pruner:
         compiled.train_on_batch(*samples)
         pruner.step()
         compiled.save(tmp_path / "model.keras")

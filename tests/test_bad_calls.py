@@ -29,7 +29,7 @@ def test_a_block_larger_than_the_weight_is_the_weight():
 )
 def test_a_pattern_of_senseless_numbers_is_refused(perceptron, pattern):
     with pytest.raises(ValueError, match="Unknown pattern|needs 0 < n < m|puts must be at least 1") as refused:
-        pk.prune(perceptron, 0.5, pattern=pattern)
+        pk.prune(perceptron, 0.5, pattern=pattern, allocation="uniform")
     assert len(str(refused.value)) < 300
 
 
@@ -102,7 +102,7 @@ def test_options_of_the_wrong_kind_are_refused(perceptron, options, kind, match)
     ids=["none", "one too few", "transposed", "a scalar", "None", "text", "one too many"],
 )
 def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5))
+    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5), allocation="uniform")
     before = pruner.masks
     with pytest.raises(
         ValueError, match=r"Expected one mask of the shape of each target: \[\(8, 16\), \(16, 4\)\]. Received: "
@@ -113,7 +113,7 @@ def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks)
 
 @pytest.mark.parametrize("kind", ["bool", "int32", "float32", "uint8"])
 def test_masks_of_another_type_keep_what_is_not_zero(perceptron, kind):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.0))
+    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.0), allocation="uniform")
     masks = [np.random.default_rng(1).integers(0, 2, target.shape).astype(kind) for target in pruner.targets]
     pruner.store.replace(masks)
     for given, taken in zip(masks, pruner.masks.values(), strict=True):
@@ -122,6 +122,6 @@ def test_masks_of_another_type_keep_what_is_not_zero(perceptron, kind):
 
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_gradients_that_are_not_one_per_variable_are_refused(perceptron, count):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5))
+    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5), allocation="uniform")
     with pytest.raises(ValueError, match=f"aligned with the 4 trainable variables. Received: {count}"):
         pruner.mask_gradients([None] * count)

@@ -22,7 +22,9 @@ def batches(count, failing=None):
 @pytest.mark.parametrize("count", [1, 7])
 def test_data_that_end_early_leave_a_sparse_model(perceptron, count):
     perceptron.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2))
+    callback = pk.PruningCallback(
+        pk.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2), allocation="uniform"
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         perceptron.fit(batches(count), steps_per_epoch=5, epochs=2, verbose=0, callbacks=[callback])
@@ -36,7 +38,7 @@ def test_data_that_end_early_leave_a_sparse_model(perceptron, count):
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_data_that_break_leave_a_sparse_model_that_can_continue(perceptron, samples):
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
-    callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=1))
+    callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=1), allocation="uniform")
 
     def breaking():
         for i in range(3):
@@ -55,7 +57,9 @@ def test_data_with_nan_are_named(perceptron, samples):
     inputs, labels = samples
     inputs[33] = np.nan
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
-    callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=20, frequency=2))
+    callback = pk.PruningCallback(
+        pk.PolynomialDecay(final_sparsity=0.5, end_step=20, frequency=2), allocation="uniform"
+    )
     with pytest.raises(ValueError, match="look for a loss that became NaN"):
         perceptron.fit(inputs, labels, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
 
@@ -74,7 +78,7 @@ def test_fewer_labels_than_inputs_are_refused(perceptron, samples):
     recipe = {
         "version": 1,
         "compile": {},
-        "steps": [{"prune": {"epochs": 1, "schedule": {"type": "one_shot", "sparsity": 0.5}}}],
+        "steps": [{"prune": {"epochs": 1, "schedule": {"type": "one_shot", "sparsity": 0.5}, "allocation": "uniform"}}],
     }
     for data in (((inputs, labels[:-1]), samples), (samples, (inputs[:3], labels))):
         with pytest.raises(RecipeError, match="have the same number of examples"):

@@ -182,10 +182,10 @@ def test_half_of_an_odd_model_is_pruned_exactly(name, pattern):
     zero = not any(array.any() for array in before)
     if pattern.startswith("block:") and pattern != "block:2x2":
         with pytest.raises(ValueError, match="leaves nothing|none would be left|no block|keeps|blocks"):
-            pk.prune(model, 0.9, pattern=pattern)
+            pk.prune(model, 0.9, pattern=pattern, allocation="uniform")
         assert all(np.array_equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
         return
-    report = pk.prune(model, 0.5, pattern=pattern)
+    report = pk.prune(model, 0.5, pattern=pattern, allocation="uniform")
     names = dict(zip((row.name for row in report.weights), before, strict=True))
     for name, array in zip(report.targets, kernels(report, model), strict=True):
         if zero:
@@ -254,7 +254,7 @@ def test_a_frozen_model_is_not_trained():
 def test_a_model_that_is_not_built_is_built_by_fit():
     model = keras.Sequential([layers.Dense(8), layers.Dense(4)])
     model.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.OneShot(sparsity=0.5))
+    callback = pk.PruningCallback(pk.OneShot(sparsity=0.5), allocation="uniform")
     model.fit(np.ones((8, 8), "float32"), np.ones((8, 4), "float32"), verbose=0, callbacks=[callback])
     assert [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers] == [32, 16]
 
@@ -262,11 +262,11 @@ def test_a_model_that_is_not_built_is_built_by_fit():
 @pytest.mark.parametrize(("make", "match"), REFUSED.values(), ids=REFUSED)
 def test_a_model_without_anything_to_prune_is_refused_in_one_line(make, match):
     for prune in (
-        lambda model: pk.prune(model, 0.5),
-        lambda model: pk.Pruner(model, pk.OneShot(sparsity=0.5)),
+        lambda model: pk.prune(model, 0.5, allocation="uniform"),
+        lambda model: pk.Pruner(model, pk.OneShot(sparsity=0.5), allocation="uniform"),
     ):
         with pytest.raises(ValueError, match=match) as refused:
-            prune(make())
+            prune(make(), allocation="uniform")
         assert "\n" not in str(refused.value)
 
 
@@ -281,7 +281,12 @@ def test_a_model_without_anything_to_prune_can_be_looked_at(name):
 
 @pytest.mark.parametrize("value", NO_MODELS, ids=lambda value: type(value).__name__)
 def test_what_is_no_model_is_refused(value):
-    for use in (pk.inspect, pk.cost, lambda model: pk.prune(model, 0.5), lambda m: pk.Pruner(m, pk.OneShot())):
+    for use in (
+        pk.inspect,
+        pk.cost,
+        lambda model: pk.prune(model, 0.5, allocation="uniform"),
+        lambda m: pk.Pruner(m, pk.OneShot(), allocation="uniform"),
+    ):
         with pytest.raises(TypeError, match="prunekit works on Keras 3 models. Received: ") as refused:
             use(value)
         assert "\n" not in str(refused.value)
@@ -319,10 +324,10 @@ def test_one_weight_competes_with_itself():
 @pytest.mark.slow
 def test_a_hundred_million_weights_are_pruned_in_fit_and_at_once():
     model = keras.Sequential([keras.Input((10_000,)), layers.Dense(10_000, use_bias=False)])
-    report = pk.prune(model, 0.9)
+    report = pk.prune(model, 0.9, allocation="uniform")
     assert report.zeros == 90_000_000 == report.parameters - np.count_nonzero(model.weights[0].numpy())
     model.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.OneShot(sparsity=0.95))
+    callback = pk.PruningCallback(pk.OneShot(sparsity=0.95), allocation="uniform")
     ones = np.ones((2, 10_000), "float32")
     model.fit(ones, ones, batch_size=1, verbose=0, callbacks=[callback])
     assert callback.pruner.sparsity == 0.95 and not any(callback.pruner.audit().values())

@@ -234,7 +234,7 @@ def test_fit_prunes_exactly_and_the_saved_file_is_plain_keras_hub(make, tmp_path
     model, x, y = make()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=[], jit_compile=False)
-    pruning = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.75, end_step=4, frequency=1))
+    pruning = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.75, end_step=4, frequency=1), allocation="uniform")
     model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=[pruning])
     targets = {target.name: target.size for target in pruning.pruner.targets}
     assert zeros_of(model, targets) == {name: round(0.75 * size) for name, size in targets.items()}
@@ -256,7 +256,7 @@ def test_fit_prunes_exactly_and_the_saved_file_is_plain_keras_hub(make, tmp_path
 
 def test_one_shot_pruning_is_exact():
     model = backbone("LlamaBackbone")
-    report = pk.prune(model, 0.5)
+    report = pk.prune(model, 0.5, allocation="uniform")
     sizes = {row.name: row.size for row in report.weights if row.name in report.targets}
     assert zeros_of(model, sizes) == {name: size // 2 for name, size in sizes.items()}
 

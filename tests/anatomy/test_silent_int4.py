@@ -46,7 +46,7 @@ def test_size_and_zeros_are_of_weights_and_bytes_of_what_is_stored(layer, shape,
 
 
 def test_a_whole_model_quantized_as_keras_does_it_keeps_its_zeros(perceptron):
-    before = {row.name: row for row in pk.prune(perceptron, 0.75).weights}
+    before = {row.name: row for row in pk.prune(perceptron, 0.75, allocation="uniform").weights}
     perceptron.quantize("int4")
     after = {row.name: row for row in pk.inspect(perceptron).weights}
     for name in ("hidden/kernel", "logits/kernel"):

@@ -33,7 +33,7 @@ def network():
 def train(samples, folder, *crash, model=None, pruning=None):
     """(model, callbacks) after four epochs, or after those before the crash."""
     model = model or network()
-    pruning = pruning or [pk.PruningCallback(RISE, criterion=CRITERION)]
+    pruning = pruning or [pk.PruningCallback(RISE, criterion=CRITERION, allocation="uniform")]
     callbacks = [] if folder is None else [keras.callbacks.BackupAndRestore(folder)]
     try:
         model.fit(*samples, batch_size=20, epochs=4, verbose=0, callbacks=[*callbacks, *pruning, *crash])
@@ -76,7 +76,10 @@ def test_a_new_callback_on_the_same_model_counts_from_the_first_origin(samples, 
 
 def test_several_callbacks_are_saved_at_one_moment(samples, tmp_path):
     def both():
-        return [pk.PruningCallback(RISE, include=["hidden"]), pk.PruningCallback(RISE, CRITERION, include=["logits"])]
+        return [
+            pk.PruningCallback(RISE, include=["hidden"], allocation="uniform"),
+            pk.PruningCallback(RISE, CRITERION, include=["logits"], allocation="uniform"),
+        ]
 
     whole, _ = train(samples, None, pruning=both())
     train(samples, tmp_path, Crash(2), pruning=both())
@@ -224,7 +227,7 @@ def test_a_full_or_read_only_disk_stops_the_training_and_keeps_the_backup_before
 
 
 def test_a_backup_elsewhere_than_in_a_folder_is_left_to_keras(samples):
-    pruning = pk.PruningCallback(RISE)
+    pruning = pk.PruningCallback(RISE, allocation="uniform")
     backup = keras.callbacks.BackupAndRestore("gs://bucket/backup")
     with pytest.warns(UserWarning, match="local folders only. Received: gs://bucket/backup"):
         keras.callbacks.CallbackList([backup, pruning], model=network())
@@ -234,7 +237,10 @@ def test_a_backup_elsewhere_than_in_a_folder_is_left_to_keras(samples):
 
 def test_a_fit_of_no_epochs_leaves_no_folder_behind(samples, tmp_path):
     model, folder = network(), tmp_path / "backup"
-    callbacks = [keras.callbacks.BackupAndRestore(folder), pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=0))]
+    callbacks = [
+        keras.callbacks.BackupAndRestore(folder),
+        pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=0), allocation="uniform"),
+    ]
     before = model.get_weights()
     model.fit(*samples, epochs=0, verbose=0, callbacks=callbacks)
     assert not folder.exists()

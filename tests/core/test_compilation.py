@@ -189,7 +189,7 @@ class TestNothingLeavesTheDevice:
     def test_in_a_training_step_with_masks(self, perceptron, samples, xla):
         optimizer = keras.optimizers.Adam()
         x, y = samples
-        pruner = Pruner(perceptron, ConstantSparsity(0.5, frequency=2), optimizer)
+        pruner = Pruner(perceptron, ConstantSparsity(0.5, frequency=2), optimizer, allocation="uniform")
         with pruner:
             loop = TapeLoop(perceptron, optimizer, "sparse_categorical_crossentropy", pruner, jit_compile=xla)
             loop.step(x[:16], y[:16])

@@ -63,7 +63,10 @@ def trained(device, jit_compile, steps):
     with keras.device(device):
         model, optimizer = network(), keras.optimizers.Adam(0.003)
         schedule = pk.OneShot(0.5) if steps == 1 else pk.PolynomialDecay(0.0, 0.8, 0, 20, frequency=5)
-        with pk.Pruner(model, schedule, optimizer) as pruner, pk.loops.WeightChanges(model, optimizer) as changes:
+        with (
+            pk.Pruner(model, schedule, optimizer, allocation="uniform") as pruner,
+            pk.loops.WeightChanges(model, optimizer) as changes,
+        ):
             loop = pk.loops.TapeLoop(model, optimizer, LOSS, pruner, jit_compile=jit_compile)
             for _ in range(steps):
                 loop.step(*data())
@@ -97,7 +100,7 @@ def test_masks_of_the_same_weights_are_the_same_to_the_last_bit(other, criterion
         with keras.device(device):
             model = network()
             model.set_weights(weights)
-            pk.prune(model, 0.63, criterion=criterion)
+            pk.prune(model, 0.63, criterion=criterion, allocation="uniform")
             return [np.array(weight != 0) for weight in model.get_weights()]
 
     for one, another in zip(kept("CPU:0"), kept(other[0]), strict=True):

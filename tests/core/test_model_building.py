@@ -70,7 +70,7 @@ def saved_names(model):
 def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
     model, pruned = compiled(name), KINDS[name].pruned
     assert not model.built or not KINDS[name].waits or BACKEND != TENSORFLOW
-    pruning, watch = pk.PruningCallback(schedule()), Watch(pruned)
+    pruning, watch = pk.PruningCallback(schedule(), allocation="uniform"), Watch(pruned)
     history = fit(model, name, pruning, watch)
     values = values_of(model)
     assert sorted(pruning.report.targets) == sorted(pruned)
@@ -96,7 +96,7 @@ def test_counts_are_exact_and_nothing_leaks_after_any_batch(name, tmp_path):
 def test_before_the_schedule_begins_training_is_that_of_keras_to_the_bit(name):
     ours = compiled(name)
     with pytest.warns(UserWarning, match="The schedule lands on sparsity 0.75 at step 99"):
-        fit(ours, name, pk.PruningCallback(schedule(begin_step=90, end_step=99)), epochs=2)
+        fit(ours, name, pk.PruningCallback(schedule(begin_step=90, end_step=99), allocation="uniform"), epochs=2)
     plain = plain_training(name)
     assert all(np.array_equal(value, plain.values[key]) for key, value in values_of(ours).items())
     assert all(map(np.array_equal, state_of(ours), plain.state))
@@ -110,7 +110,7 @@ def test_a_model_that_fit_builds_is_pruned_like_one_that_was_called_before():
         if called:
             model(features()[:1])
         # From the first update on, so that masks are there before it.
-        fit(model, "subclassed", pk.PruningCallback(schedule(initial_sparsity=0.5)))
+        fit(model, "subclassed", pk.PruningCallback(schedule(initial_sparsity=0.5), allocation="uniform"))
         found.append(values_of(model))
     assert all(np.array_equal(value, found[1][key]) for key, value in found[0].items())
 
@@ -149,7 +149,11 @@ FORMS = {
 @pytest.mark.short(cases=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_builds_the_model(form):
-    model, pruning, watch = compiled("subclassed"), pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
+    model, pruning, watch = (
+        compiled("subclassed"),
+        pk.PruningCallback(schedule(), allocation="uniform"),
+        Watch(KINDS["subclassed"].pruned),
+    )
     fit(model, "subclassed", pruning, watch, shuffle=None if form == "generator" else False, **FORMS[form]())
     assert (round(pruning.pruner.sparsity, 3), watch.leaks, watch.batches) == (0.75, 0, 12)
 
@@ -159,7 +163,11 @@ def test_every_form_of_data_builds_the_model(form):
 @pytest.mark.parametrize("name", ["subclassed", "two optimizers"])
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 3}, {"jit_compile": True}], ids=str)
 def test_every_way_to_run_a_step_builds_the_model(name, options):
-    model, pruning, watch = compiled(name, **options), pk.PruningCallback(schedule()), Watch(KINDS[name].pruned)
+    model, pruning, watch = (
+        compiled(name, **options),
+        pk.PruningCallback(schedule(), allocation="uniform"),
+        Watch(KINDS[name].pruned),
+    )
     fit(model, name, pruning, watch)
     assert round(pruning.pruner.sparsity, 2) == 0.75
     assert watch.leaks == 0
@@ -181,7 +189,7 @@ def test_an_eager_step_that_cannot_be_traced_trains_on_every_batch_once():
     model = ReadsValues()
     model.seen = []
     model.compile("adam", KINDS["subclassed"].compile()["loss"], run_eagerly=True)
-    pruning = pk.PruningCallback(schedule())
+    pruning = pk.PruningCallback(schedule(), allocation="uniform")
     fit(model, "subclassed", pruning)
     sums = [float(features()[start : start + 16].sum()) for start in range(0, 48, 16)] * 4
     # Once more for the first batch, which built the model without an update.
@@ -216,7 +224,7 @@ def compiled_parts(branch):
 def test_functions_that_a_step_compiles_itself_are_enforced(branch):
     model = compiled_parts(branch)
     model.compile("adam", KINDS["subclassed"].compile()["loss"])
-    pruning, watch = pk.PruningCallback(schedule()), Watch(KINDS["subclassed"].pruned)
+    pruning, watch = pk.PruningCallback(schedule(), allocation="uniform"), Watch(KINDS["subclassed"].pruned)
     fit(model, "subclassed", pruning, watch)
     assert (round(pruning.pruner.sparsity, 3), watch.leaks, pruning.pruner.step_count) == (0.75, 0, 12)
     assert np.all(np.array(model.logits.bias.numpy()) != 0)
@@ -232,7 +240,7 @@ def test_a_step_that_fails_before_the_weights_are_there_names_the_remedy():
     model.compile("adam", KINDS["subclassed"].compile()["loss"])
     message = "could not be built from the first batch.*no such thing.*Call the model once on a batch"
     with pytest.raises(RuntimeError, match=re.compile(message, re.DOTALL)):
-        fit(model, "subclassed", pk.PruningCallback(schedule()))
+        fit(model, "subclassed", pk.PruningCallback(schedule(), allocation="uniform"))
 
 
 @pytest.mark.short(cases=1)
@@ -268,14 +276,14 @@ def test_frozen_weights_that_fit_builds_are_refused_by_name():
     model = Subclassed(trainable=False)
     model.compile("sgd", KINDS["subclassed"].compile()["loss"])
     with pytest.raises(ValueError, match="All weights of '.*' are frozen"):
-        fit(model, "subclassed", pk.PruningCallback(schedule()))
+        fit(model, "subclassed", pk.PruningCallback(schedule(), allocation="uniform"))
 
 
 @on_tensorflow
 def test_two_callbacks_prune_each_its_own_weights_of_a_model_that_fit_builds():
     model = compiled("subclassed")
-    low = pk.PruningCallback(schedule(final_sparsity=0.5), include=["hidden"])
-    high = pk.PruningCallback(schedule(), include=["logits"])
+    low = pk.PruningCallback(schedule(final_sparsity=0.5), include=["hidden"], allocation="uniform")
+    high = pk.PruningCallback(schedule(), include=["logits"], allocation="uniform")
     watch = Watch(KINDS["subclassed"].pruned)
     fit(model, "subclassed", low, watch, high)
     values = values_of(model)
@@ -286,7 +294,7 @@ def test_two_callbacks_prune_each_its_own_weights_of_a_model_that_fit_builds():
 @pytest.mark.every_backend
 @pytest.mark.parametrize("name", ["subclassed", "trainer of a functional model"])
 def test_a_second_fit_continues_with_the_schedule(name):
-    model, pruning = compiled(name), pk.PruningCallback(schedule())
+    model, pruning = compiled(name), pk.PruningCallback(schedule(), allocation="uniform")
     with pytest.warns(UserWarning, match="The schedule lands"):
         fit(model, name, pruning, epochs=1)
     first = pruning.pruner
@@ -294,7 +302,7 @@ def test_a_second_fit_continues_with_the_schedule(name):
     assert pruning.pruner is first
     assert (first.step_count, round(first.sparsity, 2)) == (12, 0.75)
     # Another callback finds the weights there.
-    again = pk.PruningCallback(pk.ConstantSparsity(0.9, frequency=1))
+    again = pk.PruningCallback(pk.ConstantSparsity(0.9, frequency=1), allocation="uniform")
     fit(model, name, again, epochs=1)
     assert round(again.pruner.sparsity, 2) == 0.9
 
@@ -302,7 +310,10 @@ def test_a_second_fit_continues_with_the_schedule(name):
 @on_tensorflow
 def test_weights_that_two_callbacks_would_prune_are_refused_before_a_mask_is_made():
     model = compiled("subclassed")
-    both = [pk.PruningCallback(schedule(initial_sparsity=0.5)), pk.PruningCallback(schedule(), include=["logits"])]
+    both = [
+        pk.PruningCallback(schedule(initial_sparsity=0.5), allocation="uniform"),
+        pk.PruningCallback(schedule(), include=["logits"], allocation="uniform"),
+    ]
     with pytest.raises(ValueError, match="must prune different weights.*logits/kernel"):
         fit(model, "subclassed", *both)
     assert not any((values_of(model)[name] == 0).any() for name in KINDS["subclassed"].pruned)
@@ -310,7 +321,7 @@ def test_weights_that_two_callbacks_would_prune_are_refused_before_a_mask_is_mad
 
 @on_tensorflow
 def test_callbacks_driven_by_hand_build_the_model_in_train_on_batch():
-    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule(), allocation="uniform")
     calling = keras.callbacks.CallbackList([pruning], model=model, epochs=4, steps=3)
     calling.on_train_begin()
     calling.on_epoch_begin(0)
@@ -325,7 +336,7 @@ def test_callbacks_driven_by_hand_build_the_model_in_train_on_batch():
 
 @on_tensorflow
 def test_a_loop_that_bypasses_the_train_function_is_asked_to_build_the_model():
-    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule(), allocation="uniform")
     calling = keras.callbacks.CallbackList([pruning], model=model)
     calling.on_train_begin()
     calling.on_train_batch_begin(0)
@@ -337,7 +348,7 @@ def test_a_loop_that_bypasses_the_train_function_is_asked_to_build_the_model():
 @on_tensorflow
 @pytest.mark.filterwarnings("ignore:.shuffle=", "ignore:Your input ran out of data", "ignore:The schedule lands")
 def test_data_without_a_batch_end_as_they_do_without_pruning():
-    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule())
+    model, pruning = compiled("subclassed"), pk.PruningCallback(schedule(), allocation="uniform")
     with contextlib.suppress(ValueError):
         fit(model, "subclassed", pruning, x=batches().take(0), y=None, batch_size=None)
     assert all(np.all(np.isfinite(value)) for value in values_of(model).values())

@@ -63,7 +63,7 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
         backup = keras.callbacks.BackupAndRestore(str(folder))
         schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
         pruning, callback = (
-            pk.PruningCallback(schedule),
+            pk.PruningCallback(schedule, allocation="uniform"),
             quantizing(weights=4, begin_step=begin_step),
         )
         fit(model, backup, pruning, callback, *others, epochs=4)

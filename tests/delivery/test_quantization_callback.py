@@ -150,7 +150,7 @@ def test_batch_normalizations_are_frozen_from_a_step_on(freeze_step, frozen_from
 def test_with_pruning_the_zeros_are_exact_and_in_the_grids():
     model = network()
     schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
-    pruning, callback = pk.PruningCallback(schedule), quantizing(weights=4, begin_step=3)
+    pruning, callback = pk.PruningCallback(schedule, allocation="uniform"), quantizing(weights=4, begin_step=3)
     for order in ((pruning, callback), (callback, pruning)):
         fit(model, *order, epochs=2)
         assert not any(pruning.pruner.audit().values())

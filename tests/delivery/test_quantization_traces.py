@@ -25,7 +25,7 @@ def test_the_steps_traced_before_quantization_begins_are_not_used_after():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_function.ScopedFunction, "_build", counted)
         callback = quantizing(weights=3, begin_step=4, freeze_step=10)
-        fit(model, pk.PruningCallback(schedule), callback, epochs=2)
+        fit(model, pk.PruningCallback(schedule, allocation="uniform"), callback, epochs=2)
     # The pruning's at the start, at the begin and at the freeze; the quantization's at the two latter.
     assert len(built) == 5
     assert any(np.any(one != 0) for one in callback._work.values())

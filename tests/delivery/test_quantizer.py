@@ -157,7 +157,10 @@ def test_a_state_of_another_quantization_is_refused_and_the_loop_goes_on():
 def test_pruned_weights_stay_zero_in_every_step():
     model = network()
     schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
-    with pk.Pruner(model, schedule) as pruner, pk.Quantizer(model, X[:64], weights=4) as quantizer:
+    with (
+        pk.Pruner(model, schedule, allocation="uniform") as pruner,
+        pk.Quantizer(model, X[:64], weights=4) as quantizer,
+    ):
         step = training_step(model, model.optimizer, LOSS)
         for start in range(0, 192, 32):
             run(model, model.optimizer, 1, step)

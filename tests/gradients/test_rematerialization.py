@@ -160,7 +160,13 @@ def test_pruning_inside_holds_its_zeros():
     model, (x, y) = fresh(convolutional), images()
     model.compile("adam", "sparse_categorical_crossentropy")
     with pk.gradients.recomputing(model, ["first", "second"]):
-        model.fit(x, y, epochs=2, verbose=0, callbacks=[pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1))])
+        model.fit(
+            x,
+            y,
+            epochs=2,
+            verbose=0,
+            callbacks=[pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), allocation="uniform")],
+        )
     kernel = model.get_layer("first").get_layer("conv").kernel.numpy()
     assert (kernel == 0).sum() == kernel.size // 2
 

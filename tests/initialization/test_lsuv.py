@@ -73,7 +73,7 @@ def test_lsuv_works_on_subclassed_models_and_changes_no_state():
 def test_lsuv_respects_masks():
     x = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype("float32")
     model = images()
-    pk.prune(model, 0.8, criterion="random")
+    pk.prune(model, 0.8, criterion="random", allocation="uniform")
     masks = {name: value != 0 for name, value in kernels(model).items()}
     report = initializers.reinitialize(model, initializers.LSUV(x), masks=masks, seed=1)
     assert all(np.array_equal(value != 0, masks[name]) for name, value in kernels(model).items())

@@ -131,6 +131,6 @@ def test_a_class_of_the_users_own_is_refused_with_compat_in_one_line(perceptron)
 
 def test_something_that_is_no_schedule_is_still_refused(perceptron):
     with pytest.raises(TypeError, match="`schedule` must be a schedule"):
-        pk.PruningCallback(object())
+        pk.PruningCallback(object(), allocation="uniform")
     with pytest.raises(TypeError, match="`schedule` must be a schedule"):
-        pk.Pruner(perceptron, object())
+        pk.Pruner(perceptron, object(), allocation="uniform")

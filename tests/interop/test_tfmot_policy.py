@@ -88,7 +88,7 @@ def test_prune_applies_the_rule_once_and_to_the_weights(perceptron):
     kernel.assign(np.repeat([[1.0, 2.0]], [100, 28]).reshape(8, 16))
     pk.prune(perceptron, 0.5, include="hidden", compat="tfmot")
     assert (kernel.numpy() == 0).sum() == 0  # all are tied with the threshold
-    report = pk.prune(perceptron, 0.5, include="hidden")
+    report = pk.prune(perceptron, 0.5, include="hidden", allocation="uniform")
     assert (kernel.numpy() == 0).sum() == 64
     assert report.targets == ("hidden/kernel",)
     kernel.assign(np.arange(-64.0, 64.0).reshape(8, 16))

@@ -88,7 +88,7 @@ def test_pruning_above_the_boundary_chooses_the_masks_of_the_whole_training():
     for way in ("whole", "cached"):
         model = built("perceptron")
         x, y, _ = data(model)
-        callback = pk.PruningCallback(schedule, include=["middle", "logits"])
+        callback = pk.PruningCallback(schedule, include=["middle", "logits"], allocation="uniform")
         if way == "whole":
             trained(model, x, y, None, callbacks=[callback])
         else:
@@ -102,7 +102,7 @@ def test_pruning_above_the_boundary_chooses_the_masks_of_the_whole_training():
 def test_names_of_pruned_weights_in_nested_models_are_those_of_the_whole_model():
     model = built("nested")
     prefix = pk.loops.CachedPrefix(model)
-    above = pk.prune(prefix.upper, 0.5).targets
+    above = pk.prune(prefix.upper, 0.5, allocation="uniform").targets
     assert set(above) == {"backbone/core/two/kernel", "backbone/three/kernel", "logits/kernel"}
     assert set(above) < {weight.name for weight in pk.inspect(model).weights}
     assert [variable.path for variable in prefix.upper.trainable_variables] == [

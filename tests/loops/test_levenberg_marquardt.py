@@ -122,7 +122,7 @@ def test_the_loss_never_rises_and_what_is_not_taken_changes_no_bit(double):
 def test_pruned_weights_take_no_part_and_stay_zero(double):
     model = perceptron(hidden=20)
     x, y = regression()
-    with Pruner(model, ConstantSparsity(0.75)) as pruner:
+    with Pruner(model, ConstantSparsity(0.75), allocation="uniform") as pruner:
         trainer = LevenbergMarquardt(model, pruner=pruner)
         kept = sum(int(mask.sum()) for mask in pruner.masks.values())
         assert trainer.size == kept + 20 + 2
@@ -135,7 +135,7 @@ def test_pruned_weights_take_no_part_and_stay_zero(double):
 def test_a_pruned_step_is_the_dense_step_of_the_kept_columns(double):
     model = perceptron()
     x, y = regression()
-    with Pruner(model, ConstantSparsity(0.5)) as pruner:
+    with Pruner(model, ConstantSparsity(0.5), allocation="uniform") as pruner:
         masks = [pruner.masks[target.name] for target in pruner.targets]
         kept = np.concatenate([masks[0].ravel(), np.ones(12, bool), masks[1].ravel(), np.ones(2, bool)])
         before = np.concatenate([np.ravel(weight) for weight in model.get_weights()])
@@ -152,7 +152,7 @@ def test_masks_that_change_while_it_trains_are_followed(double):
     model = perceptron(hidden=20)
     x, y = regression()
     sizes = []
-    with Pruner(model, PolynomialDecay(0.0, 0.8, 0, 8, frequency=2)) as pruner:
+    with Pruner(model, PolynomialDecay(0.0, 0.8, 0, 8, frequency=2), allocation="uniform") as pruner:
         trainer = LevenbergMarquardt(model, pruner=pruner)
         for _ in range(10):
             trainer.step(x, y)
@@ -215,7 +215,7 @@ def test_what_cannot_be_is_refused():
         LevenbergMarquardt(model, pruner=model)
     optimizer = keras.optimizers.SGD()
     with (
-        Pruner(model, ConstantSparsity(0.5), optimizer) as pruner,
+        Pruner(model, ConstantSparsity(0.5), optimizer, allocation="uniform") as pruner,
         pytest.raises(ValueError, match="must have none. Received: a pruner with SGD"),
     ):
         LevenbergMarquardt(model, pruner=pruner)

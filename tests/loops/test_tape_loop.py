@@ -57,10 +57,10 @@ def test_a_loop_ends_in_the_same_bytes_as_fit_with_the_callback(name, samples):
     fitted, looped = network(), network()
     fitted.compile(OPTIMIZERS[name](), cross_entropy, jit_compile=False)
     options = {"epochs": 3, "batch_size": 16, "shuffle": False, "verbose": 0}
-    history = fitted.fit(*samples, **options, callbacks=[PruningCallback(SCHEDULE)])
+    history = fitted.fit(*samples, **options, callbacks=[PruningCallback(SCHEDULE, allocation="uniform")])
 
     optimizer = OPTIMIZERS[name]()
-    with Pruner(looped, SCHEDULE, optimizer) as pruner:
+    with Pruner(looped, SCHEDULE, optimizer, allocation="uniform") as pruner:
         other = TapeLoop(looped, optimizer, cross_entropy, pruner).fit(*samples, **options)
         assert pruner.sparsity == pytest.approx(0.8, abs=0.01)
     assert_same_bytes(fitted, looped)
@@ -171,7 +171,7 @@ def test_the_step_is_traced_once_whatever_the_size_of_the_batch(samples):
 
 def test_changes_of_masks_need_no_trace(samples):
     model, optimizer = network(), keras.optimizers.Adam()
-    with Pruner(model, PolynomialDecay(0.0, 0.9, 0, 14, frequency=1), optimizer) as pruner:
+    with Pruner(model, PolynomialDecay(0.0, 0.9, 0, 14, frequency=1), optimizer, allocation="uniform") as pruner:
         loop = TapeLoop(model, optimizer, cross_entropy, pruner)
         loop.fit(*samples, epochs=3, batch_size=16)
         assert len({event.reached for event in pruner.events}) > 5
@@ -181,7 +181,7 @@ def test_changes_of_masks_need_no_trace(samples):
 
 def test_nothing_of_the_step_runs_on_the_host_in_python(samples):
     model, optimizer = network(), keras.optimizers.Adam()
-    with Pruner(model, ConstantSparsity(0.5), optimizer) as pruner:
+    with Pruner(model, ConstantSparsity(0.5), optimizer, allocation="uniform") as pruner:
         loop = TapeLoop(model, optimizer, cross_entropy, pruner)
         loop.step(*samples)
         graph = loop._train.graphs[0]
@@ -247,7 +247,7 @@ def test_callbacks_see_the_optimizer_and_can_stop_the_training(samples):
 
 def test_a_schedule_that_is_too_long_is_announced_before_and_after(samples):
     model, optimizer = network(), keras.optimizers.SGD(0.1)
-    pruner = Pruner(model, PolynomialDecay(0.0, 0.9, 0, 1000), optimizer)
+    pruner = Pruner(model, PolynomialDecay(0.0, 0.9, 0, 1000), optimizer, allocation="uniform")
     with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 1000") as caught:
         TapeLoop(model, optimizer, cross_entropy, pruner).fit(*samples, epochs=2, batch_size=16)
     pruner._attached.close()
@@ -276,7 +276,7 @@ def test_what_cannot_be_is_refused(samples, perceptron):
     optimizer = keras.optimizers.SGD()
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     x, y = samples
-    with Pruner(perceptron, ConstantSparsity(0.5), optimizer) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5), optimizer, allocation="uniform") as pruner:
         with pytest.raises(ValueError, match="The pruner was built without this loop's optimizer.*pk.Pruner"):
             TapeLoop(perceptron, keras.optimizers.SGD(), cross_entropy, pruner)
         with pytest.raises(ValueError, match="prunes another model"):
@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused(samples, perceptron):
             TapeLoop(perceptron, optimizer, cross_entropy, perceptron)
     loop = TapeLoop(other, "sgd", cross_entropy)
     with pytest.raises(TypeError, match="PruningCallback works inside model.fit.*pruner=pruner"):
-        loop.fit(x, y, callbacks=[PruningCallback(SCHEDULE)])
+        loop.fit(x, y, callbacks=[PruningCallback(SCHEDULE, allocation="uniform")])
     with pytest.raises(ValueError, match="Arrays need labels. Received: y=None"):
         loop.fit(x)
     with pytest.raises(ValueError, match="one row per example.* Received: x with 70, y with 69"):

@@ -84,7 +84,7 @@ def pruned(build, seed, include=()):
     # They may come from the cache, which draws no numbers.
     keras.utils.set_random_seed(seed)
     model = compiled(keras, build, weights, 0.003)
-    pk.prune(model, 0.75, include=include)
+    pk.prune(model, 0.75, include=include, allocation="uniform")
     model.fit(*digits()[0], epochs=10, batch_size=32, verbose=0, callbacks=[pk.KeepZeros(include=include)])
     return model.get_weights()
 

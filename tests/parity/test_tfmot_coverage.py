@@ -160,11 +160,11 @@ def test_nested_models_are_pruned_by_both():
 def test_difference_depthwise_kernels_biases_and_normalisation_by_name():
     layers = [keras.layers.DepthwiseConv2D(3, name="depthwise"), keras.layers.BatchNormalization(name="norm")]
     model = keras.Sequential([keras.Input((6, 6, 4)), *layers, keras.layers.Dense(2, name="dense")])
-    assert pk.prune(model, 0.5).targets == ("dense/kernel",)
+    assert pk.prune(model, 0.5, allocation="uniform").targets == ("dense/kernel",)
     for include in ("depthwise", "dense/bias", "norm/gamma"):
         with pytest.raises(ValueError, match=rf"Received: {include}.*which it does not prune"):
             pk.prune(model, 0.5, include=include, compat="tfmot")
-        assert len(pk.prune(model, 0.5, include=include).targets) == 1
+        assert len(pk.prune(model, 0.5, include=include, allocation="uniform").targets) == 1
 
 
 def test_what_is_left_out_makes_the_rest_prunable():

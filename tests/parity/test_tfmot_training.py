@@ -113,7 +113,7 @@ def test_difference_zeros_between_updates_and_slots_of_the_optimizer():
     own = twins(dense, theirs.ConstantSparsity(0.5, 1, frequency=1), momentum)[1]
     x, y = data()
     compat = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
-    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1))
+    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), allocation="uniform")
 
     def zeros_per_batch(library, model, callback):
         watch, rows = recorder(library, model, list)
@@ -186,7 +186,7 @@ def test_difference_a_loop_of_ones_own_ends_dense_unless_the_epoch_is_ended():
     pruner.enforce()
     assert zeros_in(old) == zeros_in(new) == 234
 
-    with pk.Pruner(own, pk.ConstantSparsity(**schedule)) as pruner:
+    with pk.Pruner(own, pk.ConstantSparsity(**schedule), allocation="uniform") as pruner:
         loop(own, own.optimizer, own.loss, after=pruner.step)
     assert zeros_in(own) == 234
 
@@ -211,7 +211,7 @@ def test_difference_what_a_step_is():
     assert pruner.step_count == 8
     assert [int(mask.sum()) for mask in pruner.masks.values()] == [234, 65]
 
-    pruner = pk.Pruner(own, pk.ConstantSparsity(**schedule))
+    pruner = pk.Pruner(own, pk.ConstantSparsity(**schedule), allocation="uniform")
     loop(own, own.optimizer, own.loss, after=pruner.step, passes=2)
     assert pruner.step_count == 4
     assert pruner.sparsity == 0.0
@@ -290,7 +290,7 @@ def test_difference_several_steps_in_one_execution():
     ):
         compat = pk.PruningCallback(pk.ConstantSparsity(0.5, 2, frequency=1), compat="tfmot")
         new.fit(x[:64], y[:64], callbacks=[compat], **settings)
-    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 2, frequency=1))
+    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 2, frequency=1), allocation="uniform")
     own.fit(x[:64], y[:64], callbacks=[held], **settings)
     assert held.pruner.step_count == 4
     assert zeros_in(own) == 234
@@ -308,7 +308,7 @@ def test_difference_before_or_after_the_update_of_a_step():
     old.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[theirs.UpdatePruningStep()])
     compat = pk.PruningCallback(pk.ConstantSparsity(**schedule), compat="tfmot")
     new.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[compat])
-    held = pk.PruningCallback(pk.ConstantSparsity(**schedule))
+    held = pk.PruningCallback(pk.ConstantSparsity(**schedule), allocation="uniform")
     own.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[held])
 
     # The same update, of the dense model, without anything of prunekit.

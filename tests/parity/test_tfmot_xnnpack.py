@@ -37,7 +37,7 @@ def network(library, middle, *, stem="padded", head="dense", sparsity=0.9):
     if library is keras:
         names = [one.name for one in model.layers if isinstance(one, keras.layers.Conv2D) and one.kernel_size == (1, 1)]
         keras.utils.set_random_seed(1)
-        pk.prune(model, sparsity, include=names)
+        pk.prune(model, sparsity, include=names, allocation="uniform")
     return model
 
 

@@ -19,7 +19,7 @@ from prunekit.recipe.sources import ModelSource
 from prunekit.recipe.sweep import sweep
 
 SMALL = {"application": "MobileNet", "input_shape": [32, 32, 3], "classes": 10, "arguments": {"alpha": 0.25}}
-PRUNE = {"prune": {"sparsity": 0.5}}
+PRUNE = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}
 
 
 def source(**others):

@@ -65,7 +65,9 @@ def test_a_regrowing_policy_and_a_criterion_with_data_run_and_resume_with_equal_
 
 
 def test_the_policy_regrew_weights_and_the_next_step_holds_its_last_masks(pairs):
-    once = compress(document({"prune": {"sparsity": 0.5, "criterion": "input_weighted"}}), network(), pairs)
+    once = compress(
+        document({"prune": {"sparsity": 0.5, "criterion": "input_weighted", "allocation": "uniform"}}), network(), pairs
+    )
     before = masks_of(once.model)
     result = compress(document(evolving(), {"finetune": {"epochs": 2}}), network(), pairs)
     after = masks_of(result.model)
@@ -74,7 +76,7 @@ def test_the_policy_regrew_weights_and_the_next_step_holds_its_last_masks(pairs)
 
 
 def test_a_regrowing_step_may_let_the_zeros_of_an_earlier_step_go_and_keeps_the_sparsity_exact(pairs):
-    once = {"prune": {"sparsity": 0.5}}
+    once = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}
     first = masks_of(compress(document(once), network(), pairs).model)
     result = compress(document(once, evolving(), {"finetune": {"epochs": 1}}), network(), pairs)
     after = masks_of(result.model)
@@ -120,6 +122,6 @@ def test_the_plan_names_policy_and_criterion(pairs):
 
 
 def test_a_recipe_without_data_cannot_use_a_criterion_that_reads_data():
-    steps = document({"prune": {"sparsity": 0.5, "criterion": "input_weighted"}})
+    steps = document({"prune": {"sparsity": 0.5, "criterion": "input_weighted", "allocation": "uniform"}})
     with pytest.raises(RecipeError, match="data"):
         compress(steps, network())

@@ -18,7 +18,7 @@ COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "loss": "mse", 
 SCHEDULE = {"type": "linear", "final_sparsity": 0.5, "end": {"epochs": 1}, "frequency": 2}
 STEPS = [
     {"train": {"epochs": 1}},
-    {"prune": {"epochs": 2, "schedule": SCHEDULE}},
+    {"prune": {"epochs": 2, "schedule": SCHEDULE, "allocation": "uniform"}},
     {"export": {"formats": ["keras"]}},
     {"expect": {"metrics": {"mae": {"max": 9}}, "drop": {"mae": 9, "loss": 99, "relative": True}}},
 ]
@@ -111,7 +111,9 @@ def test_an_expectation_of_what_is_not_measured_is_refused_before_a_weight_moves
 def test_a_drop_of_a_metric_without_a_direction_is_refused():
     own = {"factory": "test_compile_settings:new_spread"}
     document = recipe(
-        {"prune": {"sparsity": 0.5}}, {"expect": {"drop": {"spread": 1}}}, compile={**COMPILE, "metrics": ["mae", own]}
+        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+        {"expect": {"drop": {"spread": 1}}},
+        compile={**COMPILE, "metrics": ["mae", own]},
     )
     with pytest.raises(
         RecipeError, match=r"imports and runs Python code \(compile: test_compile_settings:new_spread\)"

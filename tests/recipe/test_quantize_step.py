@@ -39,7 +39,7 @@ def kernels(model):
 
 
 def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
-    steps = [{"prune": {"sparsity": 0.75}}, quantize(sparse=True)]
+    steps = [{"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}}, quantize(sparse=True)]
     result = compress(recipe(*steps), network(), pairs, tmp_path / "run")
     rows = sections_of(result, 1)["Kernels of the file"]["rows"]
     assert len(rows) == 3 and all(row[-1].startswith("densely") or row[3] < row[2] for row in rows)

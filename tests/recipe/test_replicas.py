@@ -32,7 +32,13 @@ CONFIG = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type"
 # 70 examples in batches of 24: the last has 22.
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 24, "from_logits": True}
 STEPS = [
-    {"prune": {"epochs": 2, "schedule": {"type": "linear", "final_sparsity": 0.8, "end": {"epochs": 1.5}}}},
+    {
+        "prune": {
+            "epochs": 2,
+            "schedule": {"type": "linear", "final_sparsity": 0.8, "end": {"epochs": 1.5}},
+            "allocation": "uniform",
+        }
+    },
     {"finetune": {"epochs": 1}},
     {"export": {"formats": ["keras"]}},
     {"expect": {"sparsity": {"min": 0.8, "max": 0.8}, "bytes": {"keras": {"max": 100_000}}}},

@@ -158,7 +158,10 @@ def test_a_rounds_step_that_cannot_run_is_refused(settings, said):
 
 @pytest.mark.one_backend
 def test_rounds_after_a_prune_step_and_an_easier_prune_step_after_rounds_are_refused():
-    rounds, easier = {"rounds": SETTINGS}, {"prune": {"sparsity": 0.5, "include": ["hidden"]}}
+    rounds, easier = (
+        {"rounds": SETTINGS},
+        {"prune": {"sparsity": 0.5, "include": ["hidden"], "allocation": "uniform", "repair": "none"}},
+    )
     with pytest.raises(RecipeError, match="rounds start from a model that no step has pruned"):
         load_recipe(recipe(easier, rounds), data_given=True)
     with pytest.raises(RecipeError, match="pruned weights do not come back"):

@@ -104,7 +104,7 @@ def test_a_criterion_that_reads_data_needs_data():
 
 @pytest.mark.one_backend
 def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
-    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4"}}
+    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "uniform", "repair": "none"}}
     with pytest.raises(RecipeError, match=r"steps\[1\]\.prune\.pattern: .*Write multiple: 4 in the shrink step"):
         load_recipe(recipe(shrink(channels=0.5, allocation="global"), nm), data_given=True)
     load_recipe(recipe(shrink(channels=0.5, allocation="global", multiple=4), nm), data_given=True)
@@ -179,7 +179,7 @@ def test_the_plan_counts_the_epochs_of_the_rounds(pairs):
 @pytest.mark.every_backend(cases=0)
 def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
     steps = TRAIN, shrink(channels=0.5, repair="weights", calibration=32), {"finetune": {"epochs": 1}}
-    later = {"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}}
+    later = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, {"export": {"formats": ["keras"]}}
     result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run")
     sizes = {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
     assert shapes(result.model) == sizes
@@ -246,7 +246,11 @@ def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs,
         inner(self, model, *args)
         seen.append((model, {name: int((~mask).sum()) for name, mask in former.items()}))
 
-    steps = {"prune": {"sparsity": 0.75}}, shrink(channels=0.5, **settings), {"finetune": {"epochs": 2}}
+    steps = (
+        {"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}},
+        shrink(channels=0.5, **settings),
+        {"finetune": {"epochs": 2}},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workspace, "replace_model", replace)
         result = compress(recipe(TRAIN, *steps), network(), pairs)
@@ -258,7 +262,10 @@ def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs,
 
 def test_a_repair_of_pruned_weights_fits_those_that_are_left(pairs):
     def errors(repair):
-        steps = {"prune": {"sparsity": 0.5}}, shrink(channels=0.5, repair=repair)
+        steps = (
+            {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+            shrink(channels=0.5, repair=repair),
+        )
         report = told(compress(recipe(TRAIN, *steps), network(), pairs).report)
         sections = [one for one in report["steps"][-1]["sections"] if one["title"] == "Errors of the layers"]
         return np.array([row[1:] for section in sections for row in section["rows"]], float)
@@ -268,7 +275,12 @@ def test_a_repair_of_pruned_weights_fits_those_that_are_left(pairs):
 
 
 def test_a_later_prune_step_prunes_further_where_a_mask_was_cut(pairs):
-    steps = {"prune": {"sparsity": 0.5}}, shrink(), {"prune": {"sparsity": 0.5}}, {"prune": {"sparsity": 0.75}}
+    steps = (
+        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+        shrink(),
+        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+        {"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}},
+    )
     result = compress(recipe(TRAIN, *steps), network(), pairs)
     assert counts(result.model) == {"hidden/kernel": 48, "second/kernel": 36, "logits/kernel": 18}
 
@@ -295,7 +307,7 @@ def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
             layers.Dense(3, name="logits"),
         ]
     )
-    pruned = {"prune": {"sparsity": 0.5, "criterion": "random"}}
+    pruned = {"prune": {"sparsity": 0.5, "criterion": "random", "allocation": "uniform", "repair": "none"}}
     seen = []
     inner_call = Workspace.replace_model
 
@@ -323,7 +335,10 @@ def data():
 
 
 IN_ROUNDS = recipe(
-    TRAIN, {"prune": {"sparsity": 0.5}}, shrink(**ROUNDS, allocation="global"), {"finetune": {"epochs": 1}}
+    TRAIN,
+    {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+    shrink(**ROUNDS, allocation="global"),
+    {"finetune": {"epochs": 1}},
 )
 
 

@@ -45,7 +45,7 @@ def measured(monkeypatch):
 @pytest.mark.every_backend(cases=0)
 @pytest.mark.parametrize("target", ["bytes", "latency"])
 def test_a_measured_target_is_reached_planned_and_reported(pairs, measured, target):
-    steps = recipe(shrink(**{target: 0.7}), {"prune": {"sparsity": 0.5}})
+    steps = recipe(shrink(**{target: 0.7}), {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}})
     found = plan(steps, network(width=60), pairs)
     assert f", {target} to 0." in found.steps[0].text
     assert any(note.startswith(f"shrink to a share of the {target}: the sizes above") for note in found.notes)
@@ -106,7 +106,15 @@ def test_the_bytes_of_a_run_are_those_of_its_exported_file(pairs, tmp_path):
 
 
 def test_whole_channels_are_pruned_and_the_zero_ones_removed(pairs):
-    pruned = {"prune": {"sparsity": 0.5, "pattern": "channel", "exclude": ["logits"]}}
+    pruned = {
+        "prune": {
+            "sparsity": 0.5,
+            "pattern": "channel",
+            "exclude": ["logits"],
+            "allocation": "uniform",
+            "repair": "none",
+        }
+    }
     # After a training, biases and normalizations make constants of the channels.
     steps = {"train": {"epochs": 1}}, pruned, shrink(channels="nonzero", epochs_per_round=1)
     result = compress(recipe(*steps), network(), pairs)
@@ -123,7 +131,7 @@ def test_the_plan_says_that_the_zero_channels_are_known_in_the_run_alone(pairs):
 
 
 def test_an_nm_pattern_after_the_removal_of_zero_channels_needs_a_multiple():
-    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4"}}
+    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "uniform", "repair": "none"}}
     with pytest.raises(RecipeError, match=r"with channels: nonzero the earlier .*Write multiple: 4"):
         load_recipe(recipe(shrink(channels="nonzero"), nm), data_given=True)
     load_recipe(recipe(shrink(channels="nonzero", multiple=4), nm), data_given=True)

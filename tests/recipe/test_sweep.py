@@ -173,7 +173,7 @@ class TestRunning:
             "version": 1,
             "variables": {"final": 0.5},
             "model": {"factory": "m:f"},
-            "steps": [{"prune": {"sparsity": "$final"}}],
+            "steps": [{"prune": {"sparsity": "$final", "allocation": "uniform", "repair": "none"}}],
         }
         with pytest.raises(RecipeError, match=r"imports and runs Python code \(model: m:f\)"):
             sweep(source, {"final": [0.5]}, tmp_path / "out")

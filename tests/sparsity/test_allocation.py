@@ -218,13 +218,13 @@ def test_a_name_gives_its_allocation_and_an_allocation_is_unchanged(name, expect
 
 @pytest.mark.parametrize("name", ["", "ERK", "lamps"])
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: uniform, global, erk"):
+    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: auto, uniform, global, erk"):
         get_allocation(name)
 
 
 @pytest.mark.parametrize("allocation", [None, 0.5, ERK, ["erk"]], ids=repr)
 def test_something_that_is_no_allocation_is_refused(allocation):
-    with pytest.raises(TypeError, match="An allocation is one of uniform, global, erk.* Received: "):
+    with pytest.raises(TypeError, match="An allocation is one of auto, uniform, global, erk.* Received: "):
         get_allocation(allocation)
 
 

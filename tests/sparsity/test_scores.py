@@ -9,6 +9,7 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from keras import ops
 
+from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.channel_scores import Apoz, BatchNormalizationScale, GeometricMedian, MeanActivation
 from prunekit.sparsity.gradient_scores import Fisher, GraSP, OptimalBrainDamage, Snip, SynFlow, Taylor
 from prunekit.sparsity.scores import (
@@ -81,9 +82,15 @@ def scores(criterion, weight, **arguments) -> np.ndarray:
 def test_every_criterion_of_the_module_is_in_the_family_and_the_table():
     # Other tests define criteria of their own.
     known = {kind for kind in Criterion.__subclasses__() if kind.__module__.startswith("prunekit.")}
-    known = known - {HessianCriterion} | {OutputError, SparseGPT}
+    known = known - {HessianCriterion, AutomaticCriterion} | {OutputError, SparseGPT}
     assert {type(criterion) for criterion in FAMILY} == known
-    assert {row.load() for row in CRITERIA.values()} == known - {Custom}
+    assert {row.load() for row in CRITERIA.values()} == known - {Custom} | {AutomaticCriterion}
+
+
+@pytest.mark.one_backend
+def test_the_stand_in_for_a_criterion_that_is_chosen_later_gives_no_scores():
+    with pytest.raises(TypeError, match='The criterion "auto" is chosen by pk.prune, Pruner and PruningCallback'):
+        get_criterion("auto")(np.ones(3))
 
 
 def test_an_importance_has_the_shape_of_the_weight_and_is_finite_floating_point(criterion, weight):
@@ -355,7 +362,7 @@ def test_a_criterion_stays_what_it_is_and_a_function_becomes_custom(criterion):
 @pytest.mark.parametrize("name", ["", "weight", "Magnitude", "magnitud", "wander"])
 @pytest.mark.one_backend
 def test_an_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: magnitude, l1, l2, movement, random"):
+    with pytest.raises(ValueError, match=f"Received: '{name}'. Valid are: auto, magnitude, l1, l2, movement, random"):
         get_criterion(name)
 
 
@@ -374,5 +381,5 @@ def test_a_class_instead_of_a_criterion_is_refused_with_the_remedy():
 @pytest.mark.parametrize("criterion", [None, 3, 0.5, int, ["magnitude"]], ids=repr)
 @pytest.mark.one_backend
 def test_something_that_is_no_criterion_is_refused(criterion):
-    with pytest.raises(TypeError, match="A criterion is one of magnitude.* Received: "):
+    with pytest.raises(TypeError, match="A criterion is one of auto, magnitude.* Received: "):
         get_criterion(criterion)

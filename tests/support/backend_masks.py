@@ -73,7 +73,7 @@ def digest(layers, weights, dtype, criterion, pattern, allocation) -> str:
     found = hashlib.sha256()
     # N:M patterns have one sparsity.
     for sparsity in (0.5,) if pattern == "2:4" else (0.3, 0.6):
-        pruner = Pruner.detached(model, OneShot(sparsity=sparsity), as_options(options))
+        pruner = Pruner.detached(model, OneShot(sparsity=sparsity), as_options({"allocation": "uniform"} | options))
         pruner.begin()
         # Not their names: Keras numbers layers on through a process.
         for mask in pruner.masks.values():
@@ -81,7 +81,7 @@ def digest(layers, weights, dtype, criterion, pattern, allocation) -> str:
     with warnings.catch_warnings():
         # Where all weights are equal, the global allocation leaves one entry of a weight: prunekit says so.
         warnings.filterwarnings("ignore", "Sparsity .* leaves")
-        prune(model, sparsity, **options)
+        prune(model, sparsity, **{"allocation": "uniform"} | options)
     for variable in model.trainable_variables:
         found.update(np.asarray(ops.convert_to_numpy(variable.value), "float32").tobytes())
     return found.hexdigest()

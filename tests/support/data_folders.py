@@ -54,7 +54,7 @@ def classifier(shape, classes=3):
 
 
 def recipe(data, *steps, loss="sparse_categorical_crossentropy", metrics=("accuracy",), **others):
-    prune = {"prune": {"epochs": 2, "schedule": SCHEDULE, "include": ["hidden"]}}
+    prune = {"prune": {"epochs": 2, "schedule": SCHEDULE, "include": ["hidden"], "allocation": "uniform"}}
     return {
         "version": 1,
         "name": "data",

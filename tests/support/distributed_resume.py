@@ -44,7 +44,7 @@ def train(strategy, callbacks):
             epochs=EPOCHS,
             shuffle=False,
             verbose=0,
-            callbacks=[*callbacks, pk.PruningCallback(schedule)],
+            callbacks=[*callbacks, pk.PruningCallback(schedule, allocation="uniform")],
         )
     return model.get_weights()
 

@@ -127,7 +127,7 @@ class Watching(keras.callbacks.Callback):
 def fitted(row, model, *, workers=False):
     """Trains with `fit`, once or more often with the same callback."""
     x, y = data(row)
-    pruning = pk.PruningCallback(schedule_of(row), **row.options)
+    pruning = pk.PruningCallback(schedule_of(row), **{"allocation": "uniform"} | row.options)
     watching = Watching(pruning)
     with pk.distribution.across_replicas(model) if workers else contextlib.nullcontext():
         for _ in range(row.fits):
@@ -152,7 +152,7 @@ def looped(row, model, strategy):
     with strategy.scope():
         # Slots that the compiled step makes itself fail under several replicas, with prunekit or without.
         model.optimizer.build(model.trainable_variables)
-        pruner = pk.Pruner(model, schedule_of(row))
+        pruner = pk.Pruner(model, schedule_of(row), allocation="uniform")
     watch = Watch(model, lambda: pruner.masks)
     with pruner:
         for _ in range(EPOCHS):

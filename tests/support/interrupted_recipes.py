@@ -47,7 +47,14 @@ def write(folder, kind):
         "data": {"npz": str(folder / "d.npz")},
         "compile": {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 24, "from_logits": True},
         "steps": [
-            {"prune": {"epochs": 3, "schedule": SCHEDULE, **({} if kind == "data_parallel" else MOVEMENT)}},
+            {
+                "prune": {
+                    "epochs": 3,
+                    "schedule": SCHEDULE,
+                    **({} if kind == "data_parallel" else MOVEMENT),
+                    "allocation": "uniform",
+                }
+            },
         ],
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -31,6 +31,7 @@ RECIPE = {
                     "end": {"epochs": 3},
                     "frequency": 3,
                 },
+                "allocation": "uniform",
             }
         },
         {"export": {"formats": ["keras"], "name": "pruned"}},
@@ -94,7 +95,7 @@ def script(folder):
     network = model()
     network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     schedule = pk.PolynomialDecay(final_sparsity=0.8, begin_step=2, end_step=20, frequency=3)
-    pruning = pk.PruningCallback(schedule, criterion="movement")
+    pruning = pk.PruningCallback(schedule, criterion="movement", allocation="uniform")
     backup = keras.callbacks.BackupAndRestore(folder / "backup")
     network.fit(*samples(), batch_size=16, epochs=6, shuffle=False, verbose=0, callbacks=[backup, pruning])
     np.savez(folder / "end.npz", *[variable.numpy() for variable in [*network.variables, *network.optimizer.variables]])

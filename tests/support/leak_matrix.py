@@ -81,7 +81,7 @@ class Cell:
 
     def options(self, data: Any) -> dict[str, Any]:
         """The options of the pruning."""
-        return {"policy": self.policy} | ({"data": data} if self.policy == "rigl" else {})
+        return {"policy": self.policy, "allocation": "uniform"} | ({"data": data} if self.policy == "rigl" else {})
 
     @property
     def schedule(self) -> Any:

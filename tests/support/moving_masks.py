@@ -53,7 +53,7 @@ class Watch(keras.callbacks.Callback):
 def trained(policy, examples, epochs=2, schedule=STEADY, optimizer=None, **options):
     """(model, callback, watch) after a training in 12 batches of 10 for each epoch."""
     model = network(optimizer)
-    pruning = pk.PruningCallback(schedule, policy=policy, **options)
+    pruning = pk.PruningCallback(schedule, policy=policy, **{"allocation": "uniform"} | options)
     watch = Watch(pruning)
     model.fit(*examples, batch_size=10, epochs=epochs, verbose=0, shuffle=False, callbacks=[pruning, watch])
     return model, pruning, watch
@@ -65,7 +65,7 @@ def whole_and_resumed(policy, schedule, data, folder: Path):
         "version": 1,
         "seed": 2,
         "compile": {"optimizer": "adam", "loss": "mse", "batch_size": 10},
-        "steps": [{"prune": {"epochs": 3, "schedule": schedule, "policy": policy}}],
+        "steps": [{"prune": {"epochs": 3, "schedule": schedule, "policy": policy, "allocation": "uniform"}}],
     }
     whole = pk.compress(document, network(), (data, data), folder / "whole").model.get_weights()
 

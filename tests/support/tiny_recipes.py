@@ -14,10 +14,17 @@ def recipe(*steps, **others):
 
 
 def prune(epochs=2, **others):
-    return {"prune": {"epochs": epochs, "schedule": {**SCHEDULE, **others.pop("schedule", {})}, **others}}
+    return {
+        "prune": {
+            "epochs": epochs,
+            "schedule": {**SCHEDULE, **others.pop("schedule", {})},
+            **others,
+            "allocation": "uniform",
+        }
+    }
 
 
-ONE_SHOT = recipe({"prune": {"sparsity": 0.5}})
+ONE_SHOT = recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}})
 WHOLE = recipe(
     {"train": {"epochs": 1}},
     prune(exclude=["logits"]),

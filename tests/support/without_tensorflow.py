@@ -59,16 +59,18 @@ def in_python(folder, x, y):
     """Callbacks, loops, one-shot pruning, quantization and export, from Python."""
     found = {}
     fitted = network()
-    pruning = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.75, begin_step=0, end_step=6, frequency=2))
+    pruning = pk.PruningCallback(
+        pk.PolynomialDecay(0.0, 0.75, begin_step=0, end_step=6, frequency=2), allocation="uniform"
+    )
     fitted.fit(x, y, batch_size=16, epochs=2, verbose=0, validation_data=(x, y), callbacks=[pruning])
     found["fit"] = zeros(fitted)
     looped = network()
-    with pk.Pruner(looped, pk.ConstantSparsity(0.5, begin_step=0)) as pruner:
+    with pk.Pruner(looped, pk.ConstantSparsity(0.5, begin_step=0), allocation="uniform") as pruner:
         looped.train_on_batch(x, y)
         pruner.step()
     found["loop"] = zeros(looped)
     pruned = network()
-    pk.prune(pruned, 0.5, pattern="2:4")
+    pk.prune(pruned, 0.5, pattern="2:4", allocation="uniform")
     found["prune"] = zeros(pruned)
     found["inspect"] = round(pk.inspect(fitted).sparsity, 4)
     rows = pk.export(fitted, folder, ["keras", "litert"], x, name="small")
@@ -109,7 +111,7 @@ def written(path, recipe):
 def of_own_data(folder, data):
     """A recipe that trains and prunes the network's file on data."""
     compile_settings = {"optimizer": "adam", "batch_size": 16, "from_logits": True}
-    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}]
+    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}]
     recipe = {"version": 1, "name": "own", "model": {"file": str(folder / "small.keras")}, "data": data}
     return {**recipe, "compile": compile_settings, "steps": steps}
 

@@ -54,7 +54,7 @@ def test_a_run_that_ends_early_never_looks_finished_and_the_next_one_clears_up(t
         finally:
             process.kill()
     assert process.returncode != 0 and not (tmp_path / "run").exists()
-    once = {"version": 1, "steps": [{"prune": {"sparsity": 0.5}}]}
+    once = {"version": 1, "steps": [{"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}]}
     compress(once, digits(tmp_path), output=tmp_path / "run", force=True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["long.yaml", "model.keras", "run"]
 

@@ -57,7 +57,14 @@ def test_a_recipe_that_was_killed_in_its_rounds_ends_with_the_same_bytes(tmp_pat
 @pytest.mark.thorough
 def test_a_recipe_that_was_killed_while_it_removes_channels_ends_with_the_same_bytes(tmp_path):
     shrink = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2, "repair": "outputs"}
-    killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}, {"shrink": shrink}])
+    killed_jobs.write(
+        tmp_path / "inputs",
+        [
+            {"train": {"epochs": 1}},
+            {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+            {"shrink": shrink},
+        ],
+    )
     check(killed("recipe", tmp_path, range(8), 8, {"array", "replace", "read", "batch"}), tmp_path / "whole")
 
 

@@ -126,7 +126,14 @@ def test_several_inputs_and_outputs_are_named(by_name):
 
 @pytest.mark.parametrize("as_list", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["mapping", "list"])
 def test_a_model_of_several_inputs_and_outputs_is_trained_and_exported(tmp_path, by_name, as_list):
-    prune = {"prune": {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "include": ["hidden"]}}
+    prune = {
+        "prune": {
+            "epochs": 1,
+            "schedule": {"type": "constant", "target_sparsity": 0.5},
+            "include": ["hidden"],
+            "allocation": "uniform",
+        }
+    }
     steps = [prune, {"export": {"formats": ["keras"]}}]
     text = recipe(by_name, *steps, loss="mean_squared_error", metrics=[])
     result = compress(text, two_by_two(as_list), output=tmp_path / "run")

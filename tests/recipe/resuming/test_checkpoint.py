@@ -53,7 +53,11 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(pairs, tmp_path, wh
 
 
 def test_a_run_that_was_interrupted_while_it_trained_with_masks_ends_as_one_that_was_not(pairs, tmp_path):
-    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5}}, {"finetune": {"epochs": 2}}]
+    steps = [
+        {"train": {"epochs": 1}},
+        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+        {"finetune": {"epochs": 2}},
+    ]
     recipe = WHOLE | {"steps": steps}
     work = interrupted(pairs, tmp_path / "run", 4, recipe)
     # On JAX, the optimizer's variables include the masks during the training.

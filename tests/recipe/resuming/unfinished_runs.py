@@ -19,8 +19,8 @@ WHOLE = {
     "steps": [
         {"train": {"epochs": 2}},
         {"export": {"formats": ["keras"], "name": "dense"}},
-        {"prune": {"epochs": 3, "schedule": SCHEDULE, "criterion": CRITERION}},
-        {"prune": {"sparsity": 0.9, "include": ["hidden"]}},
+        {"prune": {"epochs": 3, "schedule": SCHEDULE, "criterion": CRITERION, "allocation": "uniform"}},
+        {"prune": {"sparsity": 0.9, "include": ["hidden"], "allocation": "uniform", "repair": "none"}},
         {"finetune": {"epochs": 1}},
         {"export": {"formats": ["keras"]}},
     ],

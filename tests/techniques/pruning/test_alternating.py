@@ -30,7 +30,7 @@ def test_phases_alternate_by_steps_and_the_end_is_sparse(data):
 
 def test_a_dense_phase_starts_pruned_weights_at_zero_with_empty_slots_and_the_next_masks_differ(data):
     model = network(keras.optimizers.Adam(0.1))
-    with pk.Pruner(model, PHASES, policy="ac_dc", include="hidden") as pruner:
+    with pk.Pruner(model, PHASES, policy="ac_dc", include="hidden", allocation="uniform") as pruner:
         for step in range(1, 25):
             start = 10 * (step % 12)
             model.train_on_batch(*(array[start : start + 10] for array in data))
@@ -67,13 +67,13 @@ def test_an_interrupted_recipe_ends_with_the_bytes_of_a_whole_one(frequency, dat
 @pytest.mark.one_backend
 def test_what_cannot_alternate_is_refused(data):
     with pytest.raises(ValueError, match="AC/DC alternates between phases of a ConstantSparsity schedule with an end"):
-        pk.Pruner(network(), pk.PolynomialDecay(0.0, 0.5, 0, 10), policy="ac_dc")
+        pk.Pruner(network(), pk.PolynomialDecay(0.0, 0.5, 0, 10), policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match=r"Received: ConstantSparsity\(.*end_step=-1"):
-        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="ac_dc")
+        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match="AC/DC alternates .* Received: OneShot"):
-        pk.prune(network(), 0.5, policy="ac_dc")
+        pk.prune(network(), 0.5, policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match="Received: keep_zeros=True"):
-        pk.Pruner(network(), PHASES, policy="ac_dc", keep_zeros=True)
+        pk.Pruner(network(), PHASES, policy="ac_dc", keep_zeros=True, allocation="uniform")
 
 
 @pytest.mark.thorough

@@ -192,7 +192,11 @@ def test_bounds_that_cannot_hold_are_refused_before_a_weight_changes(model, opti
 
 
 def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, tmp_path):
-    steps = recipe({"prune": {"sparsity": 0.5, "bounds": {"three": {"max": 0.25}}}}, model=None, data=None)
+    steps = recipe(
+        {"prune": {"sparsity": 0.5, "bounds": {"three": {"max": 0.25}}, "allocation": "uniform", "repair": "none"}},
+        model=None,
+        data=None,
+    )
     found = plan(steps, model, pairs)
     assert [target.pruned for target in found.steps[0].targets] == [69, 139, 16]
     assert "three at max. 0.25" in found.steps[0].text
@@ -243,7 +247,7 @@ def test_a_share_near_one_of_a_small_weight_removes_all_entries_but_those_that_k
 def test_limits_that_remove_too_much_of_a_small_model_are_refused_although_rounding_is_allowed_for():
     model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(2, name=name) for name in "abc")])
     with pytest.raises(ValueError, match="allow overall sparsities from 0.4667 to 0.8. Received: 0.25"):
-        pk.prune(model, 0.25, overrides={"a": 0.4}, bounds={"b": {"min": 0.5}, "c": {"min": 0.5}})
+        pk.prune(model, 0.25, overrides={"a": 0.4}, bounds={"b": {"min": 0.5}, "c": {"min": 0.5}}, allocation="uniform")
     # 1.2, 1.2 and 1.2 entries, 3.6 in all, are one each, and 4 are asked for.
-    pk.prune(model, 0.3, overrides={"*": 0.3})
+    pk.prune(model, 0.3, overrides={"*": 0.3}, allocation="uniform")
     assert sum(int(np.sum(layer.kernel.numpy() == 0)) for layer in model.layers) == 3

@@ -22,7 +22,7 @@ def compiled(perceptron):
 
 
 def test_fit_ends_exactly_at_the_final_sparsity_and_logs_it(compiled, samples):
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 13, frequency=5))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 13, frequency=5), allocation="uniform")
     history = compiled.fit(*samples, batch_size=16, epochs=3, verbose=0, callbacks=[pruning])
     assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.9 * 128)
     assert (compiled.layers[1].kernel.numpy() == 0).sum() == round(0.9 * 64)
@@ -45,12 +45,20 @@ def test_fit_and_a_loop_of_the_users_end_in_the_same_bytes(samples):
         return model
 
     fitted = build()
-    fitted.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[PruningCallback(schedule)])
+    fitted.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[PruningCallback(schedule, allocation="uniform")],
+    )
 
     looped = build()
 
     step = training_step(looped, looped.optimizer, loss)
-    with Pruner(looped, schedule) as pruner:
+    with Pruner(looped, schedule, allocation="uniform") as pruner:
         for i in list(range(0, 64, 16)) * 2:
             step(x[i : i + 16], y[i : i + 16])
             pruner.step()
@@ -61,7 +69,7 @@ def test_fit_and_a_loop_of_the_users_end_in_the_same_bytes(samples):
 
 
 def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_figures(compiled, samples):
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 1000, frequency=5))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 1000, frequency=5), allocation="uniform")
     with pytest.warns(UserWarning, match="lands on sparsity 0.9 at step 1000, but training") as caught:
         compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
     texts = [str(one.message) for one in caught if one.category is UserWarning and "schedule" in str(one.message)]
@@ -71,7 +79,7 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
 
 def test_a_schedule_that_changes_masks_once_is_announced_with_a_frequency(compiled, samples):
     schedule = PolynomialDecay(final_sparsity=0.5, end_step=4)
-    pruning = PruningCallback(schedule)
+    pruning = PruningCallback(schedule, allocation="uniform")
     with pytest.warns(
         UserWarning, match="from step 0 to step 4, but the masks change at step 4 only, because frequency=100"
     ):
@@ -82,11 +90,11 @@ def test_a_schedule_that_changes_masks_once_is_announced_with_a_frequency(compil
 @pytest.mark.one_backend
 def test_the_report_before_fit_is_refused():
     with pytest.raises(RuntimeError, match="`report` exist once `fit` has run"):
-        _ = PruningCallback(ConstantSparsity(0.5)).report
+        _ = PruningCallback(ConstantSparsity(0.5), allocation="uniform").report
 
 
 def test_a_second_fit_continues_with_the_schedule(compiled, samples):
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=1))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=1), allocation="uniform")
     with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 10"):
         compiled.fit(*samples, batch_size=16, epochs=1, verbose=0, callbacks=[pruning])
     halfway = pruning.pruner.sparsity
@@ -108,7 +116,7 @@ def test_a_second_fit_traces_nothing_again_and_one_after_a_compile_does(compiled
     model = keras.Sequential([*compiled.layers, Counts()])
     model.build((None, 8))
     traced.clear()
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 5, frequency=2))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 5, frequency=2), allocation="uniform")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     counts = []
     for recompile in (True, False, True):
@@ -123,7 +131,7 @@ def test_a_second_fit_traces_nothing_again_and_one_after_a_compile_does(compiled
 
 def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compiled, samples):
     compiled.fit(*samples, batch_size=16, epochs=4, verbose=0)
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=5))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.8, 0, 10, frequency=5), allocation="uniform")
     compiled.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
     assert [(event.step, event.asked) for event in pruning.report.events][0] == (0, 0.0)
     assert (compiled.layers[0].kernel.numpy() == 0).sum() == round(0.8 * 128)
@@ -132,6 +140,6 @@ def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compile
 @pytest.mark.one_backend
 def test_bad_options_are_refused_at_construction():
     with pytest.raises(TypeError, match="`schedule` must be a schedule"):
-        PruningCallback(0.5)
+        PruningCallback(0.5, allocation="uniform")
     with pytest.raises(TypeError, match="frequency"):
-        PruningCallback(ConstantSparsity(0.5), frequency=3)
+        PruningCallback(ConstantSparsity(0.5), frequency=3, allocation="uniform")

@@ -73,7 +73,7 @@ def test_a_training_masks_whole_groups_gradually_and_their_removal_is_exact(allo
 @pytest.mark.parametrize("name", SOME)
 def test_masks_of_channels_in_other_architectures(name):
     model = ARCHITECTURES[name]()
-    report = pk.prune(model, 0.4, policy="channel_groups")
+    report = pk.prune(model, 0.4, policy="channel_groups", allocation="uniform")
     assert 0.3 < report.events[-1].reached < 0.5
     smaller, removal = pk.remove_zero_channels(model)
     assert removal.approximations == ()
@@ -88,7 +88,9 @@ def test_masked_channels_stay_masked_in_a_second_training():
     x, y = data()
     masks = []
     for _ in range(2):
-        callback = pk.PruningCallback(pk.ConstantSparsity(0.5, 0, frequency=2), policy="channel_groups")
+        callback = pk.PruningCallback(
+            pk.ConstantSparsity(0.5, 0, frequency=2), policy="channel_groups", allocation="uniform"
+        )
         model.fit(x, y, batch_size=16, epochs=1, verbose=0, callbacks=[callback])
         masks.append(callback.pruner.masks)
     for name, mask in masks[0].items():
@@ -101,7 +103,7 @@ def test_masked_channels_stay_masked_whatever_their_importance():
     model, seen = network(), []
     model.compile("sgd", "sparse_categorical_crossentropy")
     schedule = pk.LinearDecay(0.1, 0.6, 0, 4, frequency=1)
-    callback = pk.PruningCallback(schedule, criterion="random", policy="channel_groups")
+    callback = pk.PruningCallback(schedule, criterion="random", policy="channel_groups", allocation="uniform")
     masks = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(
             {name: np.array(mask) for name, mask in callback.pruner.masks.items()}
@@ -122,7 +124,7 @@ def test_the_least_important_channels_are_masked():
     out = np.array(model.get_layer("out").kernel)
     out[7:] *= 1e-3
     model.get_layer("out").kernel.assign(out)
-    pk.prune(model, 0.5, policy="channel_groups", include=["hidden"])
+    pk.prune(model, 0.5, policy="channel_groups", include=["hidden"], allocation="uniform")
     gone = np.flatnonzero(~np.array(model.get_layer("hidden").kernel).any(axis=0))
     assert gone.size and gone.min() >= 7
     assert np.array(model.get_layer("stem").kernel).all()
@@ -133,7 +135,9 @@ def test_a_group_that_is_zero_throughout_keeps_a_channel():
     model.add(layers.Dense(3, name="out"))
     for name in ("one", "two"):
         model.get_layer(name).kernel.assign(np.zeros_like(model.get_layer(name).kernel))
-    pruner = pk.Pruner(model, pk.ConstantSparsity(0.3, 0), keras.optimizers.SGD(), policy="channel_groups")
+    pruner = pk.Pruner(
+        model, pk.ConstantSparsity(0.3, 0), keras.optimizers.SGD(), policy="channel_groups", allocation="uniform"
+    )
     kept = kept_channels(model, pruner.masks)
     pruner.finish()
     assert len(kept["one"]) == 1 and len(kept["two"]) > 1
@@ -143,7 +147,7 @@ def test_a_tape_loop_masks_groups():
     model, optimizer = network(), keras.optimizers.Adam(1e-3)
     x, y = data()
     schedule = pk.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)
-    with pk.Pruner(model, schedule, optimizer, policy="channel_groups") as pruner:
+    with pk.Pruner(model, schedule, optimizer, policy="channel_groups", allocation="uniform") as pruner:
         for _ in range(8):
             with tf.GradientTape() as tape:
                 loss = keras.losses.sparse_categorical_crossentropy(y, model(x, training=True))
@@ -160,11 +164,11 @@ def test_a_tape_loop_masks_groups():
 def test_frozen_and_excluded_channels_stay():
     model = network()
     model.get_layer("stem").trainable = False
-    report = pk.prune(model, 0.2, policy="channel_groups", exclude=())
+    report = pk.prune(model, 0.2, policy="channel_groups", exclude=(), allocation="uniform")
     assert np.array(model.get_layer("inner").kernel).all()
     assert any("frozen" in one.reason for one in report.skipped)
     with pytest.raises(ValueError, match="no channels that can be removed"):
-        pk.prune(model, 0.2, policy="channel_groups", exclude=["hidden"])
+        pk.prune(model, 0.2, policy="channel_groups", exclude=["hidden"], allocation="uniform")
 
 
 @pytest.mark.parametrize(
@@ -185,4 +189,4 @@ def test_options_of_single_weights_are_refused(options, named):
 
 def test_a_sparsity_out_of_reach_is_refused_with_the_largest_one():
     with pytest.raises(ValueError, match=r"up to a sparsity of 0\.9\d\d, where one of each group is left"):
-        pk.prune(network(), 0.999, policy="channel_groups")
+        pk.prune(network(), 0.999, policy="channel_groups", allocation="uniform")

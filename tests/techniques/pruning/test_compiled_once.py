@@ -52,7 +52,7 @@ def counted():
 def test_mask_updates_and_further_fits_trace_nothing(counted, samples):
     model, counting = counted
     x, y = (array[:64] for array in samples)
-    pruning = PruningCallback(PolynomialDecay(0.1, 0.9, begin_step=0, end_step=15, frequency=1))
+    pruning = PruningCallback(PolynomialDecay(0.1, 0.9, begin_step=0, end_step=15, frequency=1), allocation="uniform")
     traces, reached = [], []
     for epochs in (1, 1, 2):
         # The first two end before the schedule does, and say so.
@@ -72,7 +72,7 @@ COMPILES = "/jax/core/compile/backend_compile_duration"
 def test_mask_updates_and_a_second_fit_compile_nothing(counted, samples, events):
     model, counting = counted
     x, y = (array[:64] for array in samples)
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 40, frequency=1))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.9, 0, 40, frequency=1), allocation="uniform")
 
     def fit(epochs):
         before = counting.traces, events.count(COMPILES)
@@ -99,7 +99,7 @@ def test_a_loop_of_the_users_is_compiled_once(counted, samples, events):
     model, counting = counted
     x, y = (array[:16] for array in samples)
     step = training_step(model, model.optimizer, LOSS)
-    with Pruner(model, PolynomialDecay(0.0, 0.9, 0, 40, frequency=1)) as pruner:
+    with Pruner(model, PolynomialDecay(0.0, 0.9, 0, 40, frequency=1), allocation="uniform") as pruner:
         counts = []
         for _ in range(42):
             step(x, y)
@@ -195,7 +195,7 @@ def test_between_mask_updates_fit_keeps_its_state_and_nothing_leaves_the_device(
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(keras.optimizers.Adam(0.01), LOSS)
     synchronised, batch = [], Batch()
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, begin_step=0, end_step=60, frequency=20))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, begin_step=0, end_step=60, frequency=20), allocation="uniform")
     original = type(model).jax_state_sync
 
     def synchronise(model):

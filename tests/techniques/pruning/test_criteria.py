@@ -49,7 +49,7 @@ def zeros(model):
 
 def test_in_pk_prune(criterion, data):
     model = network()
-    report = pk.prune(model, 0.75, data, criterion=criterion, include="hidden")
+    report = pk.prune(model, 0.75, data, criterion=criterion, include="hidden", allocation="uniform")
     assert zeros(model) == 48 and [event.reached for event in report.events] == [0.75]
 
 
@@ -57,7 +57,7 @@ def test_in_pk_prune(criterion, data):
 def test_in_fit_at_each_mask_update(criterion, data, samples):
     model = network()
     schedule = pk.PolynomialDecay(0.25, 0.75, 0, 2, power=1, frequency=1)
-    callback = pk.PruningCallback(schedule, criterion, data=data, include="hidden")
+    callback = pk.PruningCallback(schedule, criterion, data=data, include="hidden", allocation="uniform")
     model.fit(*samples, batch_size=35, verbose=0, callbacks=[callback])
     assert zeros(model) == 48 and [event.reached for event in callback.report.events] == [0.25, 0.5, 0.75]
 
@@ -68,7 +68,7 @@ def test_in_a_tape_loop(criterion, data, samples):
 
     model = network()
     schedule = pk.ConstantSparsity(0.75, begin_step=1, frequency=1)
-    with pk.Pruner(model, schedule, data=data, criterion=criterion, include="hidden") as pruner:
+    with pk.Pruner(model, schedule, data=data, criterion=criterion, include="hidden", allocation="uniform") as pruner:
         for _ in range(2):
             with tf.GradientTape() as tape:
                 loss = LOSS(samples[1], model(samples[0], training=True))
@@ -89,7 +89,16 @@ def test_in_a_recipe(pairs):
     shares = np.linspace(0.1, 0.8, len(NAMES))
     written = [{"type": name, "rounds": 3} if name == "synflow" else name for name in NAMES]
     steps = [
-        {"prune": {"sparsity": float(share), "criterion": each, "include": ["hidden"], **repair(name)}}
+        {
+            "prune": {
+                "sparsity": float(share),
+                "criterion": each,
+                "include": ["hidden"],
+                **repair(name),
+                "allocation": "uniform",
+                "repair": "none",
+            }
+        }
         for share, name, each in zip(shares, NAMES, written, strict=True)
     ]
     model = network()
@@ -100,7 +109,10 @@ def test_in_a_recipe(pairs):
 
 
 def test_a_recipe_is_refused_before_it_trains_where_a_statistic_does_not_exist(pairs):
-    steps = [{"train": {"epochs": 1}}, {"prune": {"sparsity": 0.5, "criterion": "batch_normalization_scale"}}]
+    steps = [
+        {"train": {"epochs": 1}},
+        {"prune": {"sparsity": 0.5, "criterion": "batch_normalization_scale", "allocation": "uniform"}},
+    ]
     model = network()
     before = model.get_weights()
     with pytest.raises(
@@ -117,7 +129,7 @@ def test_statistics_leave_weights_state_and_random_numbers_as_they_were(samples)
     for name in NAMES:
         needs_data = "data" in sources_of(CRITERIA[name].needs)
         # Sparsity 0 prunes nothing, with all statistics collected.
-        pk.prune(model, 0.0, samples if needs_data else None, criterion=name, include="hidden")
+        pk.prune(model, 0.0, samples if needs_data else None, criterion=name, include="hidden", allocation="uniform")
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(ops.convert_to_tensor(weight)), value)
 
@@ -130,8 +142,8 @@ def test_a_function_of_the_user_reads_statistics(samples):
     inverse.needs = ("gradient",)
     models = [network(), network()]
     models[1].set_weights(models[0].get_weights())
-    pk.prune(models[0], 0.5, samples, criterion="snip", include="hidden")
-    pk.prune(models[1], 0.5, samples, criterion=inverse, include="hidden")
+    pk.prune(models[0], 0.5, samples, criterion="snip", include="hidden", allocation="uniform")
+    pk.prune(models[1], 0.5, samples, criterion=inverse, include="hidden", allocation="uniform")
     masks = [ops.convert_to_numpy(ops.convert_to_tensor(model.layers[0].kernel)) != 0 for model in models]
     np.testing.assert_array_equal(masks[0], ~masks[1])
 
@@ -199,9 +211,9 @@ def test_rounds_keep_every_layer_where_a_single_round_empties_layers():
 
 def test_synflow_is_not_repaired_with_data(samples):
     with pytest.raises(ValueError, match="Received: data, with .*SynFlow.* Leave `data` out"):
-        pk.prune(network(), 0.5, samples, criterion="synflow")
+        pk.prune(network(), 0.5, samples, criterion="synflow", allocation="uniform")
     with pytest.raises(ValueError, match="Received: .*SynFlow.* selects in 100 rounds"):
-        pk.prune(network(), 0.5, samples, criterion="synflow", repair="weights")
+        pk.prune(network(), 0.5, samples, criterion="synflow", repair="weights", allocation="uniform")
 
 
 def test_a_criterion_prunes_in_one_round_unless_it_says_otherwise():
@@ -211,4 +223,4 @@ def test_a_criterion_prunes_in_one_round_unless_it_says_otherwise():
 @pytest.mark.parametrize("name", [name for name in NAMES if "data" in sources_of(CRITERIA[name].needs)])
 def test_each_criterion_that_reads_data_is_refused_without(name):
     with pytest.raises(ValueError, match="is collected from data. Received: no data. Pass `data`"):
-        pk.prune(network(), 0.5, criterion=name)
+        pk.prune(network(), 0.5, criterion=name, allocation="uniform")

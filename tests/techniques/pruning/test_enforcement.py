@@ -21,7 +21,7 @@ def test_frequency_100_and_a_number_of_steps_that_is_no_multiple_of_it_leave_no_
     # 7 epochs of 35 batches are 245 steps: the last update by frequency alone would be at 200.
     schedule = PolynomialDecay(initial_sparsity=0.0, final_sparsity=0.8, begin_step=0, end_step=245, frequency=100)
     spy = Spy()
-    callback = PruningCallback(schedule)
+    callback = PruningCallback(schedule, allocation="uniform")
     compiled.fit(*samples, batch_size=2, epochs=7, verbose=0, callbacks=[callback, spy])
     assert compiled.optimizer.iterations.numpy() == 245
     assert [event.step for event in callback.pruner.events] == [0, 100, 200, 245]
@@ -38,13 +38,13 @@ def test_with_accumulation_a_schedule_that_is_too_long_is_announced_in_updates_n
     compiled.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), LOSS(from_logits=True))
     # 10 batches are 2 updates.
     with pytest.warns(UserWarning, match="at step 8, but training (has only|ended after) 2 steps") as record:
-        compiled.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE)])
+        compiled.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE, allocation="uniform")])
     assert "has only 2 steps" in str(record[0].message)
 
 
 @pytest.mark.parametrize("count", [0, 1], ids=["before it is built", "of another number"])
 def test_gradients_without_variables_are_refused_by_keras_itself(compiled, samples, count):
-    with Pruner(compiled, AT_ONCE):
+    with Pruner(compiled, AT_ONCE, allocation="uniform"):
         for _ in range(count):
             compiled.train_on_batch(*samples)
         message = "optimizer is tracking 4" if count else "must already be built"
@@ -60,7 +60,7 @@ def test_a_layer_used_twice_is_pruned_once(batches):
     inputs = keras.Input((8,))
     model = keras.Model(inputs, keras.layers.Dense(4, name="logits")(shared(shared(inputs))))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS(from_logits=True))
-    pruning, spy = PruningCallback(RISE), Spy()
+    pruning, spy = PruningCallback(RISE, allocation="uniform"), Spy()
     model.fit(**batches, epochs=2, callbacks=[pruning, spy])
     assert [target.name for target in pruning.pruner.targets] == ["shared/kernel", "logits/kernel"]
     assert zeros(model) == expected(model, 0.75)
@@ -71,7 +71,7 @@ def test_models_inside_models_hold_their_zeros(batches):
     outer = keras.Sequential([keras.Input((8,)), block, keras.layers.Dense(4, name="dense")])
     outer.compile("adam", LOSS(from_logits=True))
     spy = Spy()
-    outer.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE), spy])
+    outer.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE, allocation="uniform"), spy])
     assert zeros(outer) == expected(outer, 0.75)
     assert len(spy.counts) == 10
 
@@ -81,7 +81,7 @@ def test_a_frozen_layer_is_pruned_and_not_trained_or_left_alone_but_never_half(c
     frozen.trainable = False
     compiled.compile("adam", LOSS(from_logits=True))
     before = np.array(frozen.kernel.numpy())
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     compiled.fit(**batches, epochs=2, callbacks=[pruning])
     after = np.array(frozen.kernel.numpy())
     names = [target.name for target in pruning.pruner.targets]
@@ -133,7 +133,7 @@ def test_two_optimizers_in_one_train_step_both_hold_zeros(batches):
     model = TwoPlayers()
     optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9)]
     model.compile(*optimizers)
-    pruning, spy = PruningCallback(RISE), Spy()
+    pruning, spy = PruningCallback(RISE, allocation="uniform"), Spy()
     model.fit(**batches, epochs=2, callbacks=[pruning, spy])
     assert zeros(model) == expected(model, 0.75)
     for optimizer, player in zip(optimizers, (model.maker, model.judge), strict=True):
@@ -167,7 +167,7 @@ def test_a_constraint_of_the_users_acts_and_zeros_hold(compiled, batches, constr
         keras.optimizers.SGD(0.05, use_ema=use_ema, ema_overwrite_frequency=2 if use_ema else None), LOSS(True)
     )
     spy = Spy()
-    compiled.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE), spy])
+    compiled.fit(**batches, epochs=2, callbacks=[PruningCallback(RISE, allocation="uniform"), spy])
     assert kernel.constraint is constraint
     assert zeros(compiled) == expected(compiled, 0.75)
     if isinstance(constraint, keras.constraints.MaxNorm) and not use_ema:
@@ -184,7 +184,7 @@ def test_whole_rows_and_columns_that_are_pruned_at_once_do_not_become_nan(compil
     hidden.kernel.assign(kernel)
     hidden.kernel.constraint = keras.constraints.MaxNorm(2.0)
     compiled.compile(optimizer(), LOSS(from_logits=True))
-    pruning = PruningCallback(ConstantSparsity(0.95), include="hidden")
+    pruning = PruningCallback(ConstantSparsity(0.95), include="hidden", allocation="uniform")
     compiled.fit(**batches, epochs=3, callbacks=[pruning])
     assert [np.count_nonzero(~mask) for mask in pruning.pruner.masks.values()] == expected(compiled, 0.95)[:1]
     assert not any(pruning.pruner.audit().values())
@@ -200,7 +200,7 @@ def test_weights_that_become_nan_in_fit_are_named(compiled, batches):
                 compiled.get_layer("hidden").kernel.assign(np.full((8, 16), np.nan))
 
     with pytest.raises(ValueError, match=r"hidden/kernel \(\d+\).*lower the learning rate"):
-        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE), Poison()])
+        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform"), Poison()])
     assert_pristine(compiled)
 
 
@@ -208,7 +208,7 @@ def test_weights_that_become_nan_in_fit_are_named(compiled, batches):
 
 
 def test_a_recompile_between_two_fits_continues_with_the_schedule(compiled, batches):
-    pruning = PruningCallback(PolynomialDecay(0.2, 0.75, begin_step=0, end_step=12, frequency=3))
+    pruning = PruningCallback(PolynomialDecay(0.2, 0.75, begin_step=0, end_step=12, frequency=3), allocation="uniform")
     with pytest.warns(UserWarning, match="lands on sparsity 0.75 at step 12"):
         compiled.fit(**batches, callbacks=[pruning])
     assert pruning.pruner.step_count == 5
@@ -223,7 +223,7 @@ def test_a_recompile_between_two_fits_continues_with_the_schedule(compiled, batc
 
 def test_dense_weights_set_between_two_fits_are_pruned_again_when_the_second_begins(compiled, batches):
     dense = compiled.get_weights()
-    pruning, spy = PruningCallback(RISE), Spy()
+    pruning, spy = PruningCallback(RISE, allocation="uniform"), Spy()
     compiled.fit(**batches, epochs=2, callbacks=[pruning])
     compiled.set_weights(dense)
     assert zeros(compiled) == [0, 0]
@@ -234,9 +234,9 @@ def test_dense_weights_set_between_two_fits_are_pruned_again_when_the_second_beg
 
 def test_predict_and_evaluate_change_no_weight(compiled, samples, batches):
     # A leak that nothing has seen yet: evaluating must not repair it either.
-    pruning = PruningCallback(AT_ONCE)
+    pruning = PruningCallback(AT_ONCE, allocation="uniform")
     compiled.fit(**batches, callbacks=[pruning])
-    with Pruner(compiled, AT_ONCE) as pruner:
+    with Pruner(compiled, AT_ONCE, allocation="uniform") as pruner:
         compiled.get_layer("logits").kernel.assign(np.full((16, 4), 0.25))
         before = [np.array(v.numpy()) for v in [*compiled.variables, *compiled.optimizer.variables]]
         compiled.predict(samples[0], verbose=0)
@@ -271,5 +271,5 @@ def test_a_callback_that_builds_the_train_function_again_is_obeyed(compiled, bat
             self.kept = [*getattr(self, "kept", []), kernels(self.model)[0].copy()]
 
     keep = Keep()
-    model.fit(**batches, epochs=2, callbacks=[PruningCallback(AT_ONCE), Unfreeze(), keep])
+    model.fit(**batches, epochs=2, callbacks=[PruningCallback(AT_ONCE, allocation="uniform"), Unfreeze(), keep])
     np.testing.assert_array_equal(keep.kept[0], keep.kept[1])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.every_backend
 def test_early_stopping_that_restores_denser_weights_is_corrected_and_reported(compiled, batches, first):
     # Nothing is better than the first epoch, which ended at 0.6 of the final sparsity.
     stopping = keras.callbacks.EarlyStopping("loss", mode="max", min_delta=1e9, patience=3, restore_best_weights=True)
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     with pytest.warns(UserWarning, match="written back at the end of training.*OnceSparse"):
         compiled.fit(**batches, epochs=4, callbacks=[stopping, pruning] if first else [pruning, stopping])
     assert zeros(compiled) == expected(compiled, 0.75)
@@ -32,7 +32,11 @@ def test_early_stopping_that_restores_denser_weights_is_corrected_and_reported(c
 def test_early_stopping_after_a_history_of_the_users_is_corrected_too(compiled, batches):
     stopping = keras.callbacks.EarlyStopping("loss", mode="max", min_delta=1e9, patience=3, restore_best_weights=True)
     with pytest.warns(UserWarning, match="written back at the end of training"):
-        compiled.fit(**batches, epochs=4, callbacks=[keras.callbacks.History(), PruningCallback(RISE), stopping])
+        compiled.fit(
+            **batches,
+            epochs=4,
+            callbacks=[keras.callbacks.History(), PruningCallback(RISE, allocation="uniform"), stopping],
+        )
     assert zeros(compiled) == expected(compiled, 0.75)
     assert_pristine(compiled)
 
@@ -41,7 +45,7 @@ def test_a_callback_list_of_the_users_without_history_ends_exact_after_an_earlie
     # On JAX, Keras leaves average and weight in one array, and cannot donate it twice: no second fit, pruned or not.
     compiled.optimizer = keras.optimizers.SGD(0.1, use_ema=BACKEND != "jax")
     compiled.fit(**batches)
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     callbacks = keras.callbacks.CallbackList([pruning], add_history=False, model=compiled, epochs=2, steps=5)
     compiled.fit(**batches, epochs=2, callbacks=callbacks)
     assert zeros(compiled) == expected(compiled, 0.75)
@@ -53,7 +57,7 @@ def test_a_callback_list_of_the_users_without_history_ends_exact_after_an_earlie
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
 def test_every_checkpoint_is_sparse_and_loads_where_prunekit_cannot_be_imported(compiled, batches, tmp_path, first):
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch:02d}-{batch:02d}.keras"), save_freq=1)
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     compiled.fit(**batches, epochs=2, callbacks=[saving, pruning] if first else [pruning, saving])
     script = """
         import sys
@@ -94,7 +98,7 @@ def test_a_run_that_broke_is_resumed_in_a_new_model_and_ends_as_one_that_did_not
             [keras.Input((8,)), keras.layers.Dense(16, name="hidden"), keras.layers.Dense(4, name="logits")]
         )
         model.compile("adam", LOSS(from_logits=True))
-        pruning = PruningCallback(RISE)
+        pruning = PruningCallback(RISE, allocation="uniform")
         error = None
         try:
             model.fit(*samples, batch_size=20, epochs=3, shuffle=False, verbose=0, callbacks=[*callbacks, pruning])
@@ -124,7 +128,12 @@ def test_swapped_averages_are_as_sparse_as_the_weights(compiled, batches, swap_o
             self.seen = (*self.seen, zeros(self.model))
 
     compiled.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), LOSS(from_logits=True))
-    swapping, pruning, spy, test = keras.callbacks.SwapEMAWeights(swap_on_epoch), PruningCallback(RISE), Spy(), AtTest()
+    swapping, pruning, spy, test = (
+        keras.callbacks.SwapEMAWeights(swap_on_epoch),
+        PruningCallback(RISE, allocation="uniform"),
+        Spy(),
+        AtTest(),
+    )
     order = [swapping, pruning, test, spy] if first else [pruning, swapping, test, spy]
     validation = (batches["x"][:9], batches["y"][:9])
     compiled.fit(**batches, epochs=3, validation_data=validation, callbacks=order)
@@ -139,7 +148,7 @@ ORDERS = list(itertools.permutations(range(4)))
 @pytest.mark.parametrize("order", [ORDERS[i] for i in (0, 5, 9, 16, 23)], ids=str)
 def test_the_callbacks_of_a_usual_training_work_in_any_order(compiled, batches, tmp_path, order):
     pytest.importorskip("tensorboard")
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
     board = keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1, update_freq="batch")
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1)
@@ -156,8 +165,8 @@ def test_the_callbacks_of_a_usual_training_work_in_any_order(compiled, batches, 
 
 
 def test_two_pruning_callbacks_in_one_fit_hold_each_its_own_weights(compiled, batches):
-    one = PruningCallback(RISE, include="hidden")
-    other = PruningCallback(ConstantSparsity(0.5), include="logits")
+    one = PruningCallback(RISE, include="hidden", allocation="uniform")
+    other = PruningCallback(ConstantSparsity(0.5), include="logits", allocation="uniform")
     spies = [Spy(), Spy()]
     compiled.fit(**batches, epochs=2, callbacks=[spies[0], one, other, spies[1]])
     assert (kernels(compiled)[0] == 0).sum() == expected(compiled, 0.75)[0]

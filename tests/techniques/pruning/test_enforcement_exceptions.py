@@ -49,7 +49,7 @@ EVENTS = ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_ep
 def test_an_exception_in_another_callback_leaves_the_model_detached_and_sparse(compiled, batches, event, error, first):
     compiled.fit(**batches)
     own = compiled.train_function
-    raising, pruning = Raise(event, error), PruningCallback(AT_ONCE)
+    raising, pruning = Raise(event, error), PruningCallback(AT_ONCE, allocation="uniform")
     validation = (batches["x"][:9], batches["y"][:9])
     with pytest.raises(type(error)):
         compiled.fit(
@@ -85,12 +85,12 @@ def test_an_exception_in_an_eager_step_leaves_the_model_detached_and_sparse(comp
     fragile.times = 0
     with pytest.raises(KeyboardInterrupt):
         if own_loop:
-            with Pruner(model, AT_ONCE) as pruner:
+            with Pruner(model, AT_ONCE, allocation="uniform") as pruner:
                 for _ in range(5):
                     model.train_on_batch(*samples)
                     pruner.step()
         else:
-            model.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+            model.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert zeros(model) == expected(model, 0.5)
     assert_pristine(model)
     fragile.fragile = False
@@ -117,7 +117,7 @@ def test_an_exception_in_a_compiled_step_leaves_the_model_detached_and_sparse(ba
     model = Asserting(inputs, outputs)
     model.compile("adam", LOSS(from_logits=True))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        model.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+        model.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert zeros(model) == expected(model, 0.5)
     assert model.train_function.__module__.startswith("keras.")
     assert_pristine(model)
@@ -139,7 +139,7 @@ def test_an_interrupt_inside_an_eager_update_leaves_no_leak(compiled, batches, m
 
     compiled.compile(Interrupted(0.1), LOSS(from_logits=True), run_eagerly=True)
     with pytest.raises(KeyboardInterrupt):
-        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert zeros(compiled) == expected(compiled, 0.5)
     assert_pristine(compiled)
 
@@ -173,22 +173,28 @@ def test_an_exception_in_the_data_leaves_the_model_detached_and_sparse(compiled,
 
     data = generate() if kind == "generator" else Sequence()
     with pytest.raises(data_errors(), match="no more data"):
-        compiled.fit(data, shuffle=False, verbose=0, callbacks=[PruningCallback(AT_ONCE)])
+        compiled.fit(data, shuffle=False, verbose=0, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert zeros(compiled) == expected(compiled, 0.5)
     assert_pristine(compiled)
     assert_dense_training(compiled, batches)
 
 
 def test_after_an_interrupt_and_after_an_end_the_history_is_kerass_own(compiled, batches):
-    compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+    compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert_own(compiled.history)
     with pytest.raises(KeyboardInterrupt):
-        compiled.fit(**batches, callbacks=[PruningCallback(AT_ONCE), Raise("on_train_batch_end", KeyboardInterrupt())])
+        compiled.fit(
+            **batches,
+            callbacks=[
+                PruningCallback(AT_ONCE, allocation="uniform"),
+                Raise("on_train_batch_end", KeyboardInterrupt()),
+            ],
+        )
     assert_own(compiled.history)
 
 
 def test_after_an_interrupt_the_same_callback_continues_where_it_was(compiled, batches):
-    pruning = PruningCallback(RISE)
+    pruning = PruningCallback(RISE, allocation="uniform")
     with pytest.raises(KeyboardInterrupt):
         compiled.fit(**batches, epochs=2, callbacks=[pruning, Raise("on_train_batch_end", KeyboardInterrupt())])
     assert pruning.pruner.step_count == 3
@@ -199,7 +205,7 @@ def test_after_an_interrupt_the_same_callback_continues_where_it_was(compiled, b
 
 
 def test_a_pruner_whose_loop_raises_is_detached_whatever_the_weights_became(compiled, samples):
-    with pytest.raises(ZeroDivisionError), Pruner(compiled, OneShot(0.5, step=1)):
+    with pytest.raises(ZeroDivisionError), Pruner(compiled, OneShot(0.5, step=1), allocation="uniform"):
         compiled.get_layer("hidden").kernel.assign(np.full((8, 16), np.nan))
         raise ZeroDivisionError
     assert_pristine(compiled)

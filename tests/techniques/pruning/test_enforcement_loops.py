@@ -25,7 +25,7 @@ def test_a_function_traced_before_the_pruner_is_detected_and_the_weights_correct
         compiled.optimizer.apply(gradients, compiled.trainable_variables)
 
     step(*samples)
-    with Pruner(compiled, AT_ONCE) as pruner:
+    with Pruner(compiled, AT_ONCE, allocation="uniform") as pruner:
         step(*samples)
         with pytest.raises(LeakError, match="build the Pruner before your tf.function is first called"):
             pruner.step()
@@ -73,7 +73,7 @@ def custom_model(*, trains):
 def test_a_train_step_that_writes_weights_besides_the_optimizer_is_detected(batches, schedule, epochs, told):
     model = custom_model(trains=True)
     with pytest.raises(LeakError, match=told):
-        model.fit(**batches, epochs=epochs, callbacks=[PruningCallback(schedule)])
+        model.fit(**batches, epochs=epochs, callbacks=[PruningCallback(schedule, allocation="uniform")])
     assert zeros(model) == expected(model, 0.5)
     assert_pristine(model)
 
@@ -81,13 +81,13 @@ def test_a_train_step_that_writes_weights_besides_the_optimizer_is_detected(batc
 def test_a_train_step_that_never_uses_the_optimizer_is_detected(batches):
     model = custom_model(trains=False)
     with pytest.raises(LeakError, match="no update passed through"):
-        model.fit(**batches, callbacks=[PruningCallback(AT_ONCE)])
+        model.fit(**batches, callbacks=[PruningCallback(AT_ONCE, allocation="uniform")])
     assert zeros(model) == expected(model, 0.5)
     assert_pristine(model)
 
 
 def test_train_on_batch_with_an_assignment_of_the_users_is_detected(compiled, samples):
-    with Pruner(compiled, AT_ONCE) as pruner:
+    with Pruner(compiled, AT_ONCE, allocation="uniform") as pruner:
         compiled.train_on_batch(*samples)
         kernel = compiled.get_layer("logits").kernel
         kernel.assign(kernel + 0.01)
@@ -97,7 +97,7 @@ def test_train_on_batch_with_an_assignment_of_the_users_is_detected(compiled, sa
 
 
 def test_a_leak_after_the_last_step_is_not_silent(compiled, samples):
-    pruner = Pruner(compiled, AT_ONCE)
+    pruner = Pruner(compiled, AT_ONCE, allocation="uniform")
     compiled.train_on_batch(*samples)
     pruner.step()
     kernel = compiled.get_layer("logits").kernel
@@ -108,7 +108,7 @@ def test_a_leak_after_the_last_step_is_not_silent(compiled, samples):
 
 
 def test_a_leak_between_two_updates_of_the_masks_is_found_long_before_the_next(compiled, samples):
-    with Pruner(compiled, ConstantSparsity(0.5, frequency=1000)) as pruner:
+    with Pruner(compiled, ConstantSparsity(0.5, frequency=1000), allocation="uniform") as pruner:
         compiled.train_on_batch(*samples)
         kernel = compiled.get_layer("logits").kernel
         with pytest.raises(LeakError, match="logits/kernel"):
@@ -121,7 +121,7 @@ def test_a_leak_between_two_updates_of_the_masks_is_found_long_before_the_next(c
 def test_recompiling_inside_a_pruner_is_detected_and_the_model_keeps_its_new_function(compiled, samples):
     compiled.train_on_batch(*samples)
     old = compiled.train_function
-    with Pruner(compiled, AT_ONCE) as pruner:
+    with Pruner(compiled, AT_ONCE, allocation="uniform") as pruner:
         compiled.compile("sgd", LOSS(from_logits=True))
         compiled.train_on_batch(*samples)
         with pytest.raises(LeakError, match="no update passed through Adam"):

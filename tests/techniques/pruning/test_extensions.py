@@ -43,7 +43,7 @@ class Masks(keras.callbacks.Callback):
 def test_one_shot_by_a_criterion_that_needs_data(perceptron, samples):
     features = samples[0] * np.linspace(0.1, 3, 8, dtype="float32")
     first = np.array(perceptron.layers[0].kernel.numpy())
-    report = pk.prune(perceptron, 0.5, features, criterion="input_weighted", include="hidden")
+    report = pk.prune(perceptron, 0.5, features, criterion="input_weighted", include="hidden", allocation="uniform")
     scores = np.abs(first) * np.sqrt(np.sum(features.astype("float64") ** 2, axis=0))[:, None]
     kept = np.array(perceptron.layers[0].kernel.numpy()) != 0
     assert kept.sum() == 64 and scores[kept].min() > scores[~kept].max()
@@ -52,8 +52,8 @@ def test_one_shot_by_a_criterion_that_needs_data(perceptron, samples):
 
 def test_a_criterion_that_needs_data_is_refused_without(perceptron):
     for refused in (
-        lambda: pk.prune(perceptron, 0.5, criterion="input_weighted"),
-        lambda: pk.Pruner(perceptron, STEADY, keras.optimizers.SGD(), criterion=InputWeighted()),
+        lambda: pk.prune(perceptron, 0.5, criterion="input_weighted", allocation="uniform"),
+        lambda: pk.Pruner(perceptron, STEADY, keras.optimizers.SGD(), criterion=InputWeighted(), allocation="uniform"),
     ):
         with pytest.raises(ValueError, match="statistic 'input_squares' is collected from data. Received: no data"):
             refused()
@@ -61,7 +61,11 @@ def test_a_criterion_that_needs_data_is_refused_without(perceptron):
 
 def test_in_fit_data_are_read_again_at_each_mask_update(compiled, samples):
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(0.0, 0.75, 0, 8, frequency=4), "input_weighted", data=samples[0], include="hidden"
+        pk.PolynomialDecay(0.0, 0.75, 0, 8, frequency=4),
+        "input_weighted",
+        data=samples[0],
+        include="hidden",
+        allocation="uniform",
     )
     checking = Masks(callback)
     compiled.fit(*samples, batch_size=14, epochs=2, verbose=0, callbacks=[callback, checking])
@@ -69,7 +73,7 @@ def test_in_fit_data_are_read_again_at_each_mask_update(compiled, samples):
 
 
 def test_a_policy_regrows_in_fit_and_counts_stay_exact(compiled, samples):
-    callback = pk.PruningCallback(STEADY, policy="evolving")
+    callback = pk.PruningCallback(STEADY, policy="evolving", allocation="uniform")
     checking = Masks(callback)
     compiled.fit(*samples, batch_size=14, epochs=2, verbose=0, callbacks=[callback, checking])
     counts = [{name: int(mask.sum()) for name, mask in masks.items()} for masks in checking.seen]
@@ -83,7 +87,9 @@ def test_a_policy_regrows_in_fit_and_counts_stay_exact(compiled, samples):
 
 
 def test_a_policy_may_return_new_weight_values(compiled, samples):
-    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=1, frequency=4), policy=Evolving(value=0.5))
+    callback = pk.PruningCallback(
+        pk.ConstantSparsity(0.5, begin_step=1, frequency=4), policy=Evolving(value=0.5), allocation="uniform"
+    )
     compiled.optimizer.learning_rate = 0.0
     compiled.fit(*samples, batch_size=14, verbose=0, callbacks=[callback])
     kernel = np.array(compiled.layers[0].kernel.numpy())
@@ -92,18 +98,18 @@ def test_a_policy_may_return_new_weight_values(compiled, samples):
 
 @tensorflow_only
 def test_a_policy_regrows_in_a_tape_loop(compiled, samples):
-    with pk.Pruner(compiled, STEADY, policy="evolving") as pruner:
+    with pk.Pruner(compiled, STEADY, policy="evolving", allocation="uniform") as pruner:
         loop = pk.loops.TapeLoop(compiled, compiled.optimizer, LOSS, pruner=pruner)
         loop.fit(*samples, batch_size=14, epochs=2)
     assert pruner.sparsity == 0.5 and not any(pruner.audit().values()) and len(pruner.events) == 5
 
 
 def test_what_regrew_is_restored_from_a_saved_state(compiled, samples):
-    callback = pk.PruningCallback(STEADY, policy="evolving")
+    callback = pk.PruningCallback(STEADY, policy="evolving", allocation="uniform")
     compiled.fit(*samples, batch_size=14, verbose=0, callbacks=[callback])
     masks = callback.pruner.masks
     state = callback.pruner.state().to_snapshot()
-    again = pk.PruningCallback(STEADY, policy="evolving")
+    again = pk.PruningCallback(STEADY, policy="evolving", allocation="uniform")
     again.set_model(compiled)
     again.pruner.restore(PrunerState.from_snapshot(state, again.pruner.targets))
     for name, mask in masks.items():

@@ -23,7 +23,7 @@ def network(sparsity=0.5):
     )
     model.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), "mse")
     if sparsity:
-        pk.prune(model, sparsity)
+        pk.prune(model, sparsity, allocation="uniform")
     return model
 
 
@@ -65,7 +65,7 @@ def test_zeros_hold_after_every_batch_and_grow_back_without():
 def test_momentum_from_before_does_not_move_the_zeros():
     model = network(sparsity=0)
     fit(model)
-    pk.prune(model, 0.5)
+    pk.prune(model, 0.5, allocation="uniform")
     grown, _ = fit(model, pk.KeepZeros())
     assert grown == [0] * 6
 
@@ -73,7 +73,7 @@ def test_momentum_from_before_does_not_move_the_zeros():
 def test_weights_that_another_callback_restores_are_zero_again():
     model = network(sparsity=0)
     dense = model.get_weights()
-    pk.prune(model, 0.5)
+    pk.prune(model, 0.5, allocation="uniform")
 
     class Restores(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
@@ -171,17 +171,19 @@ def test_beside_a_pruning_callback_the_weights_must_differ():
     with pytest.raises(
         ValueError, match="must prune different weights. Received: PruningCallback and KeepZeros for head/kernel"
     ):
-        fit(network(), pk.PruningCallback(schedule, include=["head"]), pk.KeepZeros())
+        fit(network(), pk.PruningCallback(schedule, include=["head"], allocation="uniform"), pk.KeepZeros())
     model = network()
-    grown, _ = fit(model, pk.PruningCallback(schedule, include=["head"]), pk.KeepZeros(exclude=["head"]))
+    grown, _ = fit(
+        model, pk.PruningCallback(schedule, include=["head"], allocation="uniform"), pk.KeepZeros(exclude=["head"])
+    )
     assert grown == [0] * 6
     assert [int(found.sum()) for found in zeros(model).values()] == [48, 36]
 
 
 def test_the_reports_of_pruning_name_it():
     model = network(sparsity=0)
-    assert "pk.KeepZeros()" in pk.prune(model, 0.5).notes[-1]
-    pruning = pk.PruningCallback(pk.OneShot(0.75))
+    assert "pk.KeepZeros()" in pk.prune(model, 0.5, allocation="uniform").notes[-1]
+    pruning = pk.PruningCallback(pk.OneShot(0.75), allocation="uniform")
     fit(model, pruning)
     assert "pk.KeepZeros()" in pruning.report.notes[-1]
     assert pruning.notes == []
@@ -291,5 +293,5 @@ def test_keep_zeros_around_a_pruning_callback_adds_its_zeros():
     model = network()
     before = zeros(model)
     with pk.KeepZeros(model):
-        fit(model, pk.PruningCallback(pk.OneShot(0.75), keep_zeros=False, criterion="random"))
+        fit(model, pk.PruningCallback(pk.OneShot(0.75), keep_zeros=False, criterion="random", allocation="uniform"))
     assert all(zeros(model)[name][before[name]].all() for name in before)

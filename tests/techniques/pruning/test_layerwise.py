@@ -84,7 +84,7 @@ def test_sparsity_is_exact_and_a_repair_lowers_the_output_error(fresh, x, criter
     errors = {}
     for repair in ("none", "weights"):
         fresh.set_weights(fresh.start)
-        report = pk.prune(fresh, 0.6, x, criterion=criterion, repair=repair)
+        report = pk.prune(fresh, 0.6, x, criterion=criterion, repair=repair, allocation="uniform")
         targets = [row for row in report.weights if row.name in report.targets]
         assert all(row.zeros == round(0.6 * row.size) for row in targets)
         assert [error.name for error in report.layer_errors].sort() == list(report.targets).sort()
@@ -101,7 +101,13 @@ def test_reported_errors_are_those_of_the_layers(x, repair):
     biases = {name: model.get_layer(name).bias for name in ends}
     biases = {name: 0 if bias is None else ops.convert_to_numpy(bias) for name, bias in biases.items()}
     report = pk.prune(
-        model, 0.5, x, criterion="magnitude", repair=repair, include=["conv", "depthwise", "point", "head"]
+        model,
+        0.5,
+        x,
+        criterion="magnitude",
+        repair=repair,
+        include=["conv", "depthwise", "point", "head"],
+        allocation="uniform",
     )
     errors = {error.name: error.error for error in report.layer_errors}
     for name, end in ends.items():
@@ -118,7 +124,7 @@ def test_biases_take_the_mean_and_moving_statistics_follow(x):
     inputs = keras.Model(model.inputs[0], [model.get_layer("point").output, model.get_layer("head").output])
     before = [ops.convert_to_numpy(one) for one in inputs(x)]
     moving = [ops.convert_to_numpy(one) for one in model.get_layer("normal").non_trainable_variables]
-    pk.prune(model, 0.7, x, criterion="magnitude", repair="outputs")
+    pk.prune(model, 0.7, x, criterion="magnitude", repair="outputs", allocation="uniform")
     after = [ops.convert_to_numpy(one) for one in inputs(x)]
     np.testing.assert_allclose(after[1].mean(axis=0), before[1].mean(axis=0), atol=1e-5)
     now = [ops.convert_to_numpy(one) for one in model.get_layer("normal").non_trainable_variables]
@@ -134,7 +140,7 @@ def test_a_layer_is_fitted_to_its_former_outputs_from_the_inputs_it_receives_now
     )
     flat = x.reshape(-1, 12)
     wanted = ops.convert_to_numpy(model(flat))
-    pk.prune(model, 0.5, flat, criterion="output_error")
+    pk.prune(model, 0.5, flat, criterion="output_error", allocation="uniform")
     hidden = ops.convert_to_numpy(model.layers[0](flat)).astype("float64")
     kernel = ops.convert_to_numpy(model.layers[1].kernel)
     for output in range(6):
@@ -157,7 +163,7 @@ def test_patterns_hold_after_a_reconstruction(x, pattern, holds):
     model = keras.Sequential(
         [keras.Input((8, 8, 3)), layers.Conv2D(8, 3), layers.Conv2D(8, 3, name="conv"), layers.Dense(4, name="dense")]
     )
-    pk.prune(model, 0.5, x[:8], criterion="sparsegpt", pattern=pattern, include=["conv", "dense"])
+    pk.prune(model, 0.5, x[:8], criterion="sparsegpt", pattern=pattern, include=["conv", "dense"], allocation="uniform")
     for layer in model.layers[1:]:
         kernel = ops.convert_to_numpy(layer.kernel)
         for position in kernel.reshape(-1, 8, kernel.shape[-1]):
@@ -170,7 +176,7 @@ def test_layers_in_branches_nested_models_attention_and_loops_are_pruned(x):
     keras.utils.set_random_seed(3)
     model = functional()
     before = outputs(model, x[:8])
-    report = pk.prune(model, 0.5, x[:8], criterion="sparsegpt")
+    report = pk.prune(model, 0.5, x[:8], criterion="sparsegpt", allocation="uniform")
     assert len(report.layer_errors) == len(report.targets) == 13
     assert all(row.zeros == round(0.5 * row.size) for row in report.weights if row.name in report.targets)
     assert np.square(outputs(model, x[:8]) - before).mean() < 0.2 * np.square(before).mean()
@@ -179,9 +185,9 @@ def test_layers_in_branches_nested_models_attention_and_loops_are_pruned(x):
 @pytest.mark.every_backend
 def test_zeros_of_an_earlier_pruning_stay(x):
     model = sequential()
-    pk.prune(model, 0.4)
+    pk.prune(model, 0.4, allocation="uniform")
     zeros = [ops.convert_to_numpy(model.get_layer(name).kernel) == 0 for name in ("conv", "point", "head")]
-    pk.prune(model, 0.7, x, criterion="sparsegpt")
+    pk.prune(model, 0.7, x, criterion="sparsegpt", allocation="uniform")
     for was, name in zip(zeros, ("conv", "point", "head"), strict=True):
         kernel = ops.convert_to_numpy(model.get_layer(name).kernel)
         assert not kernel[was].any() and np.count_nonzero(kernel == 0) == round(0.7 * kernel.size)
@@ -197,7 +203,7 @@ def test_an_interruption_leaves_the_model_as_it_was(x):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pk.prune(model, 0.5, x, criterion="sparsegpt", progress=interrupt)
+        pk.prune(model, 0.5, x, criterion="sparsegpt", progress=interrupt, allocation="uniform")
     for before, weight in zip(start, model.weights, strict=True):
         np.testing.assert_array_equal(before, ops.convert_to_numpy(weight))
 
@@ -205,9 +211,9 @@ def test_an_interruption_leaves_the_model_as_it_was(x):
 def test_data_are_needed_and_repairs_are_named(x):
     model = sequential()
     with pytest.raises(ValueError, match="'hessian' is collected from data. Received: no data"):
-        pk.prune(model, 0.5, criterion="sparsegpt")
+        pk.prune(model, 0.5, criterion="sparsegpt", allocation="uniform")
     with pytest.raises(ValueError, match="`repair` is one of none, outputs, weights. Received: 'bias'"):
-        pk.prune(model, 0.5, x, repair="bias")
+        pk.prune(model, 0.5, x, repair="bias", criterion="magnitude", allocation="uniform")
     with pytest.raises(ValueError, match='policy "gradual" prunes. Received: data'):
         pk.prune(model, 0.5, x, compat="tfmot")
 
@@ -215,7 +221,7 @@ def test_data_are_needed_and_repairs_are_named(x):
 def test_sparsity_zero_changes_nothing(x):
     model = sequential()
     start = [ops.convert_to_numpy(weight) for weight in model.weights]
-    report = pk.prune(model, 0.0, x, criterion="sparsegpt")
+    report = pk.prune(model, 0.0, x, criterion="sparsegpt", allocation="uniform")
     for before, weight in zip(start, model.weights, strict=True):
         np.testing.assert_array_equal(before, ops.convert_to_numpy(weight))
     assert [error.error for error in report.layer_errors] == [0, 0, 0]
@@ -225,26 +231,26 @@ def test_criteria_of_untrained_models_are_repaired_only_if_asked(x):
     model, labels = sequential(), np.zeros(len(x), "int32")
     model.compile("sgd", "sparse_categorical_crossentropy")
     start = ops.convert_to_numpy(model.get_layer("head").kernel)
-    report = pk.prune(model, 0.5, (x, labels), criterion="snip")
+    report = pk.prune(model, 0.5, (x, labels), criterion="snip", allocation="uniform")
     kernel = ops.convert_to_numpy(model.get_layer("head").kernel)
     np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
     assert not report.layer_errors
-    assert pk.prune(model, 0.7, (x, labels), criterion="snip", repair="weights").layer_errors
+    assert pk.prune(model, 0.7, (x, labels), criterion="snip", repair="weights", allocation="uniform").layer_errors
     with pytest.raises(ValueError, match='selects in 100 rounds. Pass repair="none"'):
-        pk.prune(model, 0.8, x, criterion="synflow", repair="weights")
+        pk.prune(model, 0.8, x, criterion="synflow", repair="weights", allocation="uniform")
 
 
 def test_float64_weights_that_stay_lose_no_bit(x):
     model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(6, name="dense", dtype="float64")])
     start = ops.convert_to_numpy(model.layers[0].kernel)
-    pk.prune(model, 0.5, x.reshape(-1, 12), repair="none")
+    pk.prune(model, 0.5, x.reshape(-1, 12), repair="none", criterion="magnitude", allocation="uniform")
     kernel = ops.convert_to_numpy(model.layers[0].kernel)
     assert kernel.dtype == np.float64
     np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
 
 
 def test_the_report_lists_the_errors(x):
-    report = pk.prune(sequential(), 0.5, x)
+    report = pk.prune(sequential(), 0.5, x, criterion="magnitude", allocation="uniform")
     # Corrected biases were zero before.
     zeros = {row.name: row.zeros for row in report.weights}
     assert zeros["head/bias"] == 0 and report.before.weights[-1].zeros == 10
@@ -255,7 +261,7 @@ def test_in_training_the_kept_weights_are_set_to_the_best_fit(x):
     model = keras.Sequential([keras.Input((12,)), layers.Dense(8, name="dense")])
     flat = x.reshape(-1, 12)
     start = ops.convert_to_numpy(model.layers[0].kernel)
-    with pk.Pruner(model, pk.OneShot(0.5), data=flat, criterion="sparsegpt") as pruner:
+    with pk.Pruner(model, pk.OneShot(0.5), data=flat, criterion="sparsegpt", allocation="uniform") as pruner:
         kernel = ops.convert_to_numpy(model.layers[0].kernel)
         kept = pruner.masks["dense/kernel"]
     assert kept.sum() == 48 and not kernel[~kept].any()
@@ -268,7 +274,7 @@ def test_no_layer_has_a_larger_error_than_with_wanda(fresh, x, pattern):
     errors = {}
     for criterion, repair in (("wanda", "none"), ("sparsegpt", "weights")):
         fresh.set_weights(fresh.start)
-        report = pk.prune(fresh, 0.5, x, criterion=criterion, repair=repair, pattern=pattern)
+        report = pk.prune(fresh, 0.5, x, criterion=criterion, repair=repair, pattern=pattern, allocation="uniform")
         errors[criterion] = {row.name: row.error for row in report.layer_errors}
     for name, error in errors["sparsegpt"].items():
         assert error < errors["wanda"][name], name

@@ -13,7 +13,7 @@ from prunekit.techniques.pruning.movement import Movements
 
 def pruning(**options):
     schedule = pk.ConstantSparsity(0.5, begin_step=8, frequency=100)
-    return pk.PruningCallback(schedule, criterion="movement", **options)
+    return pk.PruningCallback(schedule, criterion="movement", **{"allocation": "uniform"} | options)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -64,10 +64,12 @@ def test_movement_goes_with_every_pattern_and_allocation(options, perceptron, sa
 
 
 def test_a_sparse_model_continues_with_its_masks_where_nothing_was_seen_yet(perceptron, samples):
-    pk.prune(perceptron, 0.5)
+    pk.prune(perceptron, 0.5, allocation="uniform")
     zeros = [layer.kernel.numpy() == 0 for layer in perceptron.layers]
     perceptron.compile("sgd", LOSS)
-    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=0, frequency=2), criterion="movement")
+    callback = pk.PruningCallback(
+        pk.ConstantSparsity(0.5, begin_step=0, frequency=2), criterion="movement", allocation="uniform"
+    )
     perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[callback])
     for layer, zero in zip(perceptron.layers, zeros, strict=True):
         np.testing.assert_array_equal(layer.kernel.numpy() == 0, zero)
@@ -75,11 +77,11 @@ def test_a_sparse_model_continues_with_its_masks_where_nothing_was_seen_yet(perc
 
 def test_movement_before_any_update_is_an_error_that_names_the_remedy(perceptron, samples):
     perceptron.compile("sgd", LOSS)
-    callback = pk.PruningCallback(pk.OneShot(0.5), criterion="movement")
+    callback = pk.PruningCallback(pk.OneShot(0.5), criterion="movement", allocation="uniform")
     with pytest.raises(ValueError, match="sparsity 0.5 at step 0, and no update.*Let the schedule begin later"):
         perceptron.fit(*samples, verbose=0, callbacks=[callback])
     with pytest.raises(ValueError, match="pk.prune does not train"):
-        pk.prune(perceptron, 0.5, criterion="movement")
+        pk.prune(perceptron, 0.5, criterion="movement", allocation="uniform")
 
 
 def test_a_statistic_that_is_not_collected_is_refused_by_name(perceptron):
@@ -87,7 +89,7 @@ def test_a_statistic_that_is_not_collected_is_refused_by_name(perceptron):
         needs = frozenset({"movement", "activations"})
 
     with pytest.raises(ValueError, match="Unknown statistic. Received: 'activations'. Valid are: movement"):
-        pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=1), criterion=Hungry())
+        pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=1), criterion=Hungry(), allocation="uniform")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
@@ -119,7 +121,7 @@ def test_a_training_that_is_resumed_where_masks_are_due_continues(samples, tmp_p
         model = network()
         model.compile("sgd", LOSS)
         schedule = pk.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=1)
-        pruning = pk.PruningCallback(schedule, criterion="movement")
+        pruning = pk.PruningCallback(schedule, criterion="movement", allocation="uniform")
         # Saved before the pruner's step: the weights are less sparse than the schedule asks at their step.
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)
         model.fit(*samples, batch_size=8, epochs=2, verbose=0, callbacks=[backup, pruning, *more])

@@ -70,7 +70,7 @@ def ordered(first, others, pruning):
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
 def test_batches_and_epochs_are_shown_from_the_final_sparsity_on(compiled, batches, samples, first):
     recorder = Recorder()
-    callbacks = ordered(first, [OnceSparse(recorder)], [PruningCallback(RISE)])
+    callbacks = ordered(first, [OnceSparse(recorder)], [PruningCallback(RISE, allocation="uniform")])
     compiled.fit(**batches, epochs=3, callbacks=callbacks, validation_data=samples)
     second = ["epoch 1", 2, 3, 4, "test", "end 1 at 0.75"]
     third = ["epoch 2", 0, 1, 2, 3, 4, "test", "end 2 at 0.75"]
@@ -87,7 +87,9 @@ def test_files_and_restored_weights_are_the_best_of_the_sparse_epochs(compiled, 
     others = [score, saving, batchwise, stopping, slower]
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        history = compiled.fit(**batches, epochs=5, callbacks=ordered(first, others, [PruningCallback(RISE)]))
+        history = compiled.fit(
+            **batches, epochs=5, callbacks=ordered(first, others, [PruningCallback(RISE, allocation="uniform")])
+        )
     # Epochs 1, 2 and 3 are shown: the third one is the best, and the next one is worse.
     assert len(history.epoch) == 4 and stopping.stopped_epoch == 3
     assert saving.best == stopping.best == 7 and saving.monitor == "score"
@@ -99,14 +101,14 @@ def test_files_and_restored_weights_are_the_best_of_the_sparse_epochs(compiled, 
 
 def test_with_several_pruning_callbacks_the_last_one_to_land_decides(compiled, batches):
     recorder = Recorder()
-    early = PruningCallback(ConstantSparsity(0.5), include=["hidden"])
-    late = PruningCallback(PolynomialDecay(0.0, 0.5, 0, 9, frequency=3), include=["logits"])
+    early = PruningCallback(ConstantSparsity(0.5), include=["hidden"], allocation="uniform")
+    late = PruningCallback(PolynomialDecay(0.0, 0.5, 0, 9, frequency=3), include=["logits"], allocation="uniform")
     compiled.fit(**batches, epochs=2, callbacks=[early, OnceSparse(recorder), late])
     assert recorder.seen == ["begin", "epoch 1", 4, "end 1 at 0.5", "end"]
 
 
 def test_where_nothing_prunes_and_in_a_later_fit_every_epoch_is_shown(compiled, batches, samples):
-    recorder, pruning = Recorder(), PruningCallback(RISE)
+    recorder, pruning = Recorder(), PruningCallback(RISE, allocation="uniform")
     once = OnceSparse(recorder)
     compiled.fit(**batches, callbacks=[once])
     assert recorder.seen == ["begin", "epoch 0", 0, 1, 2, 3, 4, "end 0", "end"]
@@ -120,7 +122,7 @@ def test_where_nothing_prunes_and_in_a_later_fit_every_epoch_is_shown(compiled, 
 
 def test_a_pruner_that_another_callback_steps_is_waited_for(compiled, batches):
     recorder = Recorder()
-    with Pruner(compiled, RISE) as pruner:
+    with Pruner(compiled, RISE, allocation="uniform") as pruner:
         step = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: pruner.step())
         compiled.fit(**batches, epochs=2, callbacks=[OnceSparse(recorder), step])
     assert recorder.seen == ["begin", "epoch 1", 2, 3, 4, "end 1", "end"]
@@ -130,7 +132,7 @@ def test_a_pruner_that_another_callback_steps_is_waited_for(compiled, batches):
 def test_a_training_without_an_epoch_at_the_final_sparsity_is_told(compiled, batches, tmp_path, end_step):
     # With 6, the masks reach the final sparsity only when the training ends.
     path = tmp_path / "best.keras"
-    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, 0, end_step, frequency=1))
+    pruning = PruningCallback(PolynomialDecay(0.0, 0.75, 0, end_step, frequency=1), allocation="uniform")
     told = rf"OnceSparse showed no epoch to ModelCheckpoint: .* 0.75 at step {end_step}, .* training of 5 steps. Train"
     with pytest.warns(UserWarning) as caught:
         compiled.fit(**batches, callbacks=[OnceSparse(keras.callbacks.ModelCheckpoint(path)), pruning])
@@ -151,7 +153,11 @@ def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_
     [
         (lambda: keras.callbacks.ModelCheckpoint, TypeError, r"one Keras callback, such as ModelCheckpoint\(...\)"),
         (lambda: keras.callbacks.CallbackList([]), TypeError, "one Keras callback"),
-        (lambda: PruningCallback(RISE), ValueError, "PruningCallback needs every epoch.*List it in `fit` beside"),
+        (
+            lambda: PruningCallback(RISE, allocation="uniform"),
+            ValueError,
+            "PruningCallback needs every epoch.*List it in `fit` beside",
+        ),
         (lambda: keras.callbacks.BackupAndRestore("b"), ValueError, "BackupAndRestore needs every epoch"),
     ],
 )

@@ -34,14 +34,14 @@ def test_a_weight_gets_its_own_sparsity_and_the_others_the_rest(model, allocatio
 
 
 def test_a_weight_may_be_left_dense(model):
-    pk.prune(model, 0.5, overrides={"re:one/kernel|three/.*": 0.0})
+    pk.prune(model, 0.5, overrides={"re:one/kernel|three/.*": 0.0}, allocation="uniform")
     assert zeros(model) == [0, 224, 0]
 
 
 def test_the_override_rises_with_the_schedule(model, samples):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
-    callback = pk.PruningCallback(schedule, overrides={"three": 0.5})
+    callback = pk.PruningCallback(schedule, overrides={"three": 0.5}, allocation="uniform")
     seen = []
     watching = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(int((~callback.pruner.masks["three/kernel"]).sum()))
@@ -88,7 +88,11 @@ def test_options_with_overrides_stay_hashable():
 
 
 def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, tmp_path):
-    steps = recipe({"prune": {"sparsity": 0.5, "overrides": {"three": 0.25}}}, model=None, data=None)
+    steps = recipe(
+        {"prune": {"sparsity": 0.5, "overrides": {"three": 0.25}, "allocation": "uniform", "repair": "none"}},
+        model=None,
+        data=None,
+    )
     found = plan(steps, model, pairs)
     assert [target.pruned for target in found.steps[0].targets] == [69, 139, 16]
     assert "three to 0.25" in found.steps[0].text
@@ -96,4 +100,10 @@ def test_in_a_recipe_the_plan_shows_them_and_the_lock_keeps_them(model, pairs, t
     (tmp_path / "again.yaml").write_text(dump_recipe(loaded))
     assert load_recipe(tmp_path / "again.yaml", data_given=True) == loaded
     with pytest.raises(RecipeError, match=r"prune.overrides.three: expected a fraction.*Write 0.25 for 25 %"):
-        load_recipe(recipe({"prune": {"sparsity": 0.5, "overrides": {"three": 25.0}}}, model=None), data_given=True)
+        load_recipe(
+            recipe(
+                {"prune": {"sparsity": 0.5, "overrides": {"three": 25.0}, "allocation": "uniform", "repair": "none"}},
+                model=None,
+            ),
+            data_given=True,
+        )

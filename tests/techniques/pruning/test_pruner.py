@@ -30,9 +30,9 @@ cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda model: prune(model, 0.5, patern="2:4"),
-        lambda model: Pruner(model, OneShot(0.5), patern="2:4"),
-        lambda model: PruningCallback(OneShot(0.5), patern="2:4"),
+        lambda model: prune(model, 0.5, patern="2:4", allocation="uniform"),
+        lambda model: Pruner(model, OneShot(0.5), patern="2:4", allocation="uniform"),
+        lambda model: PruningCallback(OneShot(0.5), patern="2:4", allocation="uniform"),
     ],
     ids=["prune", "Pruner", "PruningCallback"],
 )
@@ -43,7 +43,7 @@ def test_a_misspelt_option_is_refused_with_the_valid_ones(call, perceptron):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("options", [{}, {"allocation": "global"}, {"compat": "tfmot"}], ids=str)
+@pytest.mark.parametrize("options", [{"allocation": "uniform"}, {"allocation": "global"}, {"compat": "tfmot"}], ids=str)
 def test_no_weight_and_no_mask_goes_through_numpy_when_masks_are_chosen(perceptron, samples, monkeypatch, options):
     def refuse(self, dtype=None):
         raise AssertionError(f"{self.path} was copied to NumPy")
@@ -63,7 +63,7 @@ def test_a_loop_of_the_users_prunes_exactly_and_leaves_nothing_behind(perceptron
     optimizer = keras.optimizers.Adam(0.01)
     step = training_step(perceptron, optimizer, cross_entropy)
     changed = []
-    with Pruner(perceptron, PolynomialDecay(0.0, 0.75, 2, 9, frequency=3), optimizer) as pruner:
+    with Pruner(perceptron, PolynomialDecay(0.0, 0.75, 2, 9, frequency=3), optimizer, allocation="uniform") as pruner:
         for _ in range(2):
             for x, y in batches(samples):
                 step(x, y)
@@ -89,7 +89,7 @@ def test_training_equals_a_plain_numpy_loop_with_masks():
     model.layers[-1].kernel.assign(start)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     schedule = PolynomialDecay(0.0, 0.6, 0, 20, power=3, frequency=4)
-    pruner = Pruner(model, schedule, optimizer)
+    pruner = Pruner(model, schedule, optimizer, allocation="uniform")
     step = training_step(model, optimizer, lambda y, outputs: ops.mean(ops.square(outputs - ops.convert_to_tensor(y))))
     for _ in range(25):
         step(x, y)
@@ -117,7 +117,7 @@ def test_train_on_batch_prunes_also_where_its_function_was_traced_before(percept
     if compiled_before:
         perceptron.train_on_batch(*batches(samples)[0])
     former = perceptron.train_function
-    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1)) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), allocation="uniform") as pruner:
         for x, y in batches(samples):
             perceptron.train_on_batch(x, y)
             pruner.step()
@@ -129,7 +129,7 @@ def test_train_on_batch_prunes_also_where_its_function_was_traced_before(percept
 
 
 def test_a_loop_without_a_keras_optimizer_masks_gradients_and_steps(perceptron, samples):
-    pruner = Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1))
+    pruner = Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1), allocation="uniform")
     for x, y in batches(samples):
         gradients = pruner.mask_gradients(gradients_of(perceptron, cross_entropy, x, y))
         for variable, gradient in zip(perceptron.trainable_variables, gradients, strict=True):
@@ -141,7 +141,7 @@ def test_a_loop_without_a_keras_optimizer_masks_gradients_and_steps(perceptron, 
 
 
 def test_gradients_that_are_not_of_the_variables_are_refused(perceptron):
-    with Pruner(perceptron, ConstantSparsity(0.5)) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5), allocation="uniform") as pruner:
         given = [keras.ops.ones(variable.shape) for variable in perceptron.trainable_variables]
         for wrong in (None, "four", {}):
             with pytest.raises(
@@ -161,7 +161,7 @@ def test_a_function_traced_before_the_pruner_is_detected(perceptron, samples):
     step = training_step(perceptron, optimizer, cross_entropy)
     x, y = batches(samples)[0]
     step(x, y)
-    with Pruner(perceptron, ConstantSparsity(0.5), optimizer) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5), optimizer, allocation="uniform") as pruner:
         step(x, y)
         with pytest.raises(LeakError, match="build the Pruner before your tf.function is first called"):
             pruner.step()
@@ -172,7 +172,7 @@ def test_weights_written_past_the_optimizer_are_detected_at_the_next_update(perc
     optimizer = keras.optimizers.SGD(0.1)
     step = training_step(perceptron, optimizer, cross_entropy)
     x, y = batches(samples)[0]
-    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer, allocation="uniform") as pruner:
         step(x, y)
         perceptron.layers[1].kernel.assign(np.ones((16, 4)))
         with pytest.raises(LeakError, match=r"logits/kernel \(32\).*call pruner.enforce\(\) after writing"):
@@ -181,7 +181,7 @@ def test_weights_written_past_the_optimizer_are_detected_at_the_next_update(perc
 
 def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_well(perceptron):
     optimizer = keras.optimizers.SGD(0.1)
-    with Pruner(perceptron, OneShot(0.5), optimizer) as pruner:
+    with Pruner(perceptron, OneShot(0.5), optimizer, allocation="uniform") as pruner:
         with pytest.raises(LeakError, match="hidden/kernel"):
             for step in range(150):
                 optimizer.apply(
@@ -194,7 +194,7 @@ def test_weights_written_long_after_the_last_change_of_masks_are_detected_as_wel
 
 def test_a_pruner_without_references_continues_to_enforce(perceptron, samples):
     perceptron.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
-    Pruner(perceptron, ConstantSparsity(0.5, begin_step=0))
+    Pruner(perceptron, ConstantSparsity(0.5, begin_step=0), allocation="uniform")
     gc.collect()
     perceptron.train_on_batch(*samples)
     assert [np.mean(layer.kernel.numpy() == 0) for layer in perceptron.layers] == [0.5, 0.5]
@@ -202,7 +202,7 @@ def test_a_pruner_without_references_continues_to_enforce(perceptron, samples):
 
 def test_a_pruner_that_is_collected_as_garbage_touches_no_weight(perceptron):
     weights, optimizer = perceptron.get_weights(), keras.optimizers.SGD()
-    pruner = Pruner(perceptron, ConstantSparsity(0.5, begin_step=0), optimizer)
+    pruner = Pruner(perceptron, ConstantSparsity(0.5, begin_step=0), optimizer, allocation="uniform")
     collected = weakref.ref(pruner)
     perceptron.set_weights(weights)
     del pruner, optimizer
@@ -216,7 +216,7 @@ def test_a_pruner_that_is_collected_as_garbage_touches_no_weight(perceptron):
 def test_step_inside_a_graph_is_refused(perceptron):
     import tensorflow as tf
 
-    pruner = Pruner(perceptron, ConstantSparsity(0.5))
+    pruner = Pruner(perceptron, ConstantSparsity(0.5), allocation="uniform")
 
     @tf.function
     def step():
@@ -227,7 +227,7 @@ def test_step_inside_a_graph_is_refused(perceptron):
 
 
 def test_finish_is_idempotent_and_step_after_it_is_refused(perceptron):
-    pruner = Pruner(perceptron, OneShot(0.5))
+    pruner = Pruner(perceptron, OneShot(0.5), allocation="uniform")
     pruner.finish()
     pruner.finish()
     with pytest.raises(RuntimeError, match=r"after finish\(\)"):
@@ -236,7 +236,7 @@ def test_finish_is_idempotent_and_step_after_it_is_refused(perceptron):
 
 
 def test_a_schedule_one_step_short_of_its_end_lands(perceptron):
-    pruner = Pruner(perceptron, PolynomialDecay(0.0, 0.8, 0, 10, frequency=10))
+    pruner = Pruner(perceptron, PolynomialDecay(0.0, 0.8, 0, 10, frequency=10), allocation="uniform")
     for _ in range(9):
         pruner.step()
     assert pruner.sparsity == 0.0
@@ -247,13 +247,13 @@ def test_a_schedule_one_step_short_of_its_end_lands(perceptron):
 @pytest.mark.one_backend
 def test_the_first_argument_names_a_schedule(perceptron):
     with pytest.raises(TypeError, match="pk.PolynomialDecay.*Received: 0.8"):
-        Pruner(perceptron, 0.8)
+        Pruner(perceptron, 0.8, allocation="uniform")
     with pytest.raises(TypeError, match="`optimizer` must be a Keras optimizer.*Received: 'adam'"):
-        Pruner(perceptron, OneShot(0.5), "adam")
+        Pruner(perceptron, OneShot(0.5), "adam", allocation="uniform")
     with pytest.raises(TypeError, match=r"`optimizer` must be a Keras optimizer or a list of.*Received: \[\]"):
-        Pruner(perceptron, OneShot(0.5), [])
+        Pruner(perceptron, OneShot(0.5), [], allocation="uniform")
     with pytest.raises(TypeError, match="criterium"):
-        Pruner(perceptron, OneShot(0.5), criterium="l1")
+        Pruner(perceptron, OneShot(0.5), criterium="l1", allocation="uniform")
 
 
 # One shot: no training in between
@@ -261,7 +261,7 @@ def test_the_first_argument_names_a_schedule(perceptron):
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.77, 0.98])
 def test_one_shot_pruning_removes_exactly_the_asked_fraction_of_each_weight(perceptron, sparsity):
-    report = prune(perceptron, sparsity)
+    report = prune(perceptron, sparsity, allocation="uniform")
     for layer in perceptron.layers:
         kernel = layer.kernel.numpy()
         assert (kernel == 0).sum() == round(sparsity * kernel.size)
@@ -272,17 +272,17 @@ def test_one_shot_pruning_removes_exactly_the_asked_fraction_of_each_weight(perc
 def test_the_smallest_weights_go(perceptron):
     kernel = perceptron.layers[0].kernel
     before = np.abs(kernel.numpy())
-    prune(perceptron, 0.5)
+    prune(perceptron, 0.5, allocation="uniform")
     gone = kernel.numpy() == 0
     assert before[gone].max() <= before[~gone].min()
 
 
 def test_pruning_again_never_densifies(perceptron):
-    prune(perceptron, 0.8)
+    prune(perceptron, 0.8, allocation="uniform")
     zeros = perceptron.layers[0].kernel.numpy() == 0
-    prune(perceptron, 0.5)
+    prune(perceptron, 0.5, allocation="uniform")
     np.testing.assert_array_equal(perceptron.layers[0].kernel.numpy() == 0, zeros)
-    prune(perceptron, 0.9)
+    prune(perceptron, 0.9, allocation="uniform")
     assert (perceptron.layers[0].kernel.numpy() == 0)[zeros].all()
     assert (perceptron.layers[0].kernel.numpy() == 0).sum() == round(0.9 * 128)
 
@@ -293,14 +293,16 @@ def test_zeros_that_were_there_stay_through_training_unless_asked_otherwise(perc
     zeros = hidden.numpy() == 0
     optimizer = keras.optimizers.SGD(0.1)
     step = training_step(perceptron, optimizer, cross_entropy)
-    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer) as pruner:
+    with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), optimizer, allocation="uniform") as pruner:
         for x, y in batches(samples):
             step(x, y)
             pruner.step()
     np.testing.assert_array_equal(hidden.numpy() == 0, zeros)
 
     fresh = training_step(perceptron, optimizer, cross_entropy)
-    with Pruner(perceptron, ConstantSparsity(0.5, begin_step=2), optimizer, keep_zeros=False) as pruner:
+    with Pruner(
+        perceptron, ConstantSparsity(0.5, begin_step=2), optimizer, keep_zeros=False, allocation="uniform"
+    ) as pruner:
         fresh(*batches(samples)[0])
         pruner.step()
     assert (hidden.numpy()[zeros] != 0).any()
@@ -308,7 +310,7 @@ def test_zeros_that_were_there_stay_through_training_unless_asked_otherwise(perc
 
 def test_a_weight_that_is_zero_throughout_is_not_taken_for_pruned():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, kernel_initializer="zeros", name="out")])
-    pruner = Pruner(model, OneShot(0.5))
+    pruner = Pruner(model, OneShot(0.5), allocation="uniform")
     assert pruner.masks["out/kernel"].sum() == 12, "half of it, by position"
 
 
@@ -332,7 +334,7 @@ def test_global_allocation_removes_the_smallest_weights_of_all(perceptron):
 
 
 def test_2_4_leaves_two_of_every_four_along_the_inputs(perceptron):
-    prune(perceptron, 0.5, pattern="2:4")
+    prune(perceptron, 0.5, pattern="2:4", allocation="uniform")
     for layer in perceptron.layers:
         kernel = layer.kernel.numpy()
         assert ((kernel.reshape(-1, 4, kernel.shape[1]) != 0).sum(axis=1) == 2).all()
@@ -341,7 +343,7 @@ def test_2_4_leaves_two_of_every_four_along_the_inputs(perceptron):
 def test_n_of_m_gives_nothing_back_to_a_group_that_has_fewer_than_n_left(perceptron):
     hidden = perceptron.layers[0].kernel
     hidden.assign(np.where(np.arange(8)[:, None] < 3, 0.0, 1.0 + np.arange(128).reshape(8, 16)))
-    with Pruner(perceptron, OneShot(sparsity=0.5), pattern="2:4", include=["hidden"]) as pruner:
+    with Pruner(perceptron, OneShot(sparsity=0.5), pattern="2:4", include=["hidden"], allocation="uniform") as pruner:
         mask = pruner.masks["hidden/kernel"]
     assert not mask[:3].any() and mask[3].all()
     assert (mask[4:].sum(axis=0) == 2).all()
@@ -357,7 +359,7 @@ def test_n_of_m_with_a_global_allocation_is_refused():
 def test_n_of_m_with_another_sparsity_is_refused_before_a_weight_moves(perceptron):
     before = [w.copy() for w in perceptron.get_weights()]
     with pytest.raises(ValueError, match="0.5"):
-        prune(perceptron, 0.8, pattern="2:4")
+        prune(perceptron, 0.8, pattern="2:4", allocation="uniform")
     for old, new in zip(before, perceptron.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -365,7 +367,7 @@ def test_n_of_m_with_another_sparsity_is_refused_before_a_weight_moves(perceptro
 def test_a_function_of_the_users_ranks_the_weights(perceptron):
     kernel = perceptron.layers[0].kernel
     largest = np.sort(np.abs(kernel.numpy()).ravel())[-64:]
-    prune(perceptron, 0.5, criterion=lambda weight: -abs(weight))
+    prune(perceptron, 0.5, criterion=lambda weight: -abs(weight), allocation="uniform")
     assert (kernel.numpy() == 0).sum() == 64
     assert not np.isin(np.abs(kernel.numpy()), largest).any()
 
@@ -374,7 +376,14 @@ def test_a_function_of_the_users_ranks_the_weights(perceptron):
 def test_weights_that_a_function_ranks_at_minus_infinity_go_first_and_the_count_is_exact(perceptron, pattern):
     kernel = perceptron.layers[1].kernel
     kernel.assign(np.arange(1.0, 65).reshape(16, 4))
-    prune(perceptron, 0.5, criterion=lambda w: keras.ops.where(w <= 48, -np.inf, w), pattern=pattern, include="logits")
+    prune(
+        perceptron,
+        0.5,
+        criterion=lambda w: keras.ops.where(w <= 48, -np.inf, w),
+        pattern=pattern,
+        include="logits",
+        allocation="uniform",
+    )
     assert (kernel.numpy() == 0).sum() == 32
     if pattern not in ("channel", "2:4"):
         assert kernel.numpy()[12:].all(), "the only weights above -inf"
@@ -382,7 +391,7 @@ def test_weights_that_a_function_ranks_at_minus_infinity_go_first_and_the_count_
 
 def test_a_criterion_of_the_wrong_shape_is_refused(perceptron):
     with pytest.raises(ValueError, match="one importance per entry"):
-        prune(perceptron, 0.5, criterion=lambda weight: weight[0])
+        prune(perceptron, 0.5, criterion=lambda weight: weight[0], allocation="uniform")
 
 
 def test_nan_weights_are_named_and_nothing_moves(perceptron):
@@ -390,5 +399,5 @@ def test_nan_weights_are_named_and_nothing_moves(perceptron):
     kernel.assign(np.where(np.arange(64).reshape(16, 4) < 3, np.nan, 1.0))
     hidden = perceptron.layers[0].kernel.numpy()
     with pytest.raises(ValueError, match=r"NaN for: logits/kernel \(3\)"):
-        prune(perceptron, 0.5)
+        prune(perceptron, 0.5, allocation="uniform")
     np.testing.assert_array_equal(perceptron.layers[0].kernel.numpy(), hidden)

@@ -32,7 +32,7 @@ def trained(samples, criterion="magnitude"):
     """A pruner after five updates, and its model."""
     model = network()
     model.compile("adam", LOSS)
-    pruning = pk.PruningCallback(RISE, criterion=criterion)
+    pruning = pk.PruningCallback(RISE, criterion=criterion, allocation="uniform")
     model.fit(*samples, batch_size=14, epochs=1, verbose=0, callbacks=[pruning])
     return pruning.pruner, model
 

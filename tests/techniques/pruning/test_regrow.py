@@ -40,7 +40,15 @@ def test_masks_move_while_counts_are_exact_and_zeros_hold_after_every_batch(poli
 
 def test_one_update_of_rigl_is_the_formula(data):
     model = network()
-    pruner = pk.Pruner(model, STEADY, data=data, policy=pk.RigL(exchanged=0.4), criterion="magnitude", include="hidden")
+    pruner = pk.Pruner(
+        model,
+        STEADY,
+        data=data,
+        policy=pk.RigL(exchanged=0.4),
+        criterion="magnitude",
+        include="hidden",
+        allocation="uniform",
+    )
     kept = pruner.masks["hidden/kernel"]
     for _ in range(4):
         model.train_on_batch(data[0][:10], data[1][:10])
@@ -110,7 +118,7 @@ def test_blocks_are_exchanged_whole(data):
 @pytest.mark.every_backend
 def test_a_tape_loop_and_fit_take_the_same_policy(data):
     model = network()
-    with pk.Pruner(model, STEADY, data=data, policy="rigl") as pruner:
+    with pk.Pruner(model, STEADY, data=data, policy="rigl", allocation="uniform") as pruner:
         first = pruner.masks["hidden/kernel"]
         for start in range(0, 80, 10):
             model.train_on_batch(*(array[start : start + 10] for array in data))
@@ -128,11 +136,11 @@ def test_an_interrupted_recipe_ends_with_the_bytes_of_a_whole_one(policy, data, 
 
 def test_what_cannot_be_exchanged_is_refused(data):
     with pytest.raises(ValueError, match="RigL exchanges weights at several updates of a training. Received: OneShot"):
-        pk.prune(network(), 0.5, data, policy="rigl")
+        pk.prune(network(), 0.5, data, policy="rigl", criterion="magnitude", allocation="uniform")
     with pytest.raises(ValueError, match="SET exchanges units of a whole weight. Received: pattern 2:4"):
-        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="set", pattern="2:4")
+        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="set", pattern="2:4", allocation="uniform")
     with pytest.raises(ValueError, match="'gradient' is collected from data. Received: no data"):
-        pk.Pruner(network(), STEADY, policy="rigl")
+        pk.Pruner(network(), STEADY, policy="rigl", allocation="uniform")
     with pytest.raises(ValueError, match="exchanged must be a fraction"):
         pk.RigL(exchanged=1.5)
 
@@ -149,7 +157,9 @@ def test_zeros_and_slots_hold_after_every_update_of_every_optimizer(kind, data):
     model = network()
     arguments = {"momentum": 0.9} if "momentum" in inspect.signature(kind).parameters else {}
     model.compile(kind(0.01, weight_decay=0.01, **arguments), "mse")
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.75, begin_step=0, frequency=3), policy=pk.SET(0.5))
+    pruning = pk.PruningCallback(
+        pk.ConstantSparsity(0.75, begin_step=0, frequency=3), policy=pk.SET(0.5), allocation="uniform"
+    )
     found = []
 
     def check(batch, logs):

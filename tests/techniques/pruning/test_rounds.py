@@ -69,7 +69,7 @@ def test_rounds_are_the_plain_version(rewind, steps_before):
     model = linear()
     if steps_before:
         train(model)
-    result = pk.prune_in_rounds(model, train, 0.8, rounds=3, rewind=rewind)
+    result = pk.prune_in_rounds(model, train, 0.8, rounds=3, rewind=rewind, allocation="uniform")
     wanted = in_rounds_plainly(round_sparsities(0.8, 3), rewind, steps_before)
     weight = keras.ops.convert_to_numpy(model.layers[0].kernel)
     np.testing.assert_allclose(weight, wanted, atol=1e-5)
@@ -98,7 +98,7 @@ def test_a_loop_of_the_users_own_trains_with_zeros_at_every_step(perceptron, sam
             step(*samples)
             seen.append(int(np.sum(keras.ops.convert_to_numpy(kernel) == 0)))
 
-    result = pk.prune_in_rounds(perceptron, loop, 0.75, rounds=2, optimizer=optimizer)
+    result = pk.prune_in_rounds(perceptron, loop, 0.75, rounds=2, optimizer=optimizer, allocation="uniform")
     assert seen == [0] * 3 + [64] * 3 + [96] * 3
     assert result.rounds[0].metric is None and int(optimizer.iterations) == 3
 
@@ -149,14 +149,14 @@ def test_a_refusal_comes_before_the_first_training(arguments, said):
 
 def test_rounds_need_a_function_and_an_optimizer(perceptron):
     with pytest.raises(TypeError, match="`train` is a function"):
-        pk.prune_in_rounds(linear(), 3, 0.5)
+        pk.prune_in_rounds(linear(), 3, 0.5, allocation="uniform")
     with pytest.raises(ValueError, match="needs an optimizer"):
-        pk.prune_in_rounds(perceptron, train, 0.5)
+        pk.prune_in_rounds(perceptron, train, 0.5, allocation="uniform")
     with pytest.raises(ValueError, match="Received: `train` compiled the model again"):
-        pk.prune_in_rounds(linear(), lambda model: model.compile("sgd", "mse"), 0.5)
+        pk.prune_in_rounds(linear(), lambda model: model.compile("sgd", "mse"), 0.5, allocation="uniform")
     pair = [keras.optimizers.SGD(), keras.optimizers.SGD()]
     with pytest.raises(ValueError, match="2 optimizers, of which .* is not built"):
-        pk.prune_in_rounds(perceptron, train, 0.5, optimizer=pair)
+        pk.prune_in_rounds(perceptron, train, 0.5, optimizer=pair, allocation="uniform")
 
 
 @pytest.mark.every_backend(cases=0)
@@ -171,6 +171,6 @@ def test_an_override_is_reached_in_the_last_round_in_proportion_to_the_sparsity(
         train(model)
         zeros.append([int(np.sum(keras.ops.convert_to_numpy(layer.kernel) == 0)) for layer in model.layers])
 
-    pk.prune_in_rounds(model, counted, 0.75, rounds=2, overrides={"first": 0.9})
+    pk.prune_in_rounds(model, counted, 0.75, rounds=2, overrides={"first": 0.9}, allocation="uniform")
     # 120 and 100 weights; the first round prunes half of all.
     assert zeros == [[0, 0], [72, 38], [108, 57]]

@@ -35,7 +35,7 @@ def kept(model, name="head"):
 def test_one_weight_of_a_small_head_is_kept_and_the_head_is_named(headed):
     largest = np.argmax(np.abs(headed.get_layer("head").kernel.numpy()))
     with pytest.warns(UserWarning, match=SPARED):
-        report = pk.prune(headed, 0.95)
+        report = pk.prune(headed, 0.95, allocation="uniform")
     assert np.flatnonzero(headed.get_layer("head").kernel.numpy()).tolist() == [largest]
     assert kept(headed, "hidden") == 64 - round(0.95 * 64)
     assert report.notes[1:] == (LATER_TRAINING,) and "head/kernel (1)" in report.notes[0]
@@ -46,7 +46,7 @@ def test_keep_one_false_allows_an_empty_weight_and_names_it(headed):
     with pytest.warns(
         UserWarning, match=r"Sparsity 0.95 leaves nothing of these weights: head/kernel \(8\). Leave them out"
     ):
-        report = pk.prune(headed, 0.95, keep_one=False)
+        report = pk.prune(headed, 0.95, keep_one=False, allocation="uniform")
     assert kept(headed) == 0
     assert "head/kernel (8)" in report.notes[0]
 
@@ -55,7 +55,7 @@ def test_keep_one_false_allows_an_empty_weight_and_names_it(headed):
 def test_counts_stay_exact_and_nothing_is_said_where_a_weight_is_left_anyway(headed, sparsity):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = pk.prune(headed, sparsity)
+        report = pk.prune(headed, sparsity, allocation="uniform")
     assert kept(headed) == 8 - round(sparsity * 8)
     assert report.notes == (LATER_TRAINING,)
 
@@ -89,12 +89,12 @@ def test_the_global_allocation_keeps_one_channel(headed):
 
 def test_a_pattern_that_would_leave_no_unit_is_refused_by_name(headed):
     with pytest.raises(ValueError, match="channel would remove every weight of hidden/kernel.*`exclude`"):
-        pk.prune(headed, 0.95, pattern="channel")
+        pk.prune(headed, 0.95, pattern="channel", allocation="uniform")
 
 
 def test_fit_spares_and_tells_it_at_its_end(headed, samples):
     headed.compile("sgd", "mse")
-    pruning = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.95, 0, 4, frequency=1))
+    pruning = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.95, 0, 4, frequency=1), allocation="uniform")
     with pytest.warns(UserWarning, match=SPARED):
         headed.fit(samples[0], np.zeros(70), batch_size=16, verbose=0, callbacks=[pruning])
     assert kept(headed) == 1

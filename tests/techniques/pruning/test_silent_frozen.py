@@ -24,7 +24,7 @@ def zeros(model, name="hidden"):
 
 @pytest.mark.every_backend
 def test_fit_leaves_a_frozen_layer_out_and_names_it(half_frozen, batches):
-    pruning = pk.PruningCallback(SCHEDULE)
+    pruning = pk.PruningCallback(SCHEDULE, allocation="uniform")
     half_frozen.fit(**batches, callbacks=[pruning])
     assert pruning.report.targets == ("logits/kernel",)
     assert {item.name: item.reason for item in pruning.report.skipped}["hidden/kernel"] == REASON
@@ -34,21 +34,23 @@ def test_fit_leaves_a_frozen_layer_out_and_names_it(half_frozen, batches):
 
 @pytest.mark.parametrize("include", ["hidden", "hidden/kernel", "re:hidden/kernel", "*/kernel"])
 def test_naming_the_weight_or_its_layer_prunes_it_all_the_same(half_frozen, batches, include):
-    half_frozen.fit(**batches, callbacks=[pk.PruningCallback(SCHEDULE, include=[include])])
+    half_frozen.fit(**batches, callbacks=[pk.PruningCallback(SCHEDULE, include=[include], allocation="uniform")])
     assert zeros(half_frozen) == 64
 
 
 def test_a_glob_over_layers_does_not_name_it(half_frozen):
-    assert [target.name for target in Pruner(half_frozen, SCHEDULE, include=["*"]).targets] == ["logits/kernel"]
+    assert [target.name for target in Pruner(half_frozen, SCHEDULE, include=["*"], allocation="uniform").targets] == [
+        "logits/kernel"
+    ]
     with pytest.raises(ValueError, match="matches nothing that is pruned.*hidden/kernel: frozen .*'hidden/kernel'"):
-        Pruner(half_frozen, SCHEDULE, include=["hid*"])
+        Pruner(half_frozen, SCHEDULE, include=["hid*"], allocation="uniform")
 
 
 @pytest.mark.every_backend
 def test_a_pruner_with_an_optimizer_leaves_it_out_and_one_shot_pruning_does_not(half_frozen):
-    with Pruner(half_frozen, SCHEDULE) as pruner:
+    with Pruner(half_frozen, SCHEDULE, allocation="uniform") as pruner:
         assert [target.name for target in pruner.targets] == ["logits/kernel"]
-    assert pk.prune(half_frozen, 0.5).targets == ("hidden/kernel", "logits/kernel")
+    assert pk.prune(half_frozen, 0.5, allocation="uniform").targets == ("hidden/kernel", "logits/kernel")
     assert zeros(half_frozen) == 64
 
 
@@ -57,14 +59,14 @@ def test_a_layer_inside_a_frozen_model_is_frozen_and_the_models_name_asks_for_it
     model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2, name="head")])
     inner.trainable = False
     model.compile("sgd", LOSS)
-    assert [target.name for target in Pruner(model, SCHEDULE).targets] == ["head/kernel"]
-    named = Pruner(model, SCHEDULE, include=["backbone"])
+    assert [target.name for target in Pruner(model, SCHEDULE, allocation="uniform").targets] == ["head/kernel"]
+    named = Pruner(model, SCHEDULE, include=["backbone"], allocation="uniform")
     assert [target.name for target in named.targets] == ["backbone/dense/kernel"]
 
 
 def test_only_frozen_weights_to_prune_is_an_error(half_frozen):
     with pytest.raises(ValueError, match="has no weights to prune. Received: hidden/kernel: frozen "):
-        Pruner(half_frozen, SCHEDULE, exclude=["logits"])
+        Pruner(half_frozen, SCHEDULE, exclude=["logits"], allocation="uniform")
 
 
 def test_compat_tfmot_prunes_frozen_weights_as_the_original_does(half_frozen, batches):

@@ -24,7 +24,7 @@ def told(caught):
 
 @pytest.mark.parametrize("end_step", [4, 1000], ids=["the schedule would have landed", "training is too short"])
 def test_finish_says_that_step_was_never_called(compiled, batches, end_step):
-    pruner = Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, end_step, frequency=1))
+    pruner = Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, end_step, frequency=1), allocation="uniform")
     trained(compiled, batches, 5)
     with pytest.warns(UserWarning, match=NEVER + "after each optimizer update") as caught:
         pruner.finish()
@@ -34,7 +34,7 @@ def test_finish_says_that_step_was_never_called(compiled, batches, end_step):
 
 def test_leaving_the_with_block_without_a_step_warns_once(perceptron):
     with pytest.warns(UserWarning, match=NEVER + "after each optimizer update") as caught:
-        with Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1)):
+        with Pruner(perceptron, PolynomialDecay(0.0, 0.5, 0, 4, frequency=1), allocation="uniform"):
             pass
     assert len(told(caught)) == 1
 
@@ -50,14 +50,14 @@ def test_the_remedy_for_compat_tfmot_differs(perceptron):
 def test_a_schedule_that_has_done_everything_at_its_start_needs_no_step(compiled, batches, schedule):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with Pruner(compiled, schedule) as pruner:
+        with Pruner(compiled, schedule, allocation="uniform") as pruner:
             trained(compiled, batches)
     assert pruner.sparsity == 0.5
 
 
 def test_a_loop_that_steps_once_is_not_accused(compiled, batches):
     with pytest.warns(UserWarning, match="lands on sparsity 0.5 at step 9, but training ended after 1 steps") as caught:
-        with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1)) as pruner:
+        with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1), allocation="uniform") as pruner:
             trained(compiled, batches)
             pruner.step()
     assert len(told(caught)) == 1
@@ -65,7 +65,7 @@ def test_a_loop_that_steps_once_is_not_accused(compiled, batches):
 
 def test_a_pruner_beside_which_nothing_trained_tells_that_training_ended_after_no_step(compiled):
     with pytest.warns(UserWarning, match="training ended after 0 steps") as caught:
-        with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1)):
+        with Pruner(compiled, PolynomialDecay(0.0, 0.5, 0, 9, frequency=1), allocation="uniform"):
             pass
     assert len(told(caught)) == 1
 
@@ -73,8 +73,8 @@ def test_a_pruner_beside_which_nothing_trained_tells_that_training_ended_after_n
 def test_one_shot_pruning_and_an_exception_say_nothing(compiled, batches):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        pk.prune(compiled, 0.5)
+        pk.prune(compiled, 0.5, allocation="uniform")
         with pytest.raises(KeyError):
-            with Pruner(compiled, PolynomialDecay(0.0, 0.9, 0, 4, frequency=1)):
+            with Pruner(compiled, PolynomialDecay(0.0, 0.9, 0, 4, frequency=1), allocation="uniform"):
                 trained(compiled, batches)
                 raise KeyError

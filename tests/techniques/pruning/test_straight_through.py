@@ -46,7 +46,7 @@ def test_the_updates_are_the_formula(decay, data):
     kernel, bias = (ops.convert_to_numpy(weight) for weight in model.weights)
     sparse, masks = in_numpy(kernel, bias, data, decay, 8)
     schedule = pk.ConstantSparsity(0.5, begin_step=0, frequency=2)
-    with pk.Pruner(model, schedule, policy=pk.StraightThrough(decay=decay)) as pruner:
+    with pk.Pruner(model, schedule, policy=pk.StraightThrough(decay=decay), allocation="uniform") as pruner:
         for step in range(9):
             np.testing.assert_array_equal(pruner.masks["head/kernel"], masks[step])
             np.testing.assert_allclose(ops.convert_to_numpy(model.get_layer("head").kernel), sparse[step], atol=1e-5)
@@ -69,7 +69,7 @@ def test_the_model_is_exactly_sparse_after_every_batch(data):
 
 def test_weights_assigned_between_updates_count_where_they_are_kept(data):
     model = network()
-    with pk.Pruner(model, STEADY, policy="straight_through", include="hidden") as pruner:
+    with pk.Pruner(model, STEADY, policy="straight_through", include="hidden", allocation="uniform") as pruner:
         model.train_on_batch(data[0][:10], data[1][:10])
         pruner.step()
         mask, kernel = pruner.masks["hidden/kernel"], model.get_layer("hidden").kernel
@@ -99,7 +99,7 @@ def test_a_restored_pruner_goes_on_as_the_first_would(data):
             pruner.step()
 
     model = network()
-    with pk.Pruner(model, schedule, policy="straight_through") as pruner:
+    with pk.Pruner(model, schedule, policy="straight_through", allocation="uniform") as pruner:
         steps(pruner, model, 0, 6)
         snapshot = pruner.state().to_snapshot()
         weights = [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
@@ -109,7 +109,7 @@ def test_a_restored_pruner_goes_on_as_the_first_would(data):
     other.optimizer.build(other.trainable_variables)
     for variable, value in zip([*other.variables, *other.optimizer.variables], weights, strict=True):
         variable.assign(value)
-    with pk.Pruner(other, schedule, policy="straight_through", origin=0) as pruner:
+    with pk.Pruner(other, schedule, policy="straight_through", origin=0, allocation="uniform") as pruner:
         pruner.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
         steps(pruner, other, 6, 12)
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(whole, other.variables, strict=True))
@@ -141,7 +141,9 @@ def test_dense_weights_follow_a_training_without_masks_where_gradients_are_equal
     model = network(kind(0.01, weight_decay=0.01, **arguments))
     # ScheduleFreeAdamW copies the weights when it is built.
     model.optimizer.build(model.trainable_variables)
-    with pk.Pruner(model, pk.ConstantSparsity(0.5, 0, frequency=50), policy="straight_through") as pruner:
+    with pk.Pruner(
+        model, pk.ConstantSparsity(0.5, 0, frequency=50), policy="straight_through", allocation="uniform"
+    ) as pruner:
         aside, masks = pruner.store.pruned_values, pruner.masks
         plain = network(kind(0.01, weight_decay=0.01, **arguments))
         plain.optimizer.build(plain.trainable_variables)
@@ -177,7 +179,7 @@ def gradients_of(model, kernels, inputs, targets):
 
 def test_averages_written_at_the_end_are_sparse(data):
     model = network(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9))
-    with pk.Pruner(model, STEADY, policy="straight_through") as pruner:
+    with pk.Pruner(model, STEADY, policy="straight_through", allocation="uniform") as pruner:
         for start in range(0, 60, 10):
             model.train_on_batch(*(array[start : start + 10] for array in data))
             pruner.step()
@@ -198,17 +200,20 @@ def test_a_scaled_loss_has_the_decay_of_an_unscaled_one(data):
 
 def test_what_cannot_train_straight_through_is_refused(data):
     with pytest.raises(ValueError, match="chooses masks at several updates. Received: OneShot"):
-        pk.prune(network(), 0.5, policy="straight_through")
+        pk.prune(network(), 0.5, policy="straight_through", allocation="uniform")
     with pytest.raises(ValueError, match="Received: the criterion Movement"):
-        pk.Pruner(network(), STEADY, policy="straight_through", criterion="movement")
+        pk.Pruner(network(), STEADY, policy="straight_through", criterion="movement", allocation="uniform")
     with pytest.raises(ValueError, match="Received: keep_zeros=True"):
-        pk.Pruner(network(), STEADY, policy="straight_through", keep_zeros=True)
+        pk.Pruner(network(), STEADY, policy="straight_through", keep_zeros=True, allocation="uniform")
     with pytest.raises(ValueError, match="decay must be a finite number, 0 or more. Received: decay=-1"):
         pk.StraightThrough(decay=-1)
     with pytest.raises(ValueError, match="Received: adam.* with ema_overwrite_frequency=2"):
         pk.Pruner(
-            network(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)), STEADY, policy="straight_through"
+            network(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)),
+            STEADY,
+            policy="straight_through",
+            allocation="uniform",
         )
     model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match="Received: no optimizer"):
-        pk.Pruner(model, STEADY, policy="straight_through")
+        pk.Pruner(model, STEADY, policy="straight_through", allocation="uniform")

@@ -62,8 +62,10 @@ def test_sparsities_are_rounded_down_to_multiples_of_a_group():
 
 def test_a_pattern_that_is_not_nm_is_refused(perceptron, pairs):
     with pytest.raises(ValueError, match='"structure_decay" tightens an N:M pattern. Received: pattern=unstructured'):
-        pk.Pruner(perceptron, SCHEDULE, optimizer=keras.optimizers.SGD(), policy="structure_decay")
-    step = {"prune": {"sparsity": 0.5, "policy": "structure_decay"}}
+        pk.Pruner(
+            perceptron, SCHEDULE, optimizer=keras.optimizers.SGD(), policy="structure_decay", allocation="uniform"
+        )
+    step = {"prune": {"sparsity": 0.5, "policy": "structure_decay", "allocation": "uniform"}}
     with pytest.raises(ValueError, match=r"steps\[0\].prune: .*tightens an N:M pattern"):
         plan(recipe(step), perceptron, pairs)
 
@@ -74,7 +76,7 @@ def test_at_once_it_is_the_pattern_itself(perceptron):
 
 
 RISING = {"type": "linear", "final_sparsity": 0.75, "end": {"steps": 10}, "frequency": 1}
-STEPS = recipe({"prune": {"epochs": 3, "schedule": RISING, **OPTIONS}})
+STEPS = recipe({"prune": {"epochs": 3, "schedule": RISING, **OPTIONS, "allocation": "uniform"}})
 
 
 def test_the_plan_of_a_recipe_lists_the_sparsities_of_the_patterns(perceptron, pairs):

@@ -61,33 +61,33 @@ class NeverLeaks(keras.callbacks.Callback):
 
 def test_a_second_callback_traces_nothing_and_prunes_exactly(samples):
     model, counting = make()
-    fit(model, samples, PruningCallback(HALF), NeverLeaks([64, 32]))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"), NeverLeaks([64, 32]))
     before = counting.traces
-    fit(model, samples, PruningCallback(ConstantSparsity(0.75)), NeverLeaks([96, 48]))
-    fit(model, samples, PruningCallback(ConstantSparsity(0.75)))
+    fit(model, samples, PruningCallback(ConstantSparsity(0.75), allocation="uniform"), NeverLeaks([96, 48]))
+    fit(model, samples, PruningCallback(ConstantSparsity(0.75), allocation="uniform"))
     assert counting.traces == before
     assert zeros(model) == [96, 48]
 
 
 def test_a_second_callback_enforces_its_own_masks_only(samples):
     model, counting = make()
-    fit(model, samples, PruningCallback(ConstantSparsity(0.75)))
+    fit(model, samples, PruningCallback(ConstantSparsity(0.75), allocation="uniform"))
     before = counting.traces
     generator = np.random.default_rng(0)
     for name in ("hidden", "logits"):
         kernel = model.get_layer(name).kernel
         kernel.assign(generator.normal(size=tuple(kernel.shape)))
-    fit(model, samples, PruningCallback(HALF), NeverLeaks([64, 32]))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"), NeverLeaks([64, 32]))
     assert counting.traces == before
     assert zeros(model) == [64, 32]
 
 
 def test_the_former_callback_keeps_its_masks_and_can_be_used_again(samples):
     model, _ = make()
-    former = PruningCallback(HALF)
+    former = PruningCallback(HALF, allocation="uniform")
     fit(model, samples, former)
     masks = former.pruner.masks
-    fit(model, samples, PruningCallback(ConstantSparsity(0.75)))
+    fit(model, samples, PruningCallback(ConstantSparsity(0.75), allocation="uniform"))
     for name, mask in former.pruner.masks.items():
         np.testing.assert_array_equal(mask, masks[name])
     assert former.report.events[-1].reached == 0.5
@@ -123,60 +123,65 @@ def clip(model):
 )
 def test_what_changes_the_step_is_traced_again(samples, change):
     model, counting = make()
-    fit(model, samples, PruningCallback(HALF))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"))
     before = counting.traces
     change(model)
-    fit(model, samples, PruningCallback(HALF), NeverLeaks([64, 32]))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"), NeverLeaks([64, 32]))
     assert counting.traces > before
     before = counting.traces
-    fit(model, samples, PruningCallback(ConstantSparsity(0.75)), NeverLeaks([96, 48]))
+    fit(model, samples, PruningCallback(ConstantSparsity(0.75), allocation="uniform"), NeverLeaks([96, 48]))
     assert counting.traces == before
     assert zeros(model) == [96, 48]
 
 
 def test_other_weights_are_traced_again(samples):
     model, counting = make()
-    fit(model, samples, PruningCallback(HALF, include="hidden"))
+    fit(model, samples, PruningCallback(HALF, include="hidden", allocation="uniform"))
     before = counting.traces
-    fit(model, samples, PruningCallback(HALF), NeverLeaks([64, 32]))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"), NeverLeaks([64, 32]))
     assert counting.traces > before
     assert zeros(model) == [64, 32]
 
 
 def test_a_trace_made_beside_another_callback_is_not_used_again(samples):
     model, counting = make()
-    fit(model, samples, PruningCallback(HALF, include="hidden"), PruningCallback(HALF, include="logits"))
+    fit(
+        model,
+        samples,
+        PruningCallback(HALF, include="hidden", allocation="uniform"),
+        PruningCallback(HALF, include="logits", allocation="uniform"),
+    )
     assert zeros(model) == [64, 32]
     generator = np.random.default_rng(0)
     model.get_layer("hidden").kernel.assign(generator.normal(size=(8, 16)))
     before = counting.traces
-    fit(model, samples, PruningCallback(HALF, include="logits"))
+    fit(model, samples, PruningCallback(HALF, include="logits", allocation="uniform"))
     assert counting.traces > before
     assert zeros(model) == [0, 32]
 
 
 def test_a_pruner_that_is_attached_is_not_forgotten(samples):
     model, _ = make()
-    fit(model, samples, PruningCallback(HALF, include="logits"))
-    with Pruner(model, HALF, include="hidden") as pruner:
-        fit(model, samples, PruningCallback(HALF, include="logits"), NeverLeaks([64, 32]))
+    fit(model, samples, PruningCallback(HALF, include="logits", allocation="uniform"))
+    with Pruner(model, HALF, include="hidden", allocation="uniform") as pruner:
+        fit(model, samples, PruningCallback(HALF, include="logits", allocation="uniform"), NeverLeaks([64, 32]))
         pruner.step()
     assert zeros(model) == [64, 32]
 
 
 def test_a_fit_without_a_callback_is_dense_again(samples):
     model, _ = make()
-    fit(model, samples, PruningCallback(HALF))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"))
     fit(model, samples)
     assert max(zeros(model)) < 4
 
 
 def test_what_is_kept_keeps_no_model_alive_and_enters_no_file(samples, tmp_path):
     model, _ = make()
-    fit(model, samples, PruningCallback(HALF))
+    fit(model, samples, PruningCallback(HALF, allocation="uniform"))
     clean = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     compile_(clean)
-    fit(clean, samples, PruningCallback(HALF))
+    fit(clean, samples, PruningCallback(HALF, allocation="uniform"))
     clean.save(tmp_path / "model.keras")
     assert b"prunekit" not in (tmp_path / "model.keras").read_bytes()
     assert len(keras.models.load_model(tmp_path / "model.keras").variables) == len(clean.variables)

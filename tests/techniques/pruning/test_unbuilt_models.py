@@ -27,7 +27,7 @@ class Calibrated(Subclassed):
 def test_layers_that_are_built_later_are_named_once():
     model = Calibrated()
     model.compile("adam", KINDS["subclassed"].compile()["loss"])
-    pruning = pk.PruningCallback(schedule())
+    pruning = pk.PruningCallback(schedule(), allocation="uniform")
     with pytest.warns(UserWarning) as caught:
         fit(model, "subclassed", pruning, validation_data=(features(3), labels()))
     late = [str(one.message) for one in caught if "after pruning had begun" in str(one.message)]
@@ -45,7 +45,7 @@ def test_a_pruner_names_layers_that_a_loop_builds_later():
     model = compiled("trainer of a functional model")
     model.later = layers.Dense(2, name="later")
     with pytest.warns(UserWarning, match="later: built after pruning had begun, so later/kernel, later/bias is not"):
-        with pk.Pruner(model, pk.OneShot(sparsity=0.5)) as pruner:
+        with pk.Pruner(model, pk.OneShot(sparsity=0.5), allocation="uniform") as pruner:
             model.train_on_batch(features(), labels())
             pruner.step()
             model.later(features())
@@ -58,7 +58,7 @@ def test_variables_that_keras_does_not_know_are_named_in_the_reports():
     model = compiled("raw variables")
     fit(model, "raw variables", epochs=1)
     expected = ["scale", "tables_shift", "module/gain"] if BACKEND == TENSORFLOW else ["scale"]
-    for report in (pk.inspect(model), pk.prune(model, 0.5)):
+    for report in (pk.inspect(model), pk.prune(model, 0.5, allocation="uniform")):
         named = {item.name: item.reason for item in report.skipped if "Keras does not know" in item.reason}
         assert list(named) == expected
     assert "skipped: scale" in str(pk.inspect(model))
@@ -68,7 +68,7 @@ def test_a_model_whose_layers_have_weights_needs_not_be_built():
     model = Trainer()
     model.built = False
     assert pk.inspect(model).parameters == 8 * 16 + 16 + 16 * 4 + 4
-    report = pk.prune(model, 0.5)
+    report = pk.prune(model, 0.5, allocation="uniform")
     assert report.targets == KINDS["trainer of a functional model"].pruned
     assert report.target_sparsity == 0.5
 
@@ -92,7 +92,7 @@ def test_cost_of_a_model_without_call_names_its_parts():
 @on_tensorflow
 def test_a_pruner_in_a_loop_takes_a_model_that_keras_calls_unbuilt():
     model = compiled("trainer of a functional model")
-    with pk.Pruner(model, schedule()) as pruner:
+    with pk.Pruner(model, schedule(), allocation="uniform") as pruner:
         for _ in range(10):
             model.train_on_batch(features(), labels())
             pruner.step()
@@ -116,6 +116,6 @@ def test_optimizers_in_lists_and_dictionaries_are_found():
 
     model = Parts()
     model.compile(one=keras.optimizers.Adam(0.01))
-    pruning = pk.PruningCallback(schedule())
+    pruning = pk.PruningCallback(schedule(), allocation="uniform")
     fit(model, "trainer of a functional model", pruning)
     assert (pruning.pruner.step_count, round(pruning.pruner.sparsity, 2)) == (12, 0.75)

@@ -10,7 +10,7 @@ import prunekit as pk
 from prunekit.core.calibration import CheckedData, check_inputs
 
 READERS = {
-    "prune": lambda model, data: pk.prune(model, 0.5, data=data),
+    "prune": lambda model, data: pk.prune(model, 0.5, data=data, criterion="magnitude", allocation="uniform"),
     "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
     "remove_zero_channels": lambda model, data: pk.remove_zero_channels(model, data=data),
     "shrink": lambda model, data: pk.shrink(model, channels=0.5, data=data),

@@ -169,7 +169,7 @@ def test_a_loop_of_ones_own():
 def test_together_with_masks_of_channel_groups():
     model = network()
     model.compile("sgd", "mse")
-    masks = pk.PruningCallback(pk.ConstantSparsity(0.4, 0, frequency=1), policy="channel_groups")
+    masks = pk.PruningCallback(pk.ConstantSparsity(0.4, 0, frequency=1), policy="channel_groups", allocation="uniform")
     model.fit(*data(), batch_size=8, epochs=3, verbose=0, callbacks=[pk.GroupLasso(0.1), masks])
     assert sum(masks.pruner.audit().values()) == 0
     smaller, _ = pk.remove_zero_channels(model)
@@ -195,7 +195,7 @@ def unbuilt():
 def test_a_model_that_fit_builds_has_a_penalty_from_its_first_update_on(make, place):
     model = make()
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    masks = pk.PruningCallback(pk.ConstantSparsity(0.3, 0), policy="channel_groups")
+    masks = pk.PruningCallback(pk.ConstantSparsity(0.3, 0), policy="channel_groups", allocation="uniform")
     callbacks = [masks]
     callbacks.insert(place, pk.GroupLasso(1e6))
     model.fit(*data(), batch_size=32, verbose=0, callbacks=callbacks)

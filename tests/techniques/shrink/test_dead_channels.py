@@ -225,7 +225,7 @@ def test_whole_channels_are_pruned_while_training_and_then_removed():
     model.compile("adam", "mse")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 10, 10, 3)).astype("float32"), rng.normal(size=(64, 4)).astype("float32")
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5), pattern="channel", exclude="logits")
+    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5), pattern="channel", exclude="logits", allocation="uniform")
     model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
     smaller, report = pk.remove_zero_channels(model)
     assert [group.after for group in report.groups] == [4, 5, 3, 6]
@@ -235,7 +235,7 @@ def test_whole_channels_are_pruned_while_training_and_then_removed():
 
 def test_pruned_once_without_training_then_removed():
     model = functional(cnn)
-    pk.prune(model, 0.5, pattern="channel", exclude="logits")
+    pk.prune(model, 0.5, pattern="channel", exclude="logits", allocation="uniform")
     smaller, report = pk.remove_zero_channels(model)
     assert report.channels == (36, 18) and same_outputs(model, smaller) < EXACT
 

@@ -210,7 +210,7 @@ def test_a_repair_makes_the_error_of_the_layers_smaller(name, repair):
 @pytest.mark.parametrize("repair", ["outputs", "weights"])
 def test_a_repair_keeps_the_zeros_of_an_earlier_pruning(repair, data):
     model = redundant()
-    pk.prune(model, 0.6)
+    pk.prune(model, 0.6, allocation="uniform")
     smaller, report = pk.shrink(model, channels=0.5, data=data, repair=repair)
     for layer in ("one", "two", "hidden"):
         former, kept = np.array(model.get_layer(layer).kernel), report.kept[f"{layer}/kernel"]
@@ -245,7 +245,7 @@ def test_data_that_do_not_fit_the_model_are_refused_in_one_line(data):
     ):
         pk.shrink(cnn(), channels=0.5, data=np.zeros((96, 9, 9, 3), "float32"))
     with pytest.raises(ValueError, match=r"The shape of the input .*\(64, 9, 9, 3\)"):
-        pk.prune(cnn(), 0.5, np.zeros((96, 9, 9, 3), "float32"))
+        pk.prune(cnn(), 0.5, np.zeros((96, 9, 9, 3), "float32"), criterion="magnitude", allocation="uniform")
     model = ARCHITECTURES["two_towers"]()
     first, second = (np.zeros((8, *one.shape[1:]), "float32") for one in model.inputs)
     with pytest.raises(ValueError, match=r"data of 1 inputs. Pass several inputs as a dictionary, or as a pair"):
