@@ -4,6 +4,7 @@ import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -18,8 +19,9 @@ from prunekit.delivery.latency import (
     measured_latencies,
     plain_file,
 )
+from prunekit.delivery.quantizing import outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
-from prunekit.recipe.export_samples import SAMPLES, export_samples
+from prunekit.recipe.export_samples import export_samples, measure_of_outputs, sample_count
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.step_kinds import STEP_KINDS
@@ -58,7 +60,7 @@ class StageFiles:
 
     def keep_before(self, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model before the first pruning."""
-        self._keep(StageRow("before", "before", dict(state.metrics)), model, state)
+        self._keep(StageRow("before", "before"), model, state)
 
     def keep_after(self, index: int, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model after a step, unless the step or an export step writes the model's file.
@@ -67,13 +69,15 @@ class StageFiles:
         """
         kind = self._run.recipe.steps[index].kind
         if state.pruning_since is not None and index not in self._exported:
-            self._keep(StageRow(f"after {index + 1}. {kind}", "step", dict(state.metrics)), model, state)
+            self._keep(StageRow(f"after {index + 1}. {kind}", "step"), model, state)
 
     def _keep(self, row: StageRow, model: keras.Model, state: RunState) -> None:
         if self.reason or self._folder is None:
             return
+        samples, _ = export_samples(model, self._run.data, self._run.recipe.seed)
+        row = replace(row, metrics=self._metrics(model, samples, state))
         try:
-            content = plain_file(model, export_samples(model, self._run.data, self._run.recipe.seed)[0])
+            content = plain_file(model, samples)
         except ConversionError as error:
             state.stages.append(replace(row, note=f"the conversion failed: {error}"))
             return
@@ -81,6 +85,14 @@ class StageFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / name).write_bytes(content)
         state.stages.append(replace(row, file=name, bytes=len(content), gzip_bytes=gzip_size([content])))
+
+    def _metrics(self, model: keras.Model, samples: Any, state: RunState) -> dict[str, float]:
+        """Returns the metrics of a model on the test examples on which the exported files are measured."""
+        data = self._run.data
+        if data is None or sample_count(data) == data.test.examples:
+            return dict(state.metrics)
+        measure = measure_of_outputs(self._run, model)
+        return {} if measure is None else measure(outputs_of(model, samples))
 
     def measured(self, model: keras.Model, state: RunState, exports: Path) -> tuple[list[StageRow], list[str]]:
         """Returns the rows of all models with their latencies, and notes on how they were measured.
@@ -112,11 +124,11 @@ class StageFiles:
 
     def _notes_on_metrics(self, rows: Sequence[StageRow]) -> list[str]:
         data = self._run.data
-        if data is None or data.test.examples <= SAMPLES or not any(row.metrics for row in rows if row.kind == "file"):
+        if data is None or not any(row.metrics for row in rows) or sample_count(data) == data.test.examples:
             return []
         return [
-            f"Metrics of exported files are those of the first {SAMPLES} test examples, all others those of all "
-            f"{data.test.examples:,}."
+            f"Metrics of all rows: on the first {sample_count(data):,} of {data.test.examples:,} test examples, as the "
+            "exported files are measured."
         ]
 
 
