@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.delivery.quantizing import outputs_of
 from prunekit.recipe.compile_settings import OutputMetrics, output_names
 from prunekit.recipe.data import Data
 from prunekit.recipe.datasets.parts import flat, mapped
@@ -20,6 +21,11 @@ def sample_count(data: Data) -> int:
     """Returns the number of test examples on which files are compared and measured."""
     size = sum(array.nbytes for array in flat(data.test.example[0]))
     return min(data.test.examples, max(_FEWEST, min(_MOST, _BYTES // max(1, size))))
+
+
+def measures_all(data: Data | None) -> bool:
+    """Returns True if exported files are measured on all test examples, or on none."""
+    return data is None or sample_count(data) == data.test.examples
 
 
 def measure_of_outputs(run: RunInputs, model: keras.Model) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
@@ -37,6 +43,21 @@ def measure_of_outputs(run: RunInputs, model: keras.Model) -> Callable[[list[np.
         return metrics(answers, mapped(lambda array: array[: len(answers[0])], labels))
 
     return measure
+
+
+def metrics_on_samples(
+    run: RunInputs, model: keras.Model, samples: Any, known: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the metrics of a model on the test examples on which exported files are measured.
+
+    Args:
+        run: Data and settings of the run.
+        model: The model.
+        samples: The inputs that `export_samples` returns.
+        known: Its metrics on all test examples.
+    """
+    measure = None if measures_all(run.data) else measure_of_outputs(run, model)
+    return dict(known) if measure is None else measure(outputs_of(model, samples))
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:

@@ -4,7 +4,6 @@ import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -19,9 +18,8 @@ from prunekit.delivery.latency import (
     measured_latencies,
     plain_file,
 )
-from prunekit.delivery.quantizing import outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
-from prunekit.recipe.export_samples import export_samples, measure_of_outputs, sample_count
+from prunekit.recipe.export_samples import export_samples, measures_all, metrics_on_samples, sample_count
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.step_kinds import STEP_KINDS
@@ -75,7 +73,7 @@ class StageFiles:
         if self.reason or self._folder is None:
             return
         samples, _ = export_samples(model, self._run.data, self._run.recipe.seed)
-        row = replace(row, metrics=self._metrics(model, samples, state))
+        row = replace(row, metrics=metrics_on_samples(self._run, model, samples, state.metrics))
         try:
             content = plain_file(model, samples)
         except ConversionError as error:
@@ -85,14 +83,6 @@ class StageFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / name).write_bytes(content)
         state.stages.append(replace(row, file=name, bytes=len(content), gzip_bytes=gzip_size([content])))
-
-    def _metrics(self, model: keras.Model, samples: Any, state: RunState) -> dict[str, float]:
-        """Returns the metrics of a model on the test examples on which the exported files are measured."""
-        data = self._run.data
-        if data is None or sample_count(data) == data.test.examples:
-            return dict(state.metrics)
-        measure = measure_of_outputs(self._run, model)
-        return {} if measure is None else measure(outputs_of(model, samples))
 
     def measured(self, model: keras.Model, state: RunState, exports: Path) -> tuple[list[StageRow], list[str]]:
         """Returns the rows of all models with their latencies, and notes on how they were measured.
@@ -124,7 +114,7 @@ class StageFiles:
 
     def _notes_on_metrics(self, rows: Sequence[StageRow]) -> list[str]:
         data = self._run.data
-        if data is None or not any(row.metrics for row in rows) or sample_count(data) == data.test.examples:
+        if data is None or measures_all(data) or not any(row.metrics for row in rows):
             return []
         return [
             f"Metrics of all rows: on the first {sample_count(data):,} of {data.test.examples:,} test examples, as the "

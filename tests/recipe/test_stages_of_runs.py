@@ -106,7 +106,7 @@ def test_models_and_files_are_measured_on_the_same_test_examples(monkeypatch):
     labels = (inputs @ rng.normal(size=(8, 4))).argmax(axis=1)
     # The model is right on the first examples alone, so that another set has another accuracy.
     test = inputs[:40], np.where(np.arange(40) < 8, labels[:40], (labels[:40] + 1) % 4)
-    steps = {"train": {"epochs": 40, "learning_rate": 0.02}}, SHRINK, FINETUNE, FINETUNE, EXPORT
+    steps = {"train": {"epochs": 40, "learning_rate": 0.02}}, SHRINK, FINETUNE, FINETUNE, EXPORT, {"quantize": {}}
     report = compress(recipe(*steps), network(), ((inputs, labels), test)).report
     assert report.stage_notes[1] == (
         "Metrics of all rows: on the first 8 of 40 test examples, as the exported files are measured."
@@ -114,6 +114,10 @@ def test_models_and_files_are_measured_on_the_same_test_examples(monkeypatch):
     rows = {row.name: row.metrics["accuracy"] for row in report.stages}
     assert rows["before"] >= 0.75 > report.steps[0]["metrics"]["accuracy"]
     assert rows["litert"] in {index / 8 for index in range(9)} and rows["after 3. finetune"] >= 0.5
+    (table,) = [one for one in report.steps[-1]["sections"] if one["title"] == "Metrics of the integer model"]
+    assert ["accuracy", rows["litert"], rows["litert-integer"], rows["litert-integer"]] in [
+        list(row) for row in table["rows"]
+    ]
 
 
 @tensorflow_only
