@@ -208,7 +208,9 @@ class TestCheck:
     def test_a_right_recipe_is_summed_up(self, run):
         code, out, err = run("check", "digits", "--set", "final=0.8")
         assert (code, err) == (0, "")
-        assert out.startswith("OK: digits, 7 steps (train, shrink, finetune, prune, finetune, export, expect)\n")
+        assert out.startswith(
+            "OK: digits, 8 steps (train, shrink, finetune, prune, finetune, export, quantize, expect)\n"
+        )
         assert "4. prune: 12 epochs, polynomial_decay to 0.8" in out
 
     def test_json_holds_every_default(self, run):

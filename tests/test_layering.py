@@ -98,7 +98,8 @@ ORDER = (
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint export_samples stages workspace step_handler "
         "train_step planned_counts prune_step rounds_step "
-        "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan starting_recipe "
+        "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan "
+        "starting_steps starting_recipe "
         "execution build_report runner grid sweep_process workers sweep sensitivity named_scan",
     ),
     ("", "doctor options terminal"),

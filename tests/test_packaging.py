@@ -130,7 +130,7 @@ print(*(module.__file__ for name, module in sys.modules.items() if name.split(".
     out = run(sys.executable, "-c", code, cwd=away, env=environment)
     recipes, checked, modules = out.split("----\n")
     assert {line.split()[0] for line in recipes.splitlines()} == RECIPES
-    assert checked.startswith("OK: digits, 7 steps")
+    assert checked.startswith("OK: digits, 8 steps")
     assert len(modules.splitlines()) > 20
     assert [path for path in modules.splitlines() if not Path(path).is_relative_to(target)] == []
     command = (target / "bin" / "prunekit", "--version")

@@ -64,6 +64,16 @@ def test_the_reference_describes_every_public_name(site, module):
     assert names and not missing
 
 
+def test_the_reference_begins_with_functions_and_ends_with_what_they_return(site):
+    text = (site / "reference" / "prunekit.html").read_text(encoding="utf-8")
+    found = re.findall(r'<h[23] id="([\w.-]+)"', text)
+    places = [
+        found.index(f"prunekit.{name}") for name in ("prune", "shrink", "OutputError", "PruningCallback", "Report")
+    ]
+    assert found[0] == "functions" and places == sorted(places)
+    assert max(places[:-1]) < found.index("results-and-errors") < places[-1]
+
+
 def test_every_public_module_is_one_of_those_above():
     modules = {f"prunekit.{name}" for name in prunekit.__all__ if type(getattr(prunekit, name)) is type(prunekit)}
     assert modules == set(PUBLIC_MODULES) - {"prunekit"}

@@ -13,7 +13,7 @@ import numpy as np
 
 from prunekit.delivery import formatting
 from prunekit.delivery.litert import ConversionError, convert, input_specs, trace
-from prunekit.delivery.rows import RuntimeAdvice
+from prunekit.delivery.rows import DISK, DOWNLOAD, RuntimeAdvice
 from prunekit.delivery.xnnpack import Verdict, read_verdict
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def runtime_advice(
 
 def _download(sparsity: float) -> RuntimeAdvice:
     if not sparsity:
-        return RuntimeAdvice("download (gzip)", _NOTHING, "the model has no pruned weights")
+        return RuntimeAdvice(DOWNLOAD, _NOTHING, "the model has no pruned weights")
     return RuntimeAdvice(
-        "download (gzip)",
-        f"about {_interpolate(_GZIP, sparsity):.2f} of the dense download",
+        DOWNLOAD,
+        f"about {_interpolate(_GZIP, sparsity):.2f} of the dense download in the same format",
         f"{formatting.sparsity(sparsity)} of all weights are zero, and zeros compress away in every dense format; "
-        "smallest is dynamic int8, compressed",
+        "integers are smaller still",
     )
 
 
@@ -86,9 +86,9 @@ def _disk(sparsity: float) -> RuntimeAdvice:
     if sparsity < _LEAST_ENCODED:
         few = f"{formatting.sparsity(sparsity)} of all weights are zero, too few"
         why = f"{few}: sparse encoding makes a file smaller from about {_LEAST_ENCODED} on"
-        return RuntimeAdvice("disk, uncompressed", _NOTHING, why)
+        return RuntimeAdvice(DISK, _NOTHING, why)
     return RuntimeAdvice(
-        "disk, uncompressed",
+        DISK,
         f"about {_interpolate(_SPARSE_ENCODED, sparsity):.2f} of the dense file, in the '-sparse' formats only",
         "dense formats store every zero; sparse-encoded ones store the others with their positions, float16 smallest",
     )
@@ -188,9 +188,9 @@ def _less_arithmetic(left: float, macs: int | None, macs_before: int | None) -> 
 def _smaller_download(sparsity: float, left: float) -> RuntimeAdvice:
     zeros = f", and zeros ({formatting.sparsity(sparsity)} of the rest) compress away in every dense format"
     return RuntimeAdvice(
-        "download (gzip)",
-        f"about {left * _interpolate(_GZIP, sparsity):.2f} of the download before",
-        f"{left:.3f} of the parameters are left{zeros if sparsity else ''}; smallest is dynamic int8, compressed",
+        DOWNLOAD,
+        f"about {left * _interpolate(_GZIP, sparsity):.2f} of the download before in the same format",
+        f"{left:.3f} of the parameters are left{zeros if sparsity else ''}; integers are smaller still",
     )
 
 
@@ -200,7 +200,7 @@ def _smaller_file(sparsity: float, left: float) -> RuntimeAdvice:
         encoded = left * _interpolate(_SPARSE_ENCODED, sparsity)
         buys = f"about {encoded:.2f} of the file before in the '-sparse' formats, {left:.2f} in the others"
         why += f"; sparse encoding leaves out zeros, {formatting.sparsity(sparsity)} of them"
-    return RuntimeAdvice("disk, uncompressed", buys, why)
+    return RuntimeAdvice(DISK, buys, why)
 
 
 def _with_removal(line: RuntimeAdvice, gain: str) -> RuntimeAdvice:

@@ -20,6 +20,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 # Widths of a wide picture in CSS pixels, by the CSS class of the window's width.
 _WIDTHS = {"wide": 560, "narrow": 340}
 _WIDTH = 340
+# Number of cards above the first section; a phone shows them in two rows.
+_CARDS = 4
 
 
 def render_html(report: RunReport) -> str:
@@ -27,6 +29,7 @@ def render_html(report: RunReport) -> str:
     sections = [(_anchor(number, section.title), section) for number, section in enumerate(sections_of(report), 1)]
     links = markup.joined(Markup(f'<a href="#{key}">{markup.escaped(one.title)}</a>') for key, one in sections)
     body = markup.joined(section_html(section, key) for key, section in sections)
+    contents = f"<details><summary>{len(sections)} sections</summary>{links}</details>"
     title = markup.escaped(report.title)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -34,8 +37,8 @@ def render_html(report: RunReport) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{title} – prunekit report</title>\n<style>\n{style()}</style>\n</head>\n<body>\n"
-        f'<div class="page">\n{_header(report)}\n<nav aria-label="Sections">{links}</nav>\n'
-        f"{cards(summary(report))}\n<main>\n{body}\n</main>\n"
+        f'<div class="page">\n{_header(report)}\n{cards(summary(report))}\n'
+        f'<nav aria-label="Sections">{contents}</nav>\n<main>\n{body}\n</main>\n'
         f"<footer>Written by prunekit {markup.escaped(report.versions.get('prunekit', ''))}. "
         "MACs: multiply-accumulates for one example, forward. kB and MB: 1,000 and 1,000,000 bytes.</footer>\n"
         "</div>\n</body>\n</html>\n"
@@ -73,13 +76,21 @@ def _header(report: RunReport) -> str:
 
 
 def cards(section: Section) -> str:
-    """Returns the cards of a summary: a label, a figure and what it is compared with."""
-    cards = "\n".join(
+    """Returns the cards of a summary: a label, a figure and what it is compared with; the first ones stay in sight."""
+    made = [
         f'<div class="card"><dt>{markup.escaped(label)}</dt><dd class="figure">{markup.escaped(figure)}</dd>'
         f'<dd class="against">{markup.escaped(against)}</dd></div>'
         for label, figure, against in section.rows
-    )
-    return f'<dl class="cards" aria-label="{markup.escaped(section.title)}">\n{cards}\n</dl>'
+    ]
+    # One card alone is shown, since its fold would take as much room.
+    shown = len(made) if len(made) <= _CARDS + 1 else _CARDS
+    first, more = ("\n".join(part) for part in (made[:shown], made[shown:]))
+    title = markup.escaped(section.title)
+    found = f'<dl class="cards" aria-label="{title}">\n{first}\n</dl>'
+    if not more:
+        return found
+    folded = f'<dl class="cards" aria-label="{title}, continued">\n{more}\n</dl>'
+    return f"{found}\n<details><summary>{len(made) - shown} more figures</summary>{folded}</details>"
 
 
 # ---- sections --------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from prunekit.delivery.formatting import clean, count, is_number
 
 # Number of rows from which a table gets its own scroll bar.
 _TALL = 30
-# Number of columns above which the first column stays in place while the others scroll.
-_MANY_COLUMNS = 8
+# Number of columns above which the first column stays in place while the others scroll, and above which a table may be
+# wider than a phone.
+_MANY_COLUMNS, _PHONE_COLUMNS = 8, 5
 # Kind of a column -> CSS class of its cells.
 _CLASSES = {"name": "name", "names": "text", "text": "text", "code": "text", "sparsity": "bars", "label": "short"}
 
@@ -59,7 +60,7 @@ def table(section: Section) -> Markup:
     lines = [_line(section, row, shown) for row in section.rows]
     foot = f"<tfoot>{_line(section, section.total, shown)}</tfoot>" if section.total else ""
     tall = " tall" if len(lines) > _TALL else ""
-    hint = paragraph("Wide tables scroll sideways.", "hint phone") if many else ""
+    hint = paragraph("Wide tables scroll sideways.", "hint phone") if len(shown) > _PHONE_COLUMNS else ""
     # Focusable, so that the table scrolls by keyboard.
     return Markup(
         f'{hint}<div class="scroll{tall}" role="region" tabindex="0" aria-label="{escaped(section.title)}">\n'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from matplotlib.transforms import Bbox
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def place_labels(
 ) -> None:
     """Draws each label at the first place that is free; a label that fits nowhere is left out.
 
+    A place that is nearer to the point of another label is taken only if no other place is free.
+
     Args:
         figure: The figure, whose layout is final.
         axes: The axes of the points.
@@ -58,18 +61,42 @@ def place_labels(
     renderer = FigureCanvasAgg(figure).get_renderer()
     inside, taken = axes.get_window_extent(renderer), list(taken)
     for label in labels:
+        free = []
         for place in _candidates(label.directions, distances):
-            text = axes.annotate(
-                label.text, (label.x, label.y), textcoords="offset points", fontsize=fontsize, color=label.colour,
-                parse_math=False, zorder=6, **place,
-            )  # fmt: skip
-            # Exclude labels from the layout: they would move the axes again.
-            text.set_in_layout(False)
+            text = _drawn(axes, label, place, fontsize)
             box = text.get_window_extent(renderer)
-            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
-                taken.append(box.padded(gap))
-                break
             text.remove()
+            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not any(box.overlaps(other) for other in taken):
+                free.append((place, box))
+                if _is_nearest(axes, box, label, labels):
+                    free = free[-1:]
+                    break
+        if free:
+            place, box = free[0]
+            _drawn(axes, label, place, fontsize)
+            taken.append(box.padded(gap))
+
+
+def _drawn(axes: Axes, label: PointLabel, place: Mapping[str, Any], fontsize: float) -> Annotation:
+    text = axes.annotate(
+        label.text, (label.x, label.y), textcoords="offset points", fontsize=fontsize, color=label.colour,
+        parse_math=False, zorder=6, **place,
+    )  # fmt: skip
+    # Exclude labels from the layout: they would move the axes again.
+    text.set_in_layout(False)
+    return text
+
+
+def _is_nearest(axes: Axes, box: Bbox, label: PointLabel, labels: Sequence[PointLabel]) -> bool:
+    """Returns True if no other label's point is nearer to the box of a label than its own point, up to two pixels."""
+    own = _distance(axes, box, label)
+    return all(own <= _distance(axes, box, other) + 2 for other in labels)
+
+
+def _distance(axes: Axes, box: Bbox, label: PointLabel) -> float:
+    """Returns the distance of a label's point from a box, in pixels."""
+    across, up = axes.transData.transform((label.x, label.y))
+    return math.hypot(max(box.x0 - across, across - box.x1, 0), max(box.y0 - up, up - box.y1, 0))
 
 
 def box_around(axes: Axes, x: float, y: float, padding: float) -> Bbox:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 # Format of integer files, beside the formats of exports.
 INTEGER_FORMAT = "litert-integer"
+# Entries of the advice on runtimes that are about sizes of files.
+DOWNLOAD, DISK = "download (gzip)", "disk, uncompressed"
 
 
 @dataclass(frozen=True)

@@ -246,32 +246,33 @@ class RunReport(Displayed):
         return f"{start}{self.main.title} is {self.main.text(after)}{was}{end}"
 
     def cards(self) -> list[tuple[str, str, str]]:
-        """Returns (label, figure, comparison) for each summary card at the top of the page."""
-        found = self._metric_cards()
-        rows = self.pruned
-        found.append(
-            (
-                "Sparsity of the pruned weights",
-                sparsity(self.pruned_sparsity) if rows else MISSING,
-                f"over the whole model {sparsity(self.after.sparsity)}, before {sparsity(self.before.sparsity)}",
-            )
-        )
-        raw = "zeros still take room here" if self.after.zeros else ""
-        found.append(("Weights, raw", size(self.after.bytes), f"before {size(self.before.bytes)}; {raw}".rstrip("; ")))
-        before, after = self.gzip_total("before"), self.gzip_total("after")
-        if after is not None:
-            found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
-        found += latency_card(self.stages)
+        """Returns (label, figure, comparison) for each summary card of the page, the most important first."""
+        metrics = self._metric_cards()
+        found = [*metrics[:1], *latency_card(self.stages)]
         best = self.smallest
         if best is not None:
             found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
+        found.append(
+            (
+                "Sparsity of the pruned weights",
+                sparsity(self.pruned_sparsity) if self.pruned else MISSING,
+                f"over the whole model {sparsity(self.after.sparsity)}, before {sparsity(self.before.sparsity)}",
+            )
+        )
         if self._left:
             left = share(self.after.parameters, self.before.parameters)
             found.append(
                 ("Parameters", count(self.after.parameters), f"{left} of {count(self.before.parameters)} before")
             )
-        card = self._macs_card()
-        return [*found, card] if card else found
+        return [card for card in (*found, *metrics[1:], *self._weight_cards(), self._macs_card()) if card]
+
+    def _weight_cards(self) -> list[tuple[str, str, str]]:
+        raw = "zeros still take room here" if self.after.zeros else ""
+        found = [("Weights, raw", size(self.after.bytes), f"before {size(self.before.bytes)}; {raw}".rstrip("; "))]
+        before, after = self.gzip_total("before"), self.gzip_total("after")
+        if after is not None:
+            found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
+        return found
 
     def _macs_card(self) -> tuple[str, str, str] | None:
         macs, kept, complete = self.after.macs, self.after.sparse_macs, self.after.macs_complete

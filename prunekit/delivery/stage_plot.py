@@ -47,7 +47,8 @@ def stages_figure(data: Mapping[str, Any], *, width: int = 560) -> Figure:
     """
     drawn = new_figure(width, 330 if width >= NARROW else 310)
     axes = draw_stages(drawn, data, narrow=width < NARROW)
-    label_points(drawn, axes, data["points"])
+    # The hollow points of a narrow picture have no labels of their own: they are beside the filled ones.
+    label_points(drawn, axes, data["points"], rings=width >= NARROW)
     return drawn
 
 
@@ -145,11 +146,16 @@ def label_points(
     taken = [box_around(axes, *mark, 4) for mark in marks]
     most = 1 if by == "name" else None
     labels = [
-        PointLabel(x, y, names([clean(point[by]) for point in found], most), COLOURS[colour], _AROUND)
+        PointLabel(x, y, names([clean(point[by]) for point in _named_first(found, by)], most), COLOURS[colour], _AROUND)
         for key, colour in (("figure", "ink"), ("second", "muted"))[: 2 if rings else 1]
         for found, (x, y) in _together(axes, points, key)
     ]
     place_labels(drawn, axes, labels, taken, fontsize=_TEXT, distances=(6.0, 12.0, 20.0, 30.0), gap=5.0)
+
+
+def _named_first(points: Sequence[Mapping[str, Any]], by: str) -> Sequence[Mapping[str, Any]]:
+    """Returns points at one place in the order of their labels: of names, that of an integer file comes first."""
+    return points if by == "number" else sorted(points, key=lambda point: point["kind"] != "integer")
 
 
 def _together(

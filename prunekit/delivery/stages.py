@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prunekit.anatomy.sections import Column, Picture, Section
 from prunekit.delivery.formatting import is_number, latency, ratio, share, size
 from prunekit.delivery.metrics import Metric
-from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
+from prunekit.delivery.rows import DISK, DOWNLOAD, INTEGER_FORMAT, RuntimeAdvice, StageRow
 
 TITLE = "Speed and size"
 # A ratio of two latencies within this distance of 1 is no difference: repeated measurements differ as much.
 _NOISE = 0.05
+# Of files within this distance of the fastest, the smallest is named.
+_ALIKE = 0.03
 # Format of the file that every stage has: an exported one differs from it by the run's steps alone.
 _PLAIN = "litert"
 
@@ -22,9 +25,16 @@ def before_of(stages: Sequence[StageRow]) -> StageRow | None:
 
 
 def best_file(stages: Sequence[StageRow], figure: str) -> StageRow | None:
-    """Returns the exported file with the lowest `figure` ("latency", "bytes", "gzip_bytes"); None without a figure."""
+    """Returns the exported file with the lowest `figure` ("latency", "bytes", "gzip_bytes"); None without a figure.
+
+    Of files that are about as fast as the fastest, the smallest is taken.
+    """
     rows = [row for row in stages if row.kind == "file" and is_number(getattr(row, figure))]
-    return min(rows, key=lambda row: getattr(row, figure), default=None)
+    lowest = min(rows, key=lambda row: getattr(row, figure), default=None)
+    if lowest is None or figure != "latency":
+        return lowest
+    alike = [row for row in rows if (row.latency or 0) <= (lowest.latency or 0) * (1 + _ALIKE)]
+    return min(alike, key=lambda row: row.bytes or 0)
 
 
 def speed_up(stages: Sequence[StageRow], row: StageRow | None) -> float | None:
@@ -79,6 +89,16 @@ def latency_card(stages: Sequence[StageRow]) -> list[tuple[str, str, str]]:
     return [("LiteRT latency", latency(best.latency), what)]
 
 
+def with_measured_sizes(advice: Sequence[RuntimeAdvice], stages: Sequence[StageRow]) -> tuple[RuntimeAdvice, ...]:
+    """Returns the advice on runtimes with measured sizes of files in the place of estimates, where there are any."""
+    before, figures = before_of(stages), {DOWNLOAD: "gzip_bytes", DISK: "bytes"}
+    measured = {name: _size_clause(before, best_file(stages, figure), figure) for name, figure in figures.items()}
+    return tuple(
+        replace(line, what_it_buys=f"measured: {measured[line.runtime]}") if measured.get(line.runtime) else line
+        for line in advice
+    )
+
+
 # ---- the section -----------------------------------------------------------------------------------------------------
 
 
@@ -94,12 +114,12 @@ def stage_section(stages: Sequence[StageRow], main: Metric | None, notes: Sequen
         return Section(TITLE, notes=tuple(notes)) if notes else None
     columns = (
         Column("Model"),
-        Column("Point", "count"),
+        Column("Point", "count", under="Model"),
         *([] if main is None else [Column(main.heading, main.column)]),
         Column("Latency", "latency"),
-        Column("Speed", "number", keep=3),
+        Column("Speed", "number", under="Latency", keep=3),
         Column("Bytes", "bytes"),
-        Column("gzip -9", "bytes"),
+        Column("gzip -9", "bytes", under="Bytes"),
     )
     rows = tuple(
         (

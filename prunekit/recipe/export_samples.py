@@ -1,16 +1,63 @@
-"""Inputs with which exported files are compared and timed."""
+"""The test examples on which exported files are compared, measured and timed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
+from prunekit.delivery.quantizing import outputs_of
+from prunekit.recipe.compile_settings import OutputMetrics, output_names
 from prunekit.recipe.data import Data
+from prunekit.recipe.datasets.parts import flat, mapped
 from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.run_inputs import RunInputs
 
-# Maximum number of test examples on which an exported file is compared with the model.
-SAMPLES = 500
+# Test examples on which files are compared and measured: as many as fit into so many bytes, within these bounds.
+_FEWEST, _MOST, _BYTES = 500, 2000, 64_000_000
+
+
+def sample_count(data: Data) -> int:
+    """Returns the number of test examples on which files are compared and measured."""
+    size = sum(array.nbytes for array in flat(data.test.example[0]))
+    return min(data.test.examples, max(_FEWEST, min(_MOST, _BYTES // max(1, size))))
+
+
+def measures_all(data: Data | None) -> bool:
+    """Returns True if exported files are measured on all test examples, or on none."""
+    return data is None or sample_count(data) == data.test.examples
+
+
+def measure_of_outputs(run: RunInputs, model: keras.Model) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
+    """Returns the function that measures outputs for the first `sample_count` test examples; None without data."""
+    if run.data is None or run.compile is None:
+        return None
+    outputs = model(run.data.test.example[0], training=False)
+    names = output_names(model, outputs)
+    # Outputs of a file are in the order in which Keras flattens the model's outputs; mappings are sorted by name.
+    order = tuple(sorted(names)) if names is not None and isinstance(outputs, Mapping) else names
+    metrics = OutputMetrics(run.compile, order)
+    labels = run.data.test.first(sample_count(run.data))[1]
+
+    def measure(answers: list[np.ndarray]) -> dict[str, float]:
+        return metrics(answers, mapped(lambda array: array[: len(answers[0])], labels))
+
+    return measure
+
+
+def metrics_on_samples(
+    run: RunInputs, model: keras.Model, samples: Any, known: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the metrics of a model on the test examples on which exported files are measured.
+
+    Args:
+        run: Data and settings of the run.
+        model: The model.
+        samples: The inputs that `export_samples` returns.
+        known: Its metrics on all test examples.
+    """
+    measure = None if measures_all(run.data) else measure_of_outputs(run, model)
+    return dict(known) if measure is None else measure(outputs_of(model, samples))
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
@@ -20,7 +67,7 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         RecipeError: There are no data, and the shape of the model's inputs is not fully known.
     """
     if data is not None:
-        inputs, labels = data.test.first(SAMPLES)
+        inputs, labels = data.test.first(sample_count(data))
         inputs = _structured(model, inputs)
         if isinstance(labels, Mapping):
             return inputs, None

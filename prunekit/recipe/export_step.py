@@ -1,14 +1,12 @@
 """The handler of the step kind export."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from prunekit.delivery.export import export
-from prunekit.recipe.compile_settings import OutputMetrics, output_names
-from prunekit.recipe.datasets.parts import mapped
-from prunekit.recipe.export_samples import SAMPLES, export_samples
+from prunekit.recipe.export_samples import export_samples, measure_of_outputs
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.recipe.workspace import Workspace
@@ -54,17 +52,4 @@ class ExportStep(StepHandler[PreparedStep]):
 
 def measure_of_files(workspace: Workspace) -> Callable[[list[np.ndarray]], dict[str, float]] | None:
     """Returns the function that measures a file's outputs on the test data; None without data."""
-    run, model = workspace.run, workspace.model
-    if run.data is None or run.compile is None:
-        return None
-    outputs = model(run.data.test.example[0], training=False)
-    names = output_names(model, outputs)
-    # Outputs of a file are in the order in which Keras flattens the model's outputs; mappings are sorted by name.
-    order = tuple(sorted(names)) if names is not None and isinstance(outputs, Mapping) else names
-    metrics = OutputMetrics(run.compile, order)
-    labels = run.data.test.first(SAMPLES)[1]
-
-    def measure(answers: list[np.ndarray]) -> dict[str, float]:
-        return metrics(answers, mapped(lambda array: array[: len(answers[0])], labels))
-
-    return measure
+    return measure_of_outputs(workspace.run, workspace.model)

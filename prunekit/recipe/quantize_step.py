@@ -1,7 +1,7 @@
 """The handler of the step kind quantize."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
 from prunekit.delivery.quantizing import outputs_of
 from prunekit.delivery.rows import INTEGER_FORMAT, ExportRow
-from prunekit.recipe.export_samples import export_samples
+from prunekit.recipe.export_samples import export_samples, measures_all, metrics_on_samples
 from prunekit.recipe.export_step import measure_of_files
 from prunekit.recipe.prune_step import calibration_data
 from prunekit.recipe.quantize_settings import Quantize
@@ -86,7 +86,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         settings, run, state = prepared.settings, workspace.run, workspace.state
         data = calibration_data(run, settings.calibration)
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
-        before = dict(state.metrics)
+        before = _metrics_before(workspace, samples)
 
         history: dict[str, list[float]] = {}
         # A resumed training has other weights by now, for which other bits might be chosen.
@@ -104,6 +104,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         workspace.report_progress(0.5, "measuring the simulation")
         with found.simulating():
             simulated = workspace.evaluate()
+            on_samples = metrics_on_samples(run, workspace.model, samples, simulated)
         workspace.report_progress(0.7, "writing the integer file")
         row, sections, text = _exported(settings, found, samples, floats, workspace, labels)
         state.exports.append(row)
@@ -113,7 +114,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             metrics=simulated,
             history=history,
             sections=[
-                *_metrics_sections(before, simulated, row),
+                *_metrics_sections(before, on_samples, row),
                 *([] if choice is None else choice.sections()),
                 *found.report.sections(),
                 *sections,
@@ -230,7 +231,15 @@ def _exported(
     return row, made.sections(), f"{found.report.verdict()} {target.name}: {made.bytes:,} bytes"
 
 
-def _metrics_sections(before: dict[str, float], simulated: dict[str, float], row: ExportRow) -> list[Section]:
+def _metrics_before(workspace: Workspace, samples: Any) -> dict[str, float | None]:
+    """Returns the metrics of the model before the step; unknown ones of a run that resumes inside the training."""
+    known, run = workspace.state.metrics, workspace.run
+    if workspace.step.resumed.epoch and not measures_all(run.data):
+        return dict.fromkeys(known)
+    return dict(metrics_on_samples(run, workspace.model, samples, known))
+
+
+def _metrics_sections(before: Mapping[str, float | None], simulated: dict[str, float], row: ExportRow) -> list[Section]:
     """Returns the table of the metrics of the float model, of the simulation and of the file."""
     if not before:
         return []
@@ -245,7 +254,7 @@ def _metrics_sections(before: dict[str, float], simulated: dict[str, float], row
         Column("File", "number"),
     )
     explanation = (
-        "Before: the model in floating point, on all test examples. Simulated: the model computes as the integer file. "
-        "File: the file itself, on the test examples on which exported files are compared."
+        "Before: the model in floating point. Simulated: the model computes as the integer file. File: the file. All "
+        "on the test examples on which exported files are compared."
     )
     return [Section("Metrics of the integer model", columns, rows, explanation=explanation)]

@@ -17,6 +17,7 @@ from prunekit.core import environment
 from prunekit.core.arguments import require_positive
 from prunekit.delivery.html_report import render_html
 from prunekit.delivery.run_report import RunReport
+from prunekit.delivery.stages import with_measured_sizes
 from prunekit.recipe.build_report import device_notes, report_of, versions
 from prunekit.recipe.checkpoint import Checkpoints, note_start, start_differences
 from prunekit.recipe.directory import (
@@ -186,7 +187,8 @@ def _run(
             record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]
             report = report_of(prepared, execution.model, record, hashes, execution.workspace.metrics)
             rows, notes = execution.measured_stages()
-            report = replace(report, stages=tuple(rows), stage_notes=tuple(notes))
+            advice = with_measured_sizes(report.advice, rows)
+            report = replace(report, stages=tuple(rows), stage_notes=tuple(notes), advice=advice)
             if written is not None:
                 _write(folder, prepared, execution.model, report)
     return _expected(Result(execution.model, report, written), record.failures)

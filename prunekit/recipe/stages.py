@@ -19,7 +19,7 @@ from prunekit.delivery.latency import (
     plain_file,
 )
 from prunekit.delivery.rows import INTEGER_FORMAT, StageRow
-from prunekit.recipe.export_samples import SAMPLES, export_samples
+from prunekit.recipe.export_samples import export_samples, measures_all, metrics_on_samples, sample_count
 from prunekit.recipe.run_inputs import RunInputs
 from prunekit.recipe.run_state import RunState
 from prunekit.recipe.step_kinds import STEP_KINDS
@@ -58,7 +58,7 @@ class StageFiles:
 
     def keep_before(self, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model before the first pruning."""
-        self._keep(StageRow("before", "before", dict(state.metrics)), model, state)
+        self._keep(StageRow("before", "before"), model, state)
 
     def keep_after(self, index: int, model: keras.Model, state: RunState) -> None:
         """Keeps the file of the model after a step, unless the step or an export step writes the model's file.
@@ -67,13 +67,15 @@ class StageFiles:
         """
         kind = self._run.recipe.steps[index].kind
         if state.pruning_since is not None and index not in self._exported:
-            self._keep(StageRow(f"after {index + 1}. {kind}", "step", dict(state.metrics)), model, state)
+            self._keep(StageRow(f"after {index + 1}. {kind}", "step"), model, state)
 
     def _keep(self, row: StageRow, model: keras.Model, state: RunState) -> None:
         if self.reason or self._folder is None:
             return
+        samples, _ = export_samples(model, self._run.data, self._run.recipe.seed)
+        row = replace(row, metrics=metrics_on_samples(self._run, model, samples, state.metrics))
         try:
-            content = plain_file(model, export_samples(model, self._run.data, self._run.recipe.seed)[0])
+            content = plain_file(model, samples)
         except ConversionError as error:
             state.stages.append(replace(row, note=f"the conversion failed: {error}"))
             return
@@ -112,11 +114,11 @@ class StageFiles:
 
     def _notes_on_metrics(self, rows: Sequence[StageRow]) -> list[str]:
         data = self._run.data
-        if data is None or data.test.examples <= SAMPLES or not any(row.metrics for row in rows if row.kind == "file"):
+        if data is None or measures_all(data) or not any(row.metrics for row in rows):
             return []
         return [
-            f"Metrics of exported files are those of the first {SAMPLES} test examples, all others those of all "
-            f"{data.test.examples:,}."
+            f"Metrics of all rows: on the first {sample_count(data):,} of {data.test.examples:,} test examples, as the "
+            "exported files are measured."
         ]
 
 

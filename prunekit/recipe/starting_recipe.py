@@ -1,6 +1,5 @@
 """Writes a commented recipe for a given model and given data, as a start."""
 
-import glob
 import math
 import os
 from collections.abc import Mapping
@@ -10,10 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
-import yaml
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core import backend
 from prunekit.recipe.applications import applications
 from prunekit.recipe.compile_settings import output_names, reason_of
 from prunekit.recipe.data import Data, load_data
@@ -27,14 +23,13 @@ from prunekit.recipe.models import MODELS, build_model
 from prunekit.recipe.plan import plan
 from prunekit.recipe.schema import VERSION
 from prunekit.recipe.sources import ModelSource
+from prunekit.recipe.starting_steps import Goal, starting_steps, steps_without_data, text_of, variables_of
 from prunekit.suggestions import did_you_mean
 
 BUILTIN_DATA = ("digits", "diabetes", "fashion-mnist")
 _MODEL_FOR = {"digits": "digits-cnn", "diabetes": "diabetes-mlp", "fashion-mnist": "fashion-cnn"}
 _SAVED = ("dataset_spec.pb", "snapshot.metadata")
 _SEED, _BATCH = 7, 32
-_UPDATES = 30  # mask updates of the pruning step, about
-_EPOCHS, _ENDS, _FINETUNE = 6, 4, 2
 # For a folder of images without a model: small, and every runtime for phones and browsers runs its layers.
 _FOR_IMAGES, _IMAGE_SIZE = "MobileNetV2", 96
 
@@ -50,12 +45,14 @@ class Start:
             that prunes without training.
         label: Column of a CSV file, or part of a saved data set, that holds the labels.
         target: File that the recipe will be written to; other paths in it are relative to its folder.
+        goal: Where the model will run; None for a recipe that keeps the model's size.
     """
 
     model: str | None
     data: str | None
     label: str | None
     target: Path
+    goal: Goal | None = None
 
     def path(self, name: str) -> str:
         """Returns a path as the recipe names it: relative to the recipe's folder if it is inside that folder."""
@@ -101,14 +98,16 @@ def starting_recipe(start: Start) -> str:
     model_lines, source = _model(start)
     model = build_model(source, _SEED)
     described = named_data(start, model)
+    if described is None and start.goal is not None:
+        raise RecipeError(f"the steps for a {start.goal} train, and need data: add --data DATA.")
     if described is None:
-        return _joined(start, [*model_lines, *_steps_without_data(model)], ["sparsity: 0.5"])
+        return _joined(start, [*model_lines, *steps_without_data(model)], ["sparsity: 0.5"])
     data_lines, data = described
     compiled, metric = compile_lines(model, data)
     # A model from a file is trained already; a built-in model is not.
     trained = source.file is not None
-    body = [*model_lines, "data:", *data_lines, *compiled, *_steps(model, data, metric, trained)]
-    return _joined(start, body, ["final: 0.8                    # change it for one run: --set final=0.9"])
+    steps = starting_steps(model, start.goal, math.ceil(data.train.examples / _BATCH), text_of(metric), trained=trained)
+    return _joined(start, [*model_lines, "data:", *data_lines, *compiled, *steps], variables_of(steps))
 
 
 def _joined(start: Start, body: list[str], variables: list[str]) -> str:
@@ -118,16 +117,9 @@ def _joined(start: Start, body: list[str], variables: list[str]) -> str:
         f"# To run it: prunekit compress {file}",
         f"version: {VERSION}",
         f"seed: {_SEED}                         # same seed and same machine: same bytes",
-        "variables:",
-        *(f"  {line}" for line in variables),
+        *(["variables:", *(f"  {line}" for line in variables)] if variables else []),
     ]
     return "\n".join([*head, *body]) + "\n"
-
-
-def _text(value: object) -> str:
-    """Returns a value in YAML, on one line, as it may stand alone and in a list or mapping in brackets."""
-    # As the entry of a list: a comma or a bracket needs quotes there.
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True).strip()[1:-1]
 
 
 # ---- model -----------------------------------------------------------------------------------------------------------
@@ -142,7 +134,7 @@ def _model(start: Start) -> tuple[list[str], ModelSource]:
     if name is not None and os.path.isfile(name):
         if not name.endswith(".keras"):
             raise RecipeError(f"MODEL is a .keras file. Received: {name}. For data, write --data {name}.")
-        return ["model:", f"  file: {_text(start.path(name))}"], ModelSource(file=os.path.abspath(name))
+        return ["model:", f"  file: {text_of(start.path(name))}"], ModelSource(file=os.path.abspath(name))
     images = _is_folder_of_images(start.data)
     if name is None and images:
         name = _FOR_IMAGES
@@ -204,18 +196,18 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
     if name in BUILTIN_DATA and not os.path.exists(path):
         return [f"  builtin: {name}"], {"builtin": name}
     if name.endswith(".csv"):
-        lines = [f"  csv: {_text(start.path(name))}", f"  label: {_text(start.label)}", *_HELD_OUT]
+        lines = [f"  csv: {text_of(start.path(name))}", f"  label: {text_of(start.label)}", *_HELD_OUT]
         return lines, {"csv": path, "label": start.label, **_SPLIT}
     if name.endswith(".npz"):
-        return [f"  npz: {_text(start.path(name))}"], {"npz": path}
+        return [f"  npz: {text_of(start.path(name))}"], {"npz": path}
     if not os.path.isdir(path):
         raise RecipeError(
             f"DATA is built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
             f"data sets. Received: {name}, which is no folder."
         )
     if _is_saved(path):
-        label = [] if start.label is None else [f"  label: {_text(start.label)}"]
-        return [f"  tfds_saved: {_text(start.path(name))}", *label], {"tfds_saved": path, "label": start.label}
+        label = [] if start.label is None else [f"  label: {text_of(start.label)}"]
+        return [f"  tfds_saved: {text_of(start.path(name))}", *label], {"tfds_saved": path, "label": start.label}
     if start.label is not None:
         raise RecipeError(f"the labels of images are the names of their folders. Received: --label {start.label}.")
     return _images(start, name, model)
@@ -243,7 +235,7 @@ def _images(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
         )
     size = [length or 96 for length in shape[1:3]]
     colours = {1: "grayscale", 3: "rgb", 4: "rgba"}[shape[-1]]
-    lines = [f"  images: {_text(start.path(name))}            # one folder for each class", f"  size: {size}"]
+    lines = [f"  images: {text_of(start.path(name))}            # one folder for each class", f"  size: {size}"]
     lines += [f"  color_mode: {colours}", *_HELD_OUT]
     values = {"images": os.path.abspath(name), "size": size, "color_mode": colours, **_SPLIT}
     if not _scales(model):
@@ -287,8 +279,8 @@ def compile_lines(model: keras.Model, data: Data) -> tuple[list[str], str]:
         flat = [outputs[name] for name in names] if isinstance(outputs, Mapping) else outputs
         arrays = map(keras.ops.convert_to_numpy, flat)
         chosen = {name: _loss(array, labels[name], first[name]) for name, array in zip(names, arrays, strict=True)}
-        losses = "{" + ", ".join(f"{_text(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
-        entries = (f"{_text(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
+        losses = "{" + ", ".join(f"{text_of(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
+        entries = (f"{text_of(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
         metrics = "{" + ", ".join(entries) + "}"
         logits, metric = any(logits for *_, logits in chosen.values()), f"{names[0]}_{chosen[names[0]][1]}"
     lines += [f"  loss: {losses}", *(["  from_logits: true"] if logits else []), f"  metrics: {metrics}"]
@@ -329,71 +321,3 @@ def _entry(metric: str, logits: bool) -> str:
         # Keras compares outputs with 0.5; the logit of probability 0.5 is 0.
         return "[{metric: binary_accuracy, arguments: {threshold: 0.0}}]"
     return f"[{metric}]"
-
-
-# ---- steps -----------------------------------------------------------------------------------------------------------
-
-
-def _steps(model: keras.Model, data: Data, metric: str, trained: bool) -> list[str]:
-    per_epoch = math.ceil(data.train.examples / _BATCH)
-    frequency = max(1, round(_ENDS * per_epoch / _UPDATES))
-    train = [] if trained else ["  - train: {epochs: 10}"]
-    return [
-        "steps:",
-        *train,
-        "  - prune:",
-        f"      epochs: {_EPOCHS}",
-        "      schedule:",
-        "        type: polynomial_decay  # fast at first, slow at the end; linear, cosine and others",
-        "        final_sparsity: $final",
-        "        begin: {epochs: 0}",
-        f"        end: {{epochs: {_ENDS}}}        # the remaining epochs train at the final sparsity",
-        f"        frequency: {frequency}            # optimizer updates between two mask updates",
-        "      criterion: magnitude      # which weights go: l2, movement, taylor ...",
-        "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
-        "      allocation: uniform       # global and erk prune large layers more",
-        *_exclude(model),
-        f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
-        *_export(),
-        "  - expect:                     # the run ends with exit code 1 if a bound is not met",
-        f"      drop: {{{_text(metric)}: 0.1, relative: true}}  # worse than before pruning by at most this; choose it",
-        "      sparsity: {min: $final}",
-    ]
-
-
-def _steps_without_data(model: keras.Model) -> list[str]:
-    tensors = getattr(model, "inputs", None) or ()
-    known = bool(tensors) and all(None not in tuple(tensor.shape)[1:] for tensor in tensors)
-    return [
-        "# Without data the model is pruned at once and not trained. Add data and compile to train while pruning: the",
-        "# same sparsity then costs less accuracy. prunekit init MODEL --data DATA writes such a recipe.",
-        "steps:",
-        "  - prune:",
-        "      sparsity: $sparsity",
-        "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
-        "      allocation: uniform       # global and erk prune large layers more",
-        *_exclude(model),
-        *(_export() if known else _EXPORT_NEEDS_DATA),
-    ]
-
-
-# A file is compared with the model on inputs, and inputs of an open size cannot be generated.
-_EXPORT_NEEDS_DATA = ["  # - export: {formats: [keras, litert]}  # needs data: the model has inputs of an open size"]
-
-
-def _exclude(model: keras.Model) -> list[str]:
-    """Returns the line that leaves out the last layer: few entries, and each matters for one output."""
-    targets, _ = find_targets(model)
-    layers = [target.name.rpartition("/")[0] or target.name for target in targets]
-    if len(set(layers)) < 2:
-        return []
-    pattern = _text(glob.escape(layers[-1]))
-    return [f"      exclude: [{pattern}]  # the last layer is small, and pruning it costs the most"]
-
-
-def _export() -> list[str]:
-    formats = ["keras"]
-    if backend.on_tensorflow():
-        formats += ["litert", "litert-dynamic-int8"]
-    more = "  # litert-sparse: a smaller file of pruned layers" if len(formats) > 1 else ""
-    return [f"  - export: {{formats: [{', '.join(formats)}]}}{more}"]

@@ -24,13 +24,16 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-# Folder of the defining module -> title on the page of the names of `prunekit`; the order of the page.
+# The page of the names of `prunekit` begins with what one calls; classes that are returned or raised come last.
+FUNCTIONS, RESULTS, VERSION = "Functions", "Results and errors", "Version"
+RETURNED = re.compile(r"(Report|LeakError|RecipeError|ExportError|Failed|Result|Choice|Export|Cost|Quantized)$")
+# Folder of the defining module -> title of the other classes; the order of the page.
 FOLDERS = {
-    "techniques": "Pruning",
+    "techniques": "Callbacks and methods",
+    "delivery": "Callbacks and methods",
     "sparsity": "Schedules, criteria, patterns, allocation",
-    "anatomy": "Models: inspection and cost",
+    "anatomy": "Layers",
     "recipe": "Recipes and sweeps",
-    "delivery": "Export and pictures",
 }
 # Names that the pages mention and that are not in `__all__` of a public module.
 ALSO_PRUNING = ["prunekit.techniques.pruning.options.PruningOptions"]
@@ -83,11 +86,18 @@ def page(title: str, text: str, sections: dict[str, list[str]]) -> str:
 
 
 def by_folder(paths: list[str]) -> dict[str, list[str]]:
-    """Section -> names of `prunekit`, by the folder of the defining module."""
-    sections: dict[str, list[str]] = {title: [] for title in [*FOLDERS.values(), "Version"]}
+    """Section -> names of `prunekit`: functions, other classes by the folder of the defining module, results."""
+    sections: dict[str, list[str]] = {title: [] for title in [FUNCTIONS, *FOLDERS.values(), RESULTS, VERSION]}
     for path in paths:
-        home = prunekit._HOME.get(path.removeprefix("prunekit."))
-        sections[FOLDERS[home.split(".")[1]] if home else "Version"].append(path)
+        name = path.removeprefix("prunekit.")
+        home = prunekit._HOME.get(name)
+        if home is None:
+            title = VERSION
+        elif name[0].islower():
+            title = FUNCTIONS
+        else:
+            title = RESULTS if RETURNED.search(name) else FOLDERS[home.split(".")[1]]
+        sections[title].append(path)
     sections[FOLDERS["techniques"]] += ALSO_PRUNING
     return sections
 

@@ -54,7 +54,7 @@ def test_no_runtime_has_nothing_of_a_model_that_became_smaller(perceptron, spars
 
 def test_files_are_compared_with_those_of_the_model_before_the_removal(perceptron):
     lines = shrunk_advice(perceptron, 0.0)
-    assert lines["download (gzip)"].what_it_buys == "about 0.51 of the download before"
+    assert lines["download (gzip)"].what_it_buys == "about 0.51 of the download before in the same format"
     assert lines["disk, uncompressed"].what_it_buys == "about 0.51 of the file before"
     lines = shrunk_advice(perceptron, 0.9)
     assert lines["disk, uncompressed"].what_it_buys.endswith(" in the '-sparse' formats, 0.51 in the others")

@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 from run_reports import STAGES, make
@@ -16,9 +17,9 @@ from prunekit.delivery.metrics import Metric, keras_metric
 from prunekit.delivery.pictures import PLOTS
 from prunekit.delivery.plots import COLOURS, to_png, to_svg
 from prunekit.delivery.report_sections import sections_of
-from prunekit.delivery.rows import StageRow
+from prunekit.delivery.rows import DISK, DOWNLOAD, RuntimeAdvice, StageRow
 from prunekit.delivery.run_report import RunReport
-from prunekit.delivery.stages import size_line, speed_line, stage_section
+from prunekit.delivery.stages import size_line, speed_line, stage_section, with_measured_sizes
 from prunekit.delivery.terminal_report import render_terminal
 
 ACCURACY = keras_metric("accuracy")
@@ -193,6 +194,48 @@ def test_no_axis_shows_an_accuracy_above_1():
     perfect = [dataclasses.replace(row, metrics={"accuracy": 1.0}) for row in STAGES]
     (axes,) = PLOTS["stages"](pictures(perfect)["latency"].data, 560).axes
     assert max(axes.get_yticks()) <= 1 < axes.get_ylim()[1]
+
+
+def test_a_label_is_nearest_to_its_own_point_among_crowded_ones():
+    latencies = (9.6e-6, 3.6e-6, 3.6e-6, 3.5e-6, 3.6e-6, 2.5e-6)
+    values = (0.989, 0.983, 0.992, 0.994, 0.994, 0.994)
+    rows = zip(STAGES, latencies, values, strict=True)
+    crowded = [dataclasses.replace(row, latency=one, metrics={"accuracy": value}) for row, one, value in rows]
+    figure = PLOTS["stages"](pictures(crowded)["latency"].data, 340)
+    to_png(figure, scale=1)
+    (axes,) = figure.axes
+    places = {text.get_text(): text for text in axes.texts}
+    assert list(places) == ["1", "2", "3", "4, 5", "6"]
+    for name, text in places.items():
+        box = text.get_window_extent()
+        away = {other: np.hypot(*_outside(box, axes.transData.transform(one.xy))) for other, one in places.items()}
+        assert away[name] <= min(away.values()) + 2
+
+
+def _outside(box, point):
+    """Distance of a point from a box along each axis."""
+    ends = (box.x0, box.x1), (box.y0, box.y1)
+    return [max(low - place, place - high, 0) for (low, high), place in zip(ends, point, strict=True)]
+
+
+def test_hollow_points_of_a_narrow_picture_have_no_labels():
+    picture = pictures(STAGES)["bytes"]
+    counts = {width: len(PLOTS["stages"](picture.data, width).axes[0].texts) for width in (340, 560)}
+    assert counts[340] < counts[560]
+
+
+def test_of_files_that_are_about_as_fast_the_smallest_is_named():
+    close = [*STAGES[:5], dataclasses.replace(STAGES[5], latency=19.9e-6), dataclasses.replace(STAGES[4], name="x")]
+    close[-1] = dataclasses.replace(close[-1], latency=20.2e-6, bytes=9_000)
+    assert speed_line(close).startswith("Faster: 20.2 µs per call as x, ")
+
+
+def test_the_table_of_the_runtimes_has_the_measured_sizes():
+    estimates = [RuntimeAdvice(name, "about 0.09", "why") for name in (DOWNLOAD, DISK, "GPU")]
+    download, disk, other = with_measured_sizes(estimates, STAGES)
+    assert download.what_it_buys == "measured: 8.00 kB as litert-dynamic-int8, 150 kB before (5.3 %)"
+    assert disk.what_it_buys == "measured: 16.0 kB as litert-sparse, 160 kB before (10.0 %)"
+    assert other is estimates[2] and with_measured_sizes(estimates, ()) == tuple(estimates)
 
 
 def test_points_at_one_place_share_a_label():

@@ -12,7 +12,7 @@ import prunekit as pk
 from prunekit.delivery.html_report import render_html
 from prunekit.delivery.latency import ConversionError
 from prunekit.delivery.run_report import RunReport
-from prunekit.recipe import stages
+from prunekit.recipe import export_samples, stages
 from prunekit.recipe.directory import unfinished
 from prunekit.recipe.runner import compress, verify
 
@@ -94,9 +94,30 @@ def test_a_regression_is_measured_by_its_metric():
     settings = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"], "batch_size": 64}
     report = compress(recipe(TRAIN, SHRINK, EXPORT, compile=settings), network(), (pair, pair)).report
     assert all(set(row.metrics) == {"mae", "loss"} for row in report.stages)
+    assert len(report.stage_notes) == 1, "all 600 test examples are measured"
+
+
+@tensorflow_only
+def test_models_and_files_are_measured_on_the_same_test_examples(monkeypatch):
+    monkeypatch.setattr(export_samples, "_MOST", 8)
+    monkeypatch.setattr(export_samples, "_FEWEST", 8)
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(60, 8)).astype("float32")
+    labels = (inputs @ rng.normal(size=(8, 4))).argmax(axis=1)
+    # The model is right on the first examples alone, so that another set has another accuracy.
+    test = inputs[:40], np.where(np.arange(40) < 8, labels[:40], (labels[:40] + 1) % 4)
+    steps = {"train": {"epochs": 40, "learning_rate": 0.02}}, SHRINK, FINETUNE, FINETUNE, EXPORT, {"quantize": {}}
+    report = compress(recipe(*steps), network(), ((inputs, labels), test)).report
     assert report.stage_notes[1] == (
-        "Metrics of exported files are those of the first 500 test examples, all others those of all 600."
+        "Metrics of all rows: on the first 8 of 40 test examples, as the exported files are measured."
     )
+    rows = {row.name: row.metrics["accuracy"] for row in report.stages}
+    assert rows["before"] >= 0.75 > report.steps[0]["metrics"]["accuracy"]
+    assert rows["litert"] in {index / 8 for index in range(9)} and rows["after 3. finetune"] >= 0.5
+    (table,) = [one for one in report.steps[-1]["sections"] if one["title"] == "Metrics of the integer model"]
+    assert ["accuracy", rows["litert"], rows["litert-integer"], rows["litert-integer"]] in [
+        list(row) for row in table["rows"]
+    ]
 
 
 @tensorflow_only

@@ -4,13 +4,18 @@ import keras
 import numpy as np
 import pytest
 import yaml
+from backends import BACKEND, tensorflow_only
 from command_lines import assert_mistake
 from data_folders import write_csv, write_images
 
+from prunekit.commands.start import init
 from prunekit.recipe.compile_fields import MetricSettings
 from prunekit.recipe.loader import RecipeError, load_recipe
 from prunekit.recipe.runner import plan
 from prunekit.recipe.starting_recipe import Start, starting_recipe, write_starting_recipe
+from prunekit.recipe.starting_steps import GOALS
+
+CHANGES = ["prune", "finetune", "export", *["quantize"] * (BACKEND == "tensorflow"), "expect"]
 
 
 def saved(path, inputs, units, activation=None, before=()):
@@ -37,7 +42,7 @@ def call(run):
 def test_without_arguments_the_recipe_is_for_the_digits(call):
     found, text = call()
     assert (found.model.builtin, found.data.builtin, found.name) == ("digits-cnn", "digits", "mine")
-    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert [step.kind for step in found.steps] == ["train", *CHANGES]
     assert text.count("#") > 8
     assert plan("mine.yaml").steps[1].targets[-1].name == "fc/kernel"
 
@@ -73,7 +78,7 @@ def test_loss_and_metric_follow_from_outputs_and_labels(call, tmp_path, units, a
     compiled = found.compile
     assert (compiled.loss, compiled.metrics, compiled.from_logits) == expected
     # A model from a file is trained already.
-    assert [step.kind for step in found.steps] == ["prune", "finetune", "export", "expect"]
+    assert [step.kind for step in found.steps] == CHANGES
 
 
 def document_for(path, model, labels=None):
@@ -118,6 +123,48 @@ def test_a_mistake_of_the_plan_does_not_name_the_file_that_is_removed(tmp_path, 
         write_starting_recipe(Start(None, "digits", None, tmp_path / "mine.yaml"))
 
 
+REMOVED = ["train", "shrink", "finetune"]
+FOR_GOALS = {
+    "phone": ([*REMOVED, *CHANGES], {"channels": 0.5}, {"$final", "formats: [keras, litert]"}),
+    "microcontroller": ([*REMOVED, "export", "quantize", "expect"], {"channels": 0.25}, {"misfits: error"}),
+    "server": ([*REMOVED, "export", "expect"], {"macs": 0.5}, {"litert-dynamic-int8"}),
+}
+
+
+@tensorflow_only
+@pytest.mark.parametrize(("goal", "expected"), FOR_GOALS.items(), ids=FOR_GOALS)
+def test_a_goal_has_the_steps_that_pay_there(call, goal, expected):
+    kinds, removal, words = expected
+    found, text = call("digits-cnn", "--data", "digits", "--goal", goal)
+    assert [step.kind for step in found.steps] == kinds
+    assert found.steps[1].settings.model_dump(include=set(removal)) == removal
+    assert all(word in text for word in words)
+
+
+def test_every_goal_is_an_option_of_the_command():
+    (option,) = [one for one in init.params if one.name == "goal"]
+    assert tuple(option.type.choices) == GOALS == tuple(FOR_GOALS)
+
+
+@tensorflow_only
+def test_a_model_without_removable_channels_keeps_its_size_and_says_why(tmp_path, call):
+    keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "softmax")]).save(tmp_path / "net.keras")
+    np.savez(tmp_path / "data.npz", x=np.zeros((60, 6), "float32"), y=np.arange(60) % 3)
+    found, text = call("net.keras", "--data", "data.npz", "--goal", "microcontroller")
+    assert [step.kind for step in found.steps] == ["export", "quantize", "expect"]
+    assert "# - shrink: no channel of this model can be removed" in text
+
+
+@tensorflow_only
+def test_layers_without_integers_are_refused_for_a_microcontroller(run, tmp_path):
+    layers = [keras.layers.LSTM(4, name="memory"), keras.layers.Dense(3, "softmax")]
+    keras.Sequential([keras.Input((5, 6)), *layers]).save(tmp_path / "net.keras")
+    np.savez(tmp_path / "data.npz", x=np.zeros((60, 5, 6), "float32"), y=np.arange(60) % 3)
+    result = run("init", "net.keras", "--data", "data.npz", "--goal", "microcontroller")
+    assert_mistake(result, "a microcontroller needs a model of integers alone: ")
+    assert "memory" in result[2]
+
+
 def test_one_hot_labels_and_several_outputs(call, tmp_path):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), name="x")
@@ -155,7 +202,7 @@ def test_an_application_for_images_has_their_classes_and_is_trained_first(call, 
     found, text = call(*model, "--data", "photos")
     assert (found.model.application, found.model.classes, found.model.weights) == (name, 3, None)
     assert found.model.input_shape == (*found.data.size, 3) == (96, 96, 3)
-    assert [step.kind for step in found.steps] == ["train", "prune", "finetune", "export", "expect"]
+    assert [step.kind for step in found.steps] == ["train", *CHANGES]
     assert "Rescaling" in text
 
 
@@ -195,6 +242,8 @@ def test_a_csv_file_needs_the_column_of_the_label(call, run, tmp_path):
         (["MobileNetV2", "--data", "digits"], "classes: add --data FOLDER. Received: --data digits."),
         (["digits-cnn", "--data", "gone"], "Received: gone, which is no folder."),
         (["digits-cnn", "--data", "diabetes"], "does not accept the inputs of diabetes: "),
+        (["net.keras", "--goal", "phone"], "the model net.keras does not exist."),
+        (["digits-cnn", "--goal", "server"], "the steps for a server train, and need data: add --data DATA."),
         (["digits-cnn", "--label", "x"], "--label needs --data."),
         (["digits-cnn", "--data", "digits", "--label", "x"], "--label is for CSV files and saved data sets."),
         (["-o", "mine.txt"], "a recipe is a .yaml file. Received: -o mine.txt."),

@@ -20,6 +20,7 @@ def runnable(name: str, folder: Path) -> str:
     if BACKEND == "tensorflow":
         return name
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    recipe["steps"] = [step for step in recipe["steps"] if "quantize" not in step]
     for step in recipe["steps"]:
         if "export" in step:
             assert {"keras", "litert"} <= set(step["export"]["formats"])

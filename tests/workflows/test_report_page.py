@@ -55,10 +55,15 @@ const shown = element => element.getClientRects().length > 0;
 const pictures = [...document.querySelectorAll("svg.picture")].filter(shown);
 const letters = svg => [...svg.querySelectorAll("text")].map(text =>
   parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width);
+const first = document.querySelector(".scroll");
+const hinted = box => box.scrollWidth <= box.clientWidth || getComputedStyle(box).backgroundImage.includes("gradient");
 const cells = [...document.querySelectorAll("td, p, dd, .sub")].map(e => parseFloat(getComputedStyle(e).fontSize));
 parent.document.title = JSON.stringify({
   width: document.documentElement.scrollWidth, pictures: pictures.length,
   smallest: Math.min(...pictures.flatMap(letters)),
+  table: first.getBoundingClientRect().top, fits: first.scrollWidth <= first.clientWidth,
+  hinted: [...document.querySelectorAll(".scroll")].every(hinted), links: document.querySelectorAll("nav a").length,
+  shown_links: [...document.querySelectorAll("nav a")].filter(link => link.checkVisibility()).length,
   text: Math.min(...cells), ground: getComputedStyle(document.body).backgroundColor});
 </script></body>"""
 
@@ -85,6 +90,13 @@ def test_the_page_fits_the_window_and_its_text_can_be_read(page, tmp_path, width
     shot = tmp_path / "page.png"
     browse(page, tmp_path, f"--window-size={width},1200", f"--screenshot={shot}")
     assert shot.stat().st_size > 20_000
+
+
+def test_the_first_table_of_a_phone_is_near_the_top_and_whole(page, tmp_path):
+    found = measured(page, tmp_path, 390)
+    assert found["fits"] and found["hinted"]
+    assert found["table"] < 1400, "two screens of a phone"
+    assert found["links"] > 8 and found["shown_links"] == 0
 
 
 def test_a_window_of_1280_pixels_at_400_percent_needs_no_sideways_scrolling(page, tmp_path):
