@@ -25,6 +25,7 @@ from prunekit.delivery.litert_folding import (
     RELU,
     RELU6,
     Linear,
+    fold_activations,
     fold_biases,
     fold_normalizations,
     split_results,
@@ -107,6 +108,7 @@ def with_integers(
     graph = LiteRTGraph(content)
     found = FileUnits(graph, units, computed_by)
     fold_biases(graph)
+    fold_activations(graph)
     fold_normalizations(graph, found.is_normalization)
     rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))
     rewriter.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ LINEAR = {
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
 # Activations that kernels apply to their results.
 NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
+_ACTIVATIONS = {"RELU": RELU, "RELU6": RELU6}
 
 
 def fold_biases(graph: LiteRTGraph) -> None:
@@ -43,13 +44,11 @@ def fold_biases(graph: LiteRTGraph) -> None:
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) == "ADD"]:
         tensor, constant = _with_constant(graph, operator)
-        linear = made.get(tensor)
-        while linear is not None and graph.kind(linear) in _RESHAPES and len(readers[int(linear.outputs[0])]) == 1:
-            linear = made.get(int(linear.inputs[0]))
-        if constant is None or linear is None or len(readers[int(linear.outputs[0])]) != 1:
+        linear = _linear_behind(graph, tensor, made, readers, _RESHAPES)
+        if constant is None or linear is None:
             continue
-        places, channels = LINEAR.get(graph.kind(linear)), graph.shape(int(linear.outputs[0]))[-1]
-        if places is None or constant.size != channels or len(readers[tensor]) != 1:
+        places = LINEAR[graph.kind(linear)]
+        if constant.size != graph.shape(int(linear.outputs[0]))[-1]:
             continue
         if linear.builtinOptions.fusedActivationFunction == NO_ACTIVATION:
             _add_to_bias(graph, linear, places, constant.reshape(-1))
@@ -57,6 +56,43 @@ def fold_biases(graph: LiteRTGraph) -> None:
             graph.operators.remove(operator)
             graph.replace(int(operator.outputs[0]), tensor)
             readers = graph.readers()
+
+
+def fold_activations(graph: LiteRTGraph) -> None:
+    """Lets linear operations apply the ReLU behind them, which the converter leaves alone without a bias between.
+
+    Between the two may be reshapes, and moves of axes.
+    """
+    made = {int(index): one for one in graph.operators for index in one.outputs}
+    readers = graph.readers()
+    for operator in [one for one in graph.operators if graph.kind(one) in _ACTIVATIONS]:
+        tensor = int(operator.inputs[0])
+        linear = _linear_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE"})
+        if linear is None or linear.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
+            continue
+        linear.builtinOptions.fusedActivationFunction = _ACTIVATIONS[graph.kind(operator)]
+        graph.operators.remove(operator)
+        graph.replace(int(operator.outputs[0]), tensor)
+        readers = graph.readers()
+
+
+def _linear_behind(
+    graph: LiteRTGraph,
+    tensor: int,
+    made: Mapping[int, Any],
+    readers: Mapping[int, Sequence[Any]],
+    moves: Collection[str],
+) -> Any:
+    """Returns the linear operation whose moved results a tensor is; None for another one, or if more reads these."""
+    operator = made.get(tensor)
+    while len(readers[tensor]) == 1 and operator is not None:
+        if graph.kind(operator) in LINEAR:
+            return operator
+        if graph.kind(operator) not in moves:
+            return None
+        tensor = int(operator.inputs[0])
+        operator = made.get(tensor)
+    return None
 
 
 def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray | None]:
