@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert_reshapes import reshape
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,9 @@ def _depthwise(graph: LiteRTGraph, last: Any, tensor: int, factor: np.ndarray, s
     name, columns = graph.name(result), -1 if min(lengths) < 0 else int(np.prod(lengths[:-1]))
     read, made = (graph.new_tensor(f"{name}_{part}", (1, 1, columns, lengths[-1]), "float32") for part in ("in", "out"))
     return [
-        _reshape(graph, tensor, read, (1, 1, -1, lengths[-1])),
+        reshape(graph, tensor, read, (1, 1, -1, lengths[-1])),
         graph.new_operator("DEPTHWISE_CONV_2D", [read, weights, bias], [made], options),
-        _reshape(graph, made, result, (-1, *lengths[1:])),
+        reshape(graph, made, result, (-1, *lengths[1:])),
     ]
 
 
@@ -195,13 +196,6 @@ def _affine(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray, np.ndar
     if kind == "MUL":
         return first, values, zeros
     return first, ones, values if kind == "ADD" else -values
-
-
-def _reshape(graph: LiteRTGraph, source: int, target: int, shape: Sequence[int]) -> Any:
-    lengths = np.array(shape, "int32")
-    constant = graph.new_constant(f"{graph.name(target)}_shape", lengths)
-    options = graph.new_options("ReshapeOptions", newShape=lengths)
-    return graph.new_operator("RESHAPE", [source, constant], [target], options)
 
 
 def split_results(graph: LiteRTGraph, grids_behind: Callable[[int], Sequence[Any]]) -> None:
