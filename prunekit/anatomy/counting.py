@@ -94,6 +94,50 @@ def einsum_labels(layer: Any) -> tuple[str, str, str]:
     return data, kernel, output
 
 
+@dataclass(frozen=True)
+class EinsumAxes:
+    """The axes of an EinsumDense by what they are for, as labels.
+
+    Attributes:
+        data: Those of the inputs.
+        kernel: Those of the kernel.
+        output: Those of the outputs.
+        rows: In inputs and outputs alone: each of their indices is computed by the same kernel.
+        groups: In all three: each index has a kernel of its own.
+        inputs: Summed over.
+        outputs: In kernel and outputs alone.
+    """
+
+    data: str
+    kernel: str
+    output: str
+    rows: str
+    groups: str
+    inputs: str
+    outputs: str
+
+
+def einsum_axes(layer: Any, rank: int) -> EinsumAxes | None:
+    """Returns the axes of an EinsumDense; None if it sums over other axes than those of matrix products.
+
+    Args:
+        layer: The layer.
+        rank: Number of axes of its inputs.
+    """
+    data, kernel, output = einsum_labels(layer)
+    spare = [one for one in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if one not in layer.equation]
+    between = "".join(spare[: rank - len(data.replace("...", ""))])
+    data, output = data.replace("...", between), output.replace("...", between)
+    if any(len(set(labels)) < len(labels) for labels in (data, kernel, output)):
+        return None
+    rows = "".join(one for one in data if one not in kernel)
+    groups = "".join(one for one in data if one in kernel and one in output)
+    inputs = "".join(one for one in data if one in kernel and one not in output)
+    outputs = "".join(one for one in output if one not in data)
+    complete = set(output) == {*rows, *groups, *outputs} and set(kernel) == {*groups, *inputs, *outputs}
+    return EinsumAxes(data, kernel, output, rows, groups, inputs, outputs) if complete and inputs else None
+
+
 def einsum_uses(layer: Any, call: Call) -> int:
     """Returns the product of the lengths of the input axes that the kernel does not have."""
     data, kernel, _ = einsum_labels(layer)

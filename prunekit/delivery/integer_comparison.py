@@ -142,5 +142,5 @@ def _in_layout(theirs: np.ndarray, mine: np.ndarray) -> np.ndarray:
     if theirs.ndim != mine.ndim or theirs.shape == mine.shape:
         return theirs.reshape(mine.shape)
     orders = [axes for axes in itertools.permutations(range(mine.ndim)) if theirs.transpose(axes).shape == mine.shape]
-    found = [theirs.transpose(axes) for axes in orders] or [theirs.reshape(mine.shape)]
+    found = [*(theirs.transpose(axes) for axes in orders), theirs.reshape(mine.shape)]
     return min(found, key=lambda one: np.abs(one - mine).sum())

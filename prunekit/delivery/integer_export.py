@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from prunekit.delivery.integer_file import READING, IntegerFile, with_integer_weights, with_integers
+from prunekit.delivery.integer_products import product
 from prunekit.delivery.integer_units import SCOPE
 from prunekit.delivery.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.calibration import Formats, grid_at
@@ -104,6 +105,10 @@ class _Marking(Unchanged):
     def argument(self, value: Any, place: Range) -> Any:
         """Writes an operation before one that reads integers."""
         return self._marked(value, place, READING)
+
+    def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+        """Writes the products of a layer as one operation."""
+        return None if self._formats.activations is None else product(layer, inputs, kernel, bias)
 
     def _marked(self, value: Any, place: Range, kind: str) -> Any:
         import tensorflow as tf

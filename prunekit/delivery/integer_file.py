@@ -25,11 +25,13 @@ from prunekit.delivery.litert_folding import (
     RELU,
     RELU6,
     Linear,
+    fold_activations,
     fold_biases,
     fold_normalizations,
     split_results,
 )
 from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert_reshapes import merge_reshapes
 from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.ranges import narrowest_grid
 from prunekit.techniques.quantize.rules import fixed_grid
@@ -107,9 +109,11 @@ def with_integers(
     graph = LiteRTGraph(content)
     found = FileUnits(graph, units, computed_by)
     fold_biases(graph)
+    fold_activations(graph)
     fold_normalizations(graph, found.is_normalization)
     rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))
     rewriter.run()
+    merged = merge_reshapes(graph)
     left_float = found.listed(rewriter.left_float)
     found.remove_scopes()
     grids: dict[str, Grid] = {}
@@ -120,7 +124,7 @@ def with_integers(
     store_weights(graph, weights)
     made, places = graph.content()
     roundings = [
-        FileRounding(grid, places[rewriter.found[name]], rewriter.steps[name])
+        FileRounding(grid, places[merged.get(rewriter.found[name], rewriter.found[name])], rewriter.steps[name])
         if name in rewriter.found
         else FileRounding(grid, None)
         for name, grid in marks.items()

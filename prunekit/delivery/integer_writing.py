@@ -156,6 +156,7 @@ class _Export:
     ) -> tuple[IntegerExport, list[np.ndarray]]:
         """Compares and writes the file; returns also its outputs."""
         subject, found = self._subject, self._found
+        unexpected = _unexpected(made, found)
         target.parent.mkdir(parents=True, exist_ok=True)
         path = self._saved(made)
         with found.simulating():
@@ -172,7 +173,7 @@ class _Export:
             before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
         _check(tensors, simulation, rounding, found.formats.activations)
         float_bytes = self._float_bytes(len(made.content))
-        notes = _notes(len(made.content), float_bytes, tensors)
+        notes = (*unexpected, *_notes(len(made.content), float_bytes, tensors))
         write_bytes(target, made.content)
         done = IntegerExport(
             str(target),
@@ -284,6 +285,25 @@ def _check(
             f"{simulation.max_error:.3g} and a mean one of {simulation.mean_error:.3g} of the outputs' range (allowed: "
             f"{largest:g} and {mean:g}). The file is not written."
         )
+
+
+def _unexpected(made: IntegerFile, found: QuantizedModel) -> list[str]:
+    """Returns a note on what computes in floating point in a file and not by the report of the quantization.
+
+    Raises:
+        IntegerExportError: There is something, and all of the model was to become integers.
+    """
+    known = {one.name for one in found.report.left_float}
+    others = [one for one in made.left_float if one.partition(": ")[0] not in known]
+    if not others:
+        return []
+    listed = names(others, _LISTED)
+    if found.whole:
+        raise IntegerExportError(
+            f'With misfits="error" all of a model becomes integers. Received: a file that computes {listed} in '
+            "floating point. It is not written. Leave these out with `exclude`, and report this model to prunekit."
+        )
+    return [f"In floating point, and not in the report: {listed}. Please report this model to prunekit."]
 
 
 def _notes(size: int, float_bytes: int, tensors: list[TensorDifference]) -> tuple[str, ...]:

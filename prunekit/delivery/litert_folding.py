@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert_reshapes import reshape
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ LINEAR = {
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
 # Activations that kernels apply to their results.
 NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
+_ACTIVATIONS = {"RELU": RELU, "RELU6": RELU6}
 
 
 def fold_biases(graph: LiteRTGraph) -> None:
@@ -43,13 +45,11 @@ def fold_biases(graph: LiteRTGraph) -> None:
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) == "ADD"]:
         tensor, constant = _with_constant(graph, operator)
-        linear = made.get(tensor)
-        while linear is not None and graph.kind(linear) in _RESHAPES and len(readers[int(linear.outputs[0])]) == 1:
-            linear = made.get(int(linear.inputs[0]))
-        if constant is None or linear is None or len(readers[int(linear.outputs[0])]) != 1:
+        linear = _linear_behind(graph, tensor, made, readers, _RESHAPES)
+        if constant is None or linear is None:
             continue
-        places, channels = LINEAR.get(graph.kind(linear)), graph.shape(int(linear.outputs[0]))[-1]
-        if places is None or constant.size != channels or len(readers[tensor]) != 1:
+        places = LINEAR[graph.kind(linear)]
+        if constant.size != graph.shape(int(linear.outputs[0]))[-1]:
             continue
         if linear.builtinOptions.fusedActivationFunction == NO_ACTIVATION:
             _add_to_bias(graph, linear, places, constant.reshape(-1))
@@ -57,6 +57,43 @@ def fold_biases(graph: LiteRTGraph) -> None:
             graph.operators.remove(operator)
             graph.replace(int(operator.outputs[0]), tensor)
             readers = graph.readers()
+
+
+def fold_activations(graph: LiteRTGraph) -> None:
+    """Lets linear operations apply the ReLU behind them, which the converter leaves alone without a bias between.
+
+    Between the two may be reshapes, and moves of axes.
+    """
+    made = {int(index): one for one in graph.operators for index in one.outputs}
+    readers = graph.readers()
+    for operator in [one for one in graph.operators if graph.kind(one) in _ACTIVATIONS]:
+        tensor = int(operator.inputs[0])
+        linear = _linear_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE"})
+        if linear is None or linear.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
+            continue
+        linear.builtinOptions.fusedActivationFunction = _ACTIVATIONS[graph.kind(operator)]
+        graph.operators.remove(operator)
+        graph.replace(int(operator.outputs[0]), tensor)
+        readers = graph.readers()
+
+
+def _linear_behind(
+    graph: LiteRTGraph,
+    tensor: int,
+    made: Mapping[int, Any],
+    readers: Mapping[int, Sequence[Any]],
+    moves: Collection[str],
+) -> Any:
+    """Returns the linear operation whose moved results a tensor is; None for another one, or if more reads these."""
+    operator = made.get(tensor)
+    while len(readers[tensor]) == 1 and operator is not None:
+        if graph.kind(operator) in LINEAR:
+            return operator
+        if graph.kind(operator) not in moves:
+            return None
+        tensor = int(operator.inputs[0])
+        operator = made.get(tensor)
+    return None
 
 
 def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray | None]:
@@ -135,9 +172,9 @@ def _depthwise(graph: LiteRTGraph, last: Any, tensor: int, factor: np.ndarray, s
     name, columns = graph.name(result), -1 if min(lengths) < 0 else int(np.prod(lengths[:-1]))
     read, made = (graph.new_tensor(f"{name}_{part}", (1, 1, columns, lengths[-1]), "float32") for part in ("in", "out"))
     return [
-        _reshape(graph, tensor, read, (1, 1, -1, lengths[-1])),
+        reshape(graph, tensor, read, (1, 1, -1, lengths[-1])),
         graph.new_operator("DEPTHWISE_CONV_2D", [read, weights, bias], [made], options),
-        _reshape(graph, made, result, (-1, *lengths[1:])),
+        reshape(graph, made, result, (-1, *lengths[1:])),
     ]
 
 
@@ -159,13 +196,6 @@ def _affine(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray, np.ndar
     if kind == "MUL":
         return first, values, zeros
     return first, ones, values if kind == "ADD" else -values
-
-
-def _reshape(graph: LiteRTGraph, source: int, target: int, shape: Sequence[int]) -> Any:
-    lengths = np.array(shape, "int32")
-    constant = graph.new_constant(f"{graph.name(target)}_shape", lengths)
-    options = graph.new_options("ReshapeOptions", newShape=lengths)
-    return graph.new_operator("RESHAPE", [source, constant], [target], options)
 
 
 def split_results(graph: LiteRTGraph, grids_behind: Callable[[int], Sequence[Any]]) -> None:

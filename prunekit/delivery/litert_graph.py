@@ -184,6 +184,13 @@ class LiteRTGraph:
             return None
         return np.asarray(data, "uint8").view("float32").reshape(self.shape(index))
 
+    def integers(self, index: int) -> np.ndarray | None:
+        """Returns the values of a constant of 32-bit integers; None for other tensors."""
+        data = self._model.buffers[self.tensor(index).buffer].data
+        if data is None or not len(data) or self.tensor(index).type != self._schema.TensorType.INT32:
+            return None
+        return np.asarray(data, "uint8").view("int32").reshape(self.shape(index))
+
     def codes(self, index: int) -> np.ndarray | None:
         """Returns the codes of a constant of 4 or 8 bits as integers of 8 bits; None for other tensors."""
         types = self._schema.TensorType

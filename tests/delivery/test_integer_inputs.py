@@ -71,3 +71,26 @@ def test_other_words_and_float_activations_are_refused(quantized, tmp_path):
         ValueError, match="activations in floating point, as each Keras file is, has inputs and outputs"
     ):
         done.export(tmp_path / "m.tflite", integer_io="outputs")
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("shape", [(None, None, 3), (None, 20, 3), (20, None, 3), (None, 3)], ids=str)
+def test_files_with_inputs_of_open_size_are_checked_at_the_size_of_the_samples(shape, bits, tmp_path):
+    keras.utils.set_random_seed(0)
+    x = keras.Input(shape, name="x")
+    if len(shape) == 2:
+        y = L.Conv1D(4, 3)(L.Cropping1D(1)(L.Conv1D(4, 5, strides=2, activation="relu")(x)))
+    else:
+        y = L.Conv2DTranspose(4, 3, strides=2)(L.Conv2D(4, 3)(L.Cropping2D(1)(L.Conv2D(4, 5, strides=2)(x))))
+    model = keras.Model(x, y)
+    randomize(model)
+    images = np.random.default_rng(1).normal(size=(4, *(20 if one is None else one for one in shape)))
+    done = pk.quantize(model, images.astype("float32"), activations=bits, misfits="error")
+    assert done.export(tmp_path / "m.tflite").largest_difference <= 1
+    # At another size of the open axes.
+    other = np.random.default_rng(2).normal(size=(2, *(26 if one is None else one for one in shape))).astype("float32")
+    (found,) = details(tmp_path / "m.tflite")[2](x=other).values()
+    with done.simulating() as simulated:
+        expected = simulated.predict(other, verbose=0)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)

@@ -140,7 +140,7 @@ def test_litert_restores_every_kernel(files):
     kernels = [
         found for one in expected.operators for index in one.inputs if (found := expected.codes(int(index))) is not None
     ]
-    interpreter, graph = opened(str(sparse)), LiteRTGraph(sparse.read_bytes())
+    interpreter, graph = opened(str(sparse), {}), LiteRTGraph(sparse.read_bytes())
     interpreter.invoke()
     places = [int(one.outputs[0]) for one in graph.operators if graph.kind(one) == "DENSIFY"]
     assert len(places) == len(kernels) == 6

@@ -25,8 +25,8 @@ def run(made, model, inputs) -> tuple[Any, list[np.ndarray]]:
         inputs: Examples in the model's input structure.
     """
     with tempfile.TemporaryDirectory() as folder:
-        interpreter = opened(str(written(made, folder)))
         given = file_inputs(made, input_specs(model, inputs), keras.tree.flatten(inputs))
+        interpreter = opened(str(written(made, folder)), given)
         outputs = interpreter.get_signature_runner()(**given)
     names = [re.sub(r"\W", "_", name) for name in getattr(model, "output_names", [])]
     return interpreter, [outputs[name] for name in (names if len(outputs) > 1 else outputs)]

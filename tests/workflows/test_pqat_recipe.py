@@ -22,7 +22,7 @@ def test_a_quarter_of_the_codes_of_the_integer_file_is_left(tmp_path):
     zeros = {row["name"]: row["zeros"] for row in report["after"]["weights"] if row["name"] in KERNELS}
     pruned = {name: size * 3 // 4 for name, size in KERNELS.items()}
     assert all(zeros[name] >= count for name, count in pruned.items()), zeros
-    interpreter = opened(str(tmp_path / "run" / "exports" / "model-int8.tflite"))
+    interpreter = opened(str(tmp_path / "run" / "exports" / "model-int8.tflite"), {})
     codes = [
         interpreter.get_tensor(one["index"])
         for one in interpreter.get_tensor_details()

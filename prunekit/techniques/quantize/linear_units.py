@@ -70,11 +70,11 @@ class _Product:
         self._fold, self._call = fold, call
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        bias = self._bias(len(inputs.shape))
         if isinstance(self._layer, SEPARABLE):
-            result = self._separable(inputs)
+            result = _sum(self._separable(inputs), bias)
         else:
-            result = self._product(inputs, *args, **kwargs)
-        result = self._with_bias(result)
+            result = self._product(inputs, bias, *args, **kwargs)
         activation = self._layer.activation
         if is_linear(activation):
             return result
@@ -82,13 +82,21 @@ class _Product:
             result = self._rounding.tensor(result, self._unit.before_activation)
         return activated(activation, result, self._rounding)
 
-    def _product(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = self._layer
-        with contextlib.ExitStack() as scope:
-            for name, value in (("use_bias", False), ("bias", None), ("activation", None)):
-                scope.enter_context(shadowed(layer, name, value))
-            scope.enter_context(with_values([(layer.kernel, self._kernel(layer.kernel, folded=True))], layer))
-            return self._call(inputs, *args, **kwargs)
+    def _product(self, inputs: Any, bias: Any, *args: Any, **kwargs: Any) -> Any:
+        layer, between, kernel = self._layer, self._unit.between, self._kernel(self._layer.kernel, folded=True)
+        found = self._rounding.product(layer, inputs, kernel, bias if between is None else None)
+        if found is not None and between is None:
+            return found
+        if found is None:
+            with contextlib.ExitStack() as scope:
+                for name, value in (("use_bias", False), ("bias", None), ("activation", None)):
+                    scope.enter_context(shadowed(layer, name, value))
+                scope.enter_context(with_values([(layer.kernel, kernel)], layer))
+                found = self._call(inputs, *args, **kwargs)
+        if between is not None:
+            # A kernel of its own adds this bias.
+            found, bias = self._rounding.tensor(found, between), self._rounding.constant(bias)
+        return _sum(found, bias)
 
     def _separable(self, inputs: Any) -> Any:
         layer = self._layer
@@ -112,19 +120,21 @@ class _Product:
             return value
         return value * _along_outputs(self._layer, value, self._fold.factor)
 
-    def _with_bias(self, result: Any) -> Any:
+    def _bias(self, rank: int) -> Any:
+        """Returns the bias, in a shape that broadcasts against outputs of this rank; None without one."""
         layer, fold = self._layer, self._fold
         bias = None if layer.bias is None else full_value(layer.bias)
         if fold is not None:
             bias = fold.shift if bias is None else bias * fold.factor + fold.shift
-        return result if bias is None else result + self._broadcast(bias, len(result.shape))
+        if bias is None:
+            return None
+        if len(bias.shape) == 1:
+            bias = ops.reshape(bias, [-1] + [1] * (rank - 1 - channel_axis(layer, rank)))
+        return ops.cast(bias, layer.compute_dtype)
 
-    def _broadcast(self, values: Any, rank: int) -> Any:
-        if len(values.shape) == 1:
-            shape = [1] * rank
-            shape[channel_axis(self._layer, rank)] = -1
-            values = ops.reshape(values, shape)
-        return ops.cast(values, self._layer.compute_dtype)
+
+def _sum(result: Any, bias: Any) -> Any:
+    return result if bias is None else result + bias
 
 
 def _along_outputs(layer: Any, kernel: Any, factor: Any) -> Any:

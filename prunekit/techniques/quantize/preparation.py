@@ -193,7 +193,8 @@ class Preparation:
             rows.append(weight_row(one, array_of(one.variable), grid, error, stored))
         notes = (*notes, *self._ungrouped())
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
-        return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report)
+        whole = self.options.misfits == "error"
+        return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report, whole)
 
     def _ungrouped(self) -> list[str]:
         """Returns a note about the weights with one scale for each output, where groups of inputs were wanted."""

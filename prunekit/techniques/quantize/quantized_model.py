@@ -32,6 +32,7 @@ class QuantizedModel:
         ranges: The grid of each range; empty where tensors stay in floating point.
         weights: id of a variable -> its grid.
         report: What was quantized and how.
+        whole: True if nothing may stay in floating point unasked: the option `misfits` is "error".
     """
 
     model: Any
@@ -40,6 +41,7 @@ class QuantizedModel:
     ranges: dict[Range, Grid]
     weights: dict[int, Grid]
     report: QuantizationReport
+    whole: bool = False
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[Any]:

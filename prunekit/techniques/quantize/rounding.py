@@ -33,6 +33,16 @@ class Rounding(Protocol):
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """Returns a weight on its grid."""
 
+    def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+        """Returns a linear layer's outputs before its activation; None = as the layer computes them.
+
+        Args:
+            layer: The layer.
+            inputs: What it reads.
+            kernel: Its kernel on its grid, times the factor of a folded batch normalization.
+            bias: Its bias, in a shape that broadcasts against the outputs; None without one.
+        """
+
 
 class Unchanged:
     """Rounds nothing."""
@@ -56,6 +66,10 @@ class Unchanged:
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """Returns the weight."""
         return value
+
+    def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+        """Returns None."""
+        return None
 
 
 def activated(function: Any, value: Any, rounding: Rounding) -> Any:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
-from prunekit.anatomy.counting import einsum_labels
+from prunekit.anatomy.counting import einsum_axes, einsum_labels
 from prunekit.anatomy.graph_calls import Call, Graph
 from prunekit.anatomy.layers import sublayers, weights_of
 from prunekit.anatomy.linear_kinds import (
@@ -21,6 +21,7 @@ from prunekit.anatomy.linear_kinds import (
     is_linear,
     is_linear_kind,
     is_normalization,
+    kind_of,
 )
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.techniques.quantize.grids import Granularity
@@ -76,8 +77,8 @@ class Unit:
         rule: How the results are rounded.
         is_linear: True for a Dense or convolution layer with an integer kernel.
         weights: The weights of the first call that are rounded.
-        between: Range of the tensor between the two convolutions of a separable one, or between the factor and the
-            offset of a rescaling.
+        between: Range of the tensor between the two convolutions of a separable one, between the factor and the
+            offset of a rescaling, or between the products of an EinsumDense and a bias along axes of the inputs.
         before_activation: Range of the outputs before an activation of the layer that a kernel of its own computes.
     """
 
@@ -202,9 +203,15 @@ def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
         )
     if call.kind in _DIVISIONS and divisor(call) is not None:
         return FUSING
+    if _is_einsum(call) and einsum_axes(operation, len(call.inputs[0].shape)) is None:
+        return Rule("float", reason="its equation is not that of a product of matrices")
     if isinstance(operation, _MASKED) and any(get_keras_mask(tensor) is not None for tensor in call.inputs):
         return Rule("float", reason="its mask has no integer kernel")
     return rule_of(operation, len(call.inputs)) or Rule("float", reason="its `call` cannot be followed")
+
+
+def _is_einsum(call: Call) -> bool:
+    return kind_of(call.operation) is keras.layers.EinsumDense
 
 
 def is_any_normalization(layer: Any) -> bool:
@@ -297,8 +304,19 @@ def _unit_rule(call: Call, rule: Rule) -> Rule:
 
 def _rounds_inside(call: Call) -> bool:
     layer = call.operation
+    if _is_einsum(call):
+        return not _adds_to_channels(call)
     separable = isinstance(layer, SEPARABLE) and is_linear_kind(layer)
     return separable or (call.kind == "Rescaling" and bool(np.any(np.asarray(layer.offset))))
+
+
+def _adds_to_channels(call: Call) -> bool:
+    """Returns True for an EinsumDense without bias, or with one that depends only on axes that its kernel has."""
+    layer, axes = call.operation, einsum_axes(call.operation, len(call.inputs[0].shape))
+    if layer.bias is None or axes is None:
+        return True
+    labels = axes.output[len(axes.output) - len(layer.bias.shape) :]
+    return all(length == 1 or one not in axes.rows for one, length in zip(labels, layer.bias.shape, strict=True))
 
 
 def _rounds_before_activation(call: Call) -> bool:
