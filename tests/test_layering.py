@@ -20,8 +20,8 @@ ORDER = (
     ),
     (
         "anatomy",
-        "display sections tables reports counting weight_spec layer_rows keras_hub_layers layers raw_variables "
-        "name_patterns model_weights model_graph targets layer_names fans watching "
+        "display sections tables keras_metrics damage reports counting weight_spec layer_rows keras_hub_layers layers "
+        "raw_variables name_patterns model_weights model_graph targets layer_names fans watching "
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
@@ -33,8 +33,8 @@ ORDER = (
         "backend arguments compilation patching layer_precision variable_values optimizers environment jax_state "
         "step_state train_function calibration model_building distribution layer_observer layer_calls update_observer "
         "losses differentiation snapshot joined_variables output_metrics graph_steps model_function suffix_runs "
-        "weight_scan statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk "
-        "layer_fit layerwise channel_importance random_state step_counter backup_sync last_callback",
+        "weight_scan baseline statistics channel_statistics layer_products layer_inputs input_statistics "
+        "calibration_walk layer_fit layerwise channel_importance random_state step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (

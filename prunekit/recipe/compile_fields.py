@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from prunekit.delivery.metrics import KERAS_METRICS
+from prunekit.anatomy.keras_metrics import KERAS_METRICS
 from prunekit.recipe.fields import (
     Arguments,
     Factory,

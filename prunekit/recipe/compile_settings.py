@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.delivery.metrics import KERAS_METRICS, Metric, inferred, keras_metric, with_main_first
+from prunekit.anatomy.keras_metrics import KERAS_METRICS
+from prunekit.delivery.metrics import Metric, inferred, keras_metric, with_main_first
 from prunekit.recipe.compile_fields import LOGIT_LOSSES, OPTIMIZERS, Compile, LossFactory, MetricEntry
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.fields import nearest

@@ -5,7 +5,8 @@ import inspect
 import keras
 import pytest
 
-from prunekit.delivery.metrics import KERAS_METRICS, Metric, inferred, keras_metric, measured_in, with_main_first
+from prunekit.anatomy.keras_metrics import KERAS_METRICS
+from prunekit.delivery.metrics import Metric, inferred, keras_metric, measured_in, with_main_first
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
-from prunekit.delivery.metrics import KERAS_METRICS
+from prunekit.anatomy.keras_metrics import KERAS_METRICS
 from prunekit.recipe import compile_fields, sources, step_settings
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.recipe.timing import Duration
