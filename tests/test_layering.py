@@ -34,7 +34,8 @@ ORDER = (
         "step_state train_function calibration model_building distribution layer_observer layer_calls update_observer "
         "losses differentiation snapshot joined_variables output_metrics graph_steps model_function suffix_runs "
         "weight_scan baseline statistics channel_statistics layer_products layer_inputs input_statistics "
-        "calibration_walk layer_fit layerwise channel_importance random_state step_counter backup_sync last_callback",
+        "input_scale calibration_walk layer_fit layerwise channel_importance random_state step_counter "
+        "backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -60,9 +61,9 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram gptq bit_allocation rules units placement stored_bytes "
+        "grids fake_quantization ranges histogram gptq bit_allocation rules units placement spans stored_bytes "
         "channel_scaling rescaling equalization awq activation_scaling rounding linear_units simulation calibration "
-        "options targeting weight_rounding report_pictures quantization_report quantized_model preparation "
+        "options targeting weight_rounding report_pictures quantization_report quantized_model fit_watch preparation "
         "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",
     ),
     (

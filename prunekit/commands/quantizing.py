@@ -40,7 +40,9 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     "--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set; for the ranges."
 )
 @examples_option(512)
-@click.option("--bits", type=click.IntRange(2, 8), help="Bits of the weights.  [default: 8]")
+@click.option(
+    "--bits", type=click.IntRange(2, 8), help="Bits of the weights; 2 and 3 take the bytes of 4.  [default: 8]"
+)
 @click.option(
     "--activations",
     type=click.Choice(list(_ACTIVATIONS)),
@@ -137,6 +139,8 @@ def quantize(  # noqa: PLR0913
         print_sections(choice)
     print_sections(done.report)
     print_sections(exported)
+    for note in done.report.notes:
+        click.echo(f"note: {note}")
     click.echo(f"\n{done.report.verdict()}\n{exported.verdict()}")
     return 0
 

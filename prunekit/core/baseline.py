@@ -210,4 +210,4 @@ def _name_of(loss: Any) -> str | None:
     """Returns the name of a loss in lower case; None for an output without one."""
     if loss is None:
         return None
-    return (loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")).lower()
+    return str(loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")).lower()

@@ -25,7 +25,8 @@ class IntegerExport(Displayed):
         path: The file.
         bytes: Its size.
         gzip_bytes: Its size after `gzip -9`.
-        float_bytes: Size of the model's float32 file; that of its weights, where the integer file is smaller still.
+        float_bytes: Size of the model's float32 file; of models whose weights have 1 MiB or more, that of the weights
+            if the integer file is smaller.
         left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; of a Keras file,
             weights on grids that it has in floating point, and layers with a copy of a weight, as "NAME: reason".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.

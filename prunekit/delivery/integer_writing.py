@@ -40,6 +40,9 @@ _FINER = 1 / 16
 _OF_ROUNDING = 3.0
 # With activations in floating point: another order of summation.
 _SAME = 1e-4
+# Bytes of the weights of a model, beside which the structure of its float32 file hardly counts. The file of a smaller
+# model is converted for its size, whatever the size of the integer file: files of 4 and 8 bits have one reference.
+_LARGE = 1 << 20
 # Most tensors that a note names.
 _LISTED = 8
 ENCODED = "Kernels are encoded sparsely where integer operations of a LiteRT file read them."
@@ -214,9 +217,9 @@ class _Export:
         ]
 
     def _float_bytes(self, size: int) -> int:
-        """Returns the size of the float32 file; converts the model only where the integer file may have grown."""
+        """Returns the size of the float32 file; of a large model whose file did not grow, that of its weights."""
         weights = FLOAT_BYTES * sum(int(np.prod(one.shape)) for one in self._found.model.weights)
-        if size < weights:
+        if size < weights >= _LARGE:
             return weights
         try:
             return len(self._subject.converted()[1])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
+from prunekit.core import distribution
+from prunekit.core.baseline import Baseline
+from prunekit.core.calibration import CheckedData
 from prunekit.core.snapshot import Snapshot
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.delivery.quantizing import Quantized, first_examples, outputs_of
@@ -48,12 +52,16 @@ class QuantizationRun:
         check_built(model)
         self.model = model
         self.work = QuantizationTraining(model, options, data, optimizer=optimizer, range_learning_rate=rate)
+        self._data = None if data is None else CheckedData(model, data)
         self._samples = None if data is None else first_examples(self.work.inputs())
         self._before: list[np.ndarray] | None = None
 
     def begin(self) -> None:
         """Chooses the ranges at the start, and keeps what the model computes in floating point."""
         self.work.begin()
+        if distribution.speaks_for(self.model):
+            for problem in self.work.data_problems:
+                warnings.warn(problem, stacklevel=2)
         self._keep_outputs()
 
     def _keep_outputs(self) -> None:
@@ -63,7 +71,10 @@ class QuantizationRun:
         """Puts the weights on their grids."""
         if not self.work.begun:
             self._keep_outputs()
-        return Quantized(self.work.finish(notes), self._samples, self._before)
+        # Of the trained weights: those from before the training say nothing about what rounding costs.
+        baseline = None if self._data is None else Baseline(self.model, self._data)
+        found = self.work.finish(notes)
+        return Quantized(found if baseline is None else found.with_damage(baseline), self._samples, self._before)
 
 
 class Quantizer:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,7 +14,8 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.model_weights import check_built
-from prunekit.core.calibration import CheckedData, batches_of, check_inputs
+from prunekit.core.baseline import Baseline
+from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.integer_report import IntegerExport
@@ -21,6 +23,7 @@ from prunekit.delivery.integer_writing import ENCODED, EXAMPLES, export_integers
 from prunekit.delivery.keras_integers import export_keras_integers
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.fit_watch import remember, warn_after_fit
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
@@ -37,6 +40,7 @@ class Quantized:
 
     def __init__(self, found: QuantizedModel, samples: Any, float_outputs: list[np.ndarray] | None):
         self.found, self._samples, self._float_outputs = found, samples, float_outputs
+        remember(found)
 
     def __repr__(self) -> str:
         return f"<Quantized {self.report.model_name!r}: {self.report.verdict()}>"
@@ -114,9 +118,12 @@ class Quantized:
         kinds = _integer_io(integer_io, self.found, is_litert)
         if sparse and not is_litert:
             raise ValueError(f"{ENCODED} Received: sparse=True for a Keras file.")
-        if not is_litert:
-            return export_keras_integers(self.found, given, target, reference)
-        return export_integers(self.found, given, target, reference, integer_io=kinds, sparse=sparse)[0]
+        if is_litert:
+            made = export_integers(self.found, given, target, reference, integer_io=kinds, sparse=sparse)[0]
+        else:
+            made = export_keras_integers(self.found, given, target, reference)
+        # The comparison is on the same data.
+        return replace(made, notes=(*self.found.data_problems, *made.notes))
 
 
 def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
@@ -164,13 +171,22 @@ def quantize(
     chosen = QuantizationOptions(**options)
     chosen.with_data(data)
     check_built(model)
-    samples = None if data is None else first_examples(inputs for inputs, _ in batches_of(CheckedData(model, data)))
-    before = None if samples is None else outputs_of(model, samples)
-    return Quantized(quantized(model, chosen, data, progress), samples, before)
+    if data is None:
+        found = quantized(model, chosen, progress=progress)
+        warn_after_fit(found)
+        return Quantized(found, None, None)
+    baseline = Baseline(model, CheckedData(model, data))
+    samples = first_examples(inputs for inputs, _, _ in baseline.batches)
+    outputs = keras.tree.flatten(first_examples(baseline.outputs))
+    found = quantized(model, chosen, data, progress).with_damage(baseline)
+    warn_after_fit(found)
+    for problem in found.data_problems:
+        warnings.warn(problem, stacklevel=2)
+    return Quantized(found, samples, [one.astype("float32") for one in outputs])
 
 
 def first_examples(batches: Iterable[Any]) -> Any:
-    """Returns some examples of batches of inputs, as NumPy arrays in the model's input structure."""
+    """Returns some examples of batches of inputs or outputs, as NumPy arrays in their structure."""
     found: list[Any] = []
     for inputs in batches:
         found.append(keras.tree.map_structure(lambda one: np.asarray(keras.ops.convert_to_numpy(one)), inputs))

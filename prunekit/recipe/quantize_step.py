@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.core.baseline import Baseline
 from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.integer_writing import export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
@@ -23,7 +24,7 @@ from prunekit.techniques.quantize.after_training import planned_quantization, qu
 from prunekit.techniques.quantize.bit_choice import BitChoice
 from prunekit.techniques.quantize.bit_search import budget_problem, choose_bits
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.preparation import Preparation
+from prunekit.techniques.quantize.preparation import Preparation, few_bits_notes
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
@@ -66,7 +67,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         if settings.drop is not None and not run.metrics:
             raise ValueError("drop is about the main metric. Received: a recipe without data or compile settings.")
         plan = planned_quantization(run.model, options)
-        notes = _budget_notes(settings, options, run)
+        bits = settings.candidates or [int(row[2]) for row in plan.weights]
+        notes = (*few_bits_notes(bits), *_budget_notes(settings, options, run))
         if settings.candidates:
             bits = " or ".join(map(str, settings.candidates))
             plan = dataclasses.replace(plan, weights=tuple((*row[:2], bits, *row[3:]) for row in plan.weights))
@@ -77,7 +79,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         return dataclasses.replace(step, sections=prepared.plan.sections())
 
     def plan_notes(self, prepared: PreparedQuantize) -> Sequence[str]:
-        """Returns a note on a budget that the planned model would exceed."""
+        """Returns notes on bits that files store as more, and on a budget that the planned model would exceed."""
         return prepared.notes
 
     def run(self, prepared: PreparedQuantize, workspace: Workspace) -> StepResult:
@@ -176,7 +178,9 @@ def _after_training(options: QuantizationOptions, workspace: Workspace, data: An
         workspace.report_progress(start + (0.5 - start) * done / total, f"{name}, {done} of {total}")
 
     with workspace.run.replicas.scope(), workspace.noting():
-        return quantized(workspace.model, options, data, progress)
+        # The metrics of the model on integers are measured on the test data.
+        baseline = Baseline(workspace.model, data, with_metrics=False)
+        return quantized(workspace.model, options, data, progress).with_damage(baseline)
 
 
 def _in_training(

@@ -28,6 +28,7 @@ from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.techniques.quantize.spans import joined
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
 
 # Least number of runs of a layer that is pruned while it is rounded.
@@ -85,6 +86,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         ranges=() if form is None else tuple(chosen),
         left_float=(*(Skipped(one.name, one.reason) for one in left_float), *selection.skipped),
         not_pruned=() if pruned is None else tuple(_misfits(pruned)),
+        joined=() if form is None else tuple((unit.name, tuple(names)) for unit, _, names in joined(placement)),
         bits=None if form is None else form.bits,
     )
 
@@ -100,6 +102,7 @@ class _Quantization(Preparation):
 
     def run(self) -> QuantizedModel:
         """Quantizes the model."""
+        self.check_scale()
         with contextlib.ExitStack() as scope:
             if self.options.equalize:
                 equalization = equalized(self.placement, wanted=self._changes_rounding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.model_function import ModelFunction
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram, extract_of
@@ -19,7 +21,11 @@ from prunekit.techniques.quantize.ranges import RangeRule
 from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.spans import Spans
+from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
+
+# Most channels of an output whose extremes are kept.
+_CHANNELS = 1024
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,13 @@ class Formats:
         return tuple(sorted({*self.fewer, self.weights}, key=lambda form: form.bits))
 
 
-def calibrated(
-    model: Any, placement: Placement, batches: Iterable[Any], form: IntegerFormat, rule: RangeRule
+def calibrated(  # noqa: PLR0913
+    model: Any,
+    placement: Placement,
+    batches: Iterable[Any],
+    form: IntegerFormat,
+    rule: RangeRule,
+    spans: Spans | None = None,
 ) -> dict[Range, Grid]:
     """Returns the grid of each range, chosen from what the model computes in floating point.
 
@@ -53,17 +64,24 @@ def calibrated(
         batches: Inputs of the model.
         form: The codes.
         rule: Chooses the ranges.
+        spans: Is given the extremes of each tensor.
 
     Raises:
         ValueError: There is no batch, or a tensor is not finite; the message names its layer.
     """
     histograms = {place: Histogram() for place in placement.ranges if place.signed is None}
-    run = ModelFunction(model, lambda inputs: _extracts(model, placement, list(histograms), inputs))
+    spans = spans or Spans(placement)
+    # Python values of the last trace; the traces of a model differ in the number of examples alone.
+    names: dict[Range, list[str]] = {}
+    run = ModelFunction(model, lambda inputs: _extracts(model, placement, list(histograms), inputs, names))
     for batch in batches:
-        found = run(keras.tree.map_structure(ops.convert_to_tensor, batch))
+        found, channels = run(keras.tree.map_structure(ops.convert_to_tensor, batch))
         for (place, histogram), extracts in zip(histograms.items(), found, strict=True):
-            for extract in extracts:
+            for name, extract in zip(names.get(place, ()), extracts, strict=True):
                 _count(histogram, extract, place)
+                spans.add_source(place, name, array_of(extract[0]), array_of(extract[1]))
+        for index, (low, high) in channels.items():
+            spans.add_channels(int(index), array_of(low), array_of(high))
     if histograms and not any(histogram.count for histogram in histograms.values()):
         raise ValueError("Calibration needs at least one batch of inputs. Received: none.")
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
@@ -76,13 +94,32 @@ def calibrated(
 
 
 def _extracts(
-    model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any
-) -> list[list[tuple[Any, Any, Any, Any]]]:
-    """Returns what histograms read of the tensors of each range in inference."""
+    model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any, names: dict[Range, list[str]]
+) -> tuple[list[list[tuple[Any, Any, Any, Any]]], dict[str, tuple[Any, Any]]]:
+    """Returns what histograms read of the tensors of each range in inference, and the extremes of outputs' channels.
+
+    Args:
+        model: The model.
+        placement: Where tensors are rounded.
+        chosen: The ranges.
+        inputs: Inputs of the model.
+        names: Is given the names of what computes the tensors of each range.
+    """
     observed = _Observing()
     with simulating(placement, observed):
-        model(inputs, training=False)
-    return [observed.extracts.get(place, []) for place in chosen]
+        outputs = keras.tree.flatten(model(inputs, training=False))
+    names |= observed.names
+    channels = {
+        str(index): (
+            ops.min(ops.reshape(one, (-1, one.shape[-1])), 0),
+            ops.max(ops.reshape(one, (-1, one.shape[-1])), 0),
+        )
+        for index, one in enumerate(outputs)
+        if len(one.shape) > 1
+        and 1 < (one.shape[-1] or 0) <= _CHANNELS
+        and "float" in keras.backend.standardize_dtype(one.dtype)
+    }
+    return [observed.extracts.get(place, []) for place in chosen], channels
 
 
 def _count(histogram: Histogram, extract: tuple[Any, Any, Any, Any], place: Range) -> None:
@@ -103,12 +140,33 @@ class _Observing(Unchanged):
 
     def __init__(self) -> None:
         self.extracts: dict[Range, list[tuple[Any, Any, Any, Any]]] = {}
+        # Names of what computes these tensors.
+        self.names: dict[Range, list[str]] = {}
+        self._unit: Unit | None = None
+        # id of a tensor on a prescribed grid, which others may read on another one -> (tensor, name).
+        self._prescribed: dict[int, tuple[Any, str]] = {}
+
+    def running(self, unit: Unit) -> AbstractContextManager[Any]:
+        """Keeps the unit: its results are rounded behind this scope."""
+        self._unit = unit
+        return super().running(unit)
 
     def tensor(self, value: Any, place: Range) -> Any:
         """Keeps what is read of a tensor."""
-        if place.signed is None and 0 not in value.shape:
-            self.extracts.setdefault(place, []).append(extract_of(value))
+        self._keep(value, place, place.name if self._unit is None else self._unit.name)
         return value
+
+    def argument(self, value: Any, place: Range) -> Any:
+        """Keeps what is read of a tensor on another grid."""
+        self._keep(value, place, self._prescribed.get(id(value), (value, place.name))[1])
+        return value
+
+    def _keep(self, value: Any, place: Range, name: str) -> None:
+        if place.signed is not None:
+            self._prescribed[id(value)] = value, name
+        elif 0 not in value.shape:
+            self.extracts.setdefault(place, []).append(extract_of(value))
+            self.names.setdefault(place, []).append(name)
 
 
 def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> Grid:

@@ -44,7 +44,8 @@ class QuantizationOptions:
     """What becomes integers, and how the integers are chosen.
 
     Args:
-        weights: Bits of the weights, 2 to 8. Each output channel has a scale, and the zero point is 0. Or bits by
+        weights: Bits of the weights, 2 to 8; a LiteRT file stores 2 and 3 bits as 4, so that these pay only where it is
+            compressed. Each output channel has a scale, and the zero point is 0. Or bits by
             patterns of layers and weights, {"head": 8, "block_*": 4}, with None for layers in floating point; a weight
             that no pattern matches has 8.
         activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in

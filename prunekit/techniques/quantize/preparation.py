@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from prunekit.anatomy.layers import weights_of
 from prunekit.anatomy.model_weights import check_built, places
 from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.input_scale import scale_problem
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
 from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
@@ -21,6 +22,7 @@ from prunekit.techniques.quantize.placement import Placement, place
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.simulation import check_own_calls
+from prunekit.techniques.quantize.spans import Spans
 from prunekit.techniques.quantize.stored_bytes import stored_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
 from prunekit.techniques.quantize.units import Range, RoundedWeight
@@ -96,6 +98,21 @@ def _float_tables(model: Any, selection: Selection, options: QuantizationOptions
     return found
 
 
+def few_bits_notes(bits: Iterable[int]) -> tuple[str, ...]:
+    """Returns a note where weights have fewer bits than files store.
+
+    Args:
+        bits: Bits of each weight.
+    """
+    fewer = " or ".join(map(str, sorted({one for one in bits if one < FEW_BITS})))
+    if not fewer:
+        return ()
+    return (
+        f"Weights of {fewer} bits: a LiteRT file stores each code with {FEW_BITS} bits, so that it has the bytes of "
+        f"{FEW_BITS} bits and less accuracy. Fewer bits pay where the file is compressed, as by gzip.",
+    )
+
+
 class Preparation:
     """What a quantization works on: a model, its tensors and weights, calibration data, and options.
 
@@ -111,6 +128,7 @@ class Preparation:
         placement: Where tensors are rounded.
         weights: The weights that are rounded, each once.
         bits: id of a variable -> bits of its codes.
+        data_problems: What makes the calibration data doubtful, once ranges were chosen from them.
 
     Raises:
         TypeError, ValueError: As for `pk.quantize`.
@@ -125,6 +143,8 @@ class Preparation:
         if data is not None:
             _check_states(model)
         self.selection, self.placement = selected_and_placed(model, options)
+        self.data_problems: tuple[str, ...] = ()
+        self._span_notes: tuple[str, ...] = ()
         self.weights = unique_weights(self.placement)
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
@@ -145,7 +165,17 @@ class Preparation:
         form = self.options.activation_format
         if form is None:
             return {}
-        return calibrated(self.model, self.placement, self.inputs(), form, self.options.activation_rule)
+        spans = Spans(self.placement)
+        grids = calibrated(self.model, self.placement, self.inputs(), form, self.options.activation_rule, spans)
+        self.data_problems += tuple(spans.data_problems())
+        self._span_notes = tuple(spans.notes(grids))
+        return grids
+
+    def check_scale(self) -> None:
+        """Compares the calibration data with what the layers expect, before weights change; see `data_problems`."""
+        first = next(self.inputs(), None)
+        problem = None if first is None else scale_problem(self.model, first)
+        self.data_problems = () if problem is None else (problem,)
 
     def grid_of(self, weight: RoundedWeight, value: np.ndarray | None = None) -> Grid:
         """Returns the grid of a weight: of a value, or of its present one."""
@@ -191,10 +221,18 @@ class Preparation:
             grid, error = rounded.grids[id(one.variable)], rounded.errors[one.name].error
             stored = stored_weight(self.placement, one, self.bits[id(one.variable)], self.options.activations)
             rows.append(weight_row(one, array_of(one.variable), grid, error, stored))
-        notes = (*notes, *self._ungrouped())
+        notes = (
+            *self.data_problems,
+            *notes,
+            *self._span_notes,
+            *self._ungrouped(),
+            *few_bits_notes(self.bits.values()),
+        )
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         whole = self.options.misfits == "error"
-        return QuantizedModel(self.model, self.placement, self.formats, ranges, rounded.grids, report, whole)
+        return QuantizedModel(
+            self.model, self.placement, self.formats, ranges, rounded.grids, report, whole, self.data_problems
+        )
 
     def _ungrouped(self) -> list[str]:
         """Returns a note about the weights with one scale for each output, where groups of inputs were wanted."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.sections import Column, Section
@@ -96,6 +97,8 @@ class QuantizationReport(Displayed):
         skipped: Weights that stay in floating point, with reasons.
         parameters: Number of all weights of the model.
         notes: Remarks.
+        damage: What the integers change on the calibration data: the metrics of a compiled model, if these have labels,
+            and the outputs, against the model with the weights that were rounded; None without data.
     """
 
     model_name: str
@@ -106,6 +109,7 @@ class QuantizationReport(Displayed):
     skipped: tuple[Skipped, ...]
     parameters: int
     notes: tuple[str, ...] = ()
+    damage: Damage | None = None
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -116,8 +120,9 @@ class QuantizationReport(Displayed):
         return FLOAT_BYTES * self.parameters, integers + FLOAT_BYTES * others
 
     def sections(self) -> list[Section]:
-        """Returns the report as sections: weights, ranges, what stays in floating point."""
-        found = [_weights_section(self)]
+        """Returns the report as sections: change of the outputs, weights, ranges, what stays in floating point."""
+        found = [] if self.damage is None else [self.damage.section()]
+        found.append(_weights_section(self))
         if self.ranges:
             found.append(_ranges_section(self.ranges))
         return [*found, _float_section(self)]
@@ -144,10 +149,12 @@ class QuantizationReport(Displayed):
             "left_float": [asdict(one) for one in self.left_float],
             "skipped": [asdict(one) for one in self.skipped],
             "notes": list(self.notes),
+            "damage": None if self.damage is None else self.damage.to_dict(),
         }
 
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]
+        lines += [] if self.damage is None else [f"  on {self.damage.examples:,} examples of the data: {self.damage}"]
         lines += [f"  in floating point: {one.name}: {one.reason}" for one in (*self.left_float, *self.skipped)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
@@ -162,6 +169,7 @@ class PlannedQuantization:
         left_float: Layers, operations and weights that stay in floating point, with reasons.
         bits: Bits of the tensors; None if they stay in floating point.
         not_pruned: Weights that the pattern of further zeros does not fit, with reasons.
+        joined: Name of each operation whose inputs share one grid, and the names of what computes these.
     """
 
     weights: tuple[tuple[str, tuple[int, ...], str, str, str], ...]
@@ -169,6 +177,7 @@ class PlannedQuantization:
     left_float: tuple[Skipped, ...]
     bits: int | None
     not_pruned: tuple[Skipped, ...] = ()
+    joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def sections(self) -> tuple[Section, ...]:
         """Returns tables: weights, tensors, what stays in floating point."""
@@ -198,7 +207,16 @@ class PlannedQuantization:
             (Column("Weight", "name"), Column("Reason", "text")),
             tuple((one.name, one.reason) for one in self.not_pruned),
         )
-        return tuple(one for one in (weights, tensors, left, whole) if one.rows)
+        joined = Section(
+            "Tensors that share a grid",
+            (Column("Joined by", "name"), Column("Computed by", "names")),
+            self.joined,
+            notes=(
+                "Where their values differ much in size, the smaller ones keep few steps, which the report names after "
+                "calibration. Then use activations of 16 bits, separate outputs, or `exclude` the operation.",
+            ),
+        )
+        return tuple(one for one in (weights, tensors, joined, left, whole) if one.rows)
 
 
 def report_of(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
+from prunekit.core.baseline import Baseline
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding
 from prunekit.techniques.quantize.grids import Grid
@@ -33,6 +34,7 @@ class QuantizedModel:
         weights: id of a variable -> its grid.
         report: What was quantized and how.
         whole: True if nothing may stay in floating point unasked: the option `misfits` is "error".
+        data_problems: What makes the calibration data doubtful; also among the notes of the report.
     """
 
     model: Any
@@ -42,6 +44,7 @@ class QuantizedModel:
     weights: dict[int, Grid]
     report: QuantizationReport
     whole: bool = False
+    data_problems: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[Any]:
@@ -49,12 +52,21 @@ class QuantizedModel:
         with simulating(self.placement, GridRounding(self.formats, self.ranges, self.weights)):
             yield self.model
 
-    def check_unchanged(self) -> None:
-        """Raises if weights do not lie on their grids any more.
+    def with_damage(self, baseline: Baseline) -> QuantizedModel:
+        """Returns the same model with what the integers change in its report, and a remark where that is much.
 
-        Raises:
-            ValueError: A weight was changed.
+        Args:
+            baseline: Of the model before its weights were rounded.
         """
+        with self.simulating():
+            damage = baseline.damage()
+        remark = damage.remark(_remedy(self.report.method, self.formats))
+        others = self.report.notes[len(self.data_problems) :]
+        notes = (*self.data_problems, *([] if remark is None else [remark]), *others)
+        return replace(self, report=replace(self.report, damage=damage, notes=notes))
+
+    def moved_weights(self) -> list[str]:
+        """Returns the names of the weights that do not lie on their grids any more."""
         moved = []
         for weight in unique_weights(self.placement):
             grid = self.weights.get(id(weight.variable))
@@ -63,11 +75,37 @@ class QuantizedModel:
             precision = _PRECISION.get(keras.backend.standardize_dtype(weight.variable.dtype), 0.0)
             if not grid.holds(array_of(weight.variable), precision):
                 moved.append(weight.name)
+        return moved
+
+    def check_unchanged(self) -> None:
+        """Raises if weights do not lie on their grids any more.
+
+        Raises:
+            ValueError: A weight was changed.
+        """
+        moved = self.moved_weights()
         if moved:
             raise ValueError(
                 f"The weights of a quantized model lie on grids. Received: {', '.join(moved[:5])} with other values, "
                 "as after a training. Call pk.quantize on the model again."
             )
+
+
+def _remedy(method: str, formats: Formats) -> str:
+    """Returns what to try where a quantization lost much."""
+    bits, activations = formats.of_weights[0].bits, formats.activations
+    if method == "training":
+        return "Train longer or with a lower learning rate, or give weights and activations more bits."
+    if bits < 8 and method == "nearest":
+        return 'Pass method="gptq" with calibration data, or more bits.'
+    if bits < 8:
+        return (
+            "Give the weights with the largest errors more bits (pk.choose_bits finds them), or train on integers with "
+            "pk.QuantizationCallback."
+        )
+    if activations is not None and activations.bits == 8:
+        return "Try activations of 16 bits, or train on integers with pk.QuantizationCallback."
+    return "Leave the layers with the largest errors in floating point with `exclude`, or train on integers."
 
 
 def unique_weights(placement: Placement) -> list[RoundedWeight]:

@@ -117,6 +117,7 @@ class QuantizationTraining(Preparation):
             ValueError: A weight or a tensor is not finite.
         """
         jax_state.sync_model_state(self.model)
+        self.check_scale()
         ranges = self.calibrated_ranges()
         self._train(ranges, [self.grid_of(weight) for weight in self.weights])
 
@@ -179,6 +180,7 @@ class QuantizationTraining(Preparation):
         jax_state.sync_model_state(self.model)
         if not self.begun:
             # As after training: ranges of what the rounded weights compute.
+            self.check_scale()
             rounded = self.nearest(self.weights)
             with assigned(rounded.values):
                 return self.result(rounded, self.calibrated_ranges(), "nearest", tuple(notes))
