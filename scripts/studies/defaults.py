@@ -1,4 +1,4 @@
-"""What networks of different kinds keep after one call of `pk.prune`: the defaults beside the other rows."""
+"""What networks of different kinds keep after one call of `pk.prune` or `pk.shrink`: the defaults beside other rows."""
 
 import argparse
 import fnmatch
@@ -6,57 +6,120 @@ import functools
 import statistics
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import prunekit as pk
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA
 from studies.kinds import KINDS, score, trained
 from studies.results import Results
 from studies.shorthands import made
 
-SPARSITIES = (0.5, 0.8, 0.9, 0.95)
 EXAMPLES = 512
-# The default first: what "auto" takes.
-WITHOUT_DATA = [("magnitude", allocation) for allocation in ("lamp", "erk", "global", "global, l2", "uniform")]
-WITH_DATA = [
-    *(("output_error", allocation) for allocation in ("layer_error", "erk", "lamp")),
-    *(("sparsegpt", allocation) for allocation in ("layer_error", "lamp")),
-    ("wanda, whole weight", "layer_error"),
-    ("magnitude", "layer_error"),
-]
-# The calls before criterion and allocation were chosen.
-FORMER = {False: ("magnitude", "uniform"), True: ("magnitude", "uniform")}
+Row = tuple[str, str]
 WITH_OPTIONS = {
     "wanda, whole weight": {"type": "wanda", "per_output": False},
     "global, l2": {"type": "global", "normalization": "l2"},
 }
+
+
+@dataclass(frozen=True)
+class Table:
+    """Calls that differ in criterion and allocation.
+
+    Attributes:
+        title: Heading.
+        call: The call with the defaults.
+        rows: (criterion, allocation): what "auto" takes first, what was the default before last.
+        shares: Sparsities, or shares of the channels that are left.
+        data: Whether the calls have data.
+        shrinks: Whether they remove channels.
+    """
+
+    title: str
+    call: str
+    rows: Sequence[Row]
+    shares: Sequence[float]
+    data: bool
+    shrinks: bool = False
+
+
+FORMER = ("magnitude", "uniform")
+SPARSITIES, CHANNELS = (0.5, 0.8, 0.9, 0.95), (0.75, 0.5)
+TABLES = {
+    "no data": Table(
+        "Zeros, without data",
+        "pk.prune(model, s)",
+        [*(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")), FORMER],
+        SPARSITIES,
+        data=False,
+    ),
+    "data": Table(
+        "Zeros, with data",
+        "pk.prune(model, s, data)",
+        [
+            *(("output_error", name) for name in ("layer_error", "erk", "lamp")),
+            *(("sparsegpt", name) for name in ("layer_error", "lamp")),
+            ("wanda, whole weight", "layer_error"),
+            ("magnitude", "layer_error"),
+            FORMER,
+        ],
+        SPARSITIES,
+        data=True,
+    ),
+    "channels": Table(
+        "Channels, without data",
+        "pk.shrink(model, channels=c)",
+        [("geometric_median", "uniform"), ("geometric_median", "global"), ("l2", "uniform"), FORMER],
+        CHANNELS,
+        data=False,
+        shrinks=True,
+    ),
+    "channels, data": Table(
+        "Channels, with data",
+        "pk.shrink(model, channels=c, data=data)",
+        [
+            *(("output_error", name) for name in ("uniform", "alike", "global")),
+            *((name, "uniform") for name in ("mean_activation", "geometric_median")),
+            FORMER,
+        ],
+        CHANNELS,
+        data=True,
+        shrinks=True,
+    ),
+}
 PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
-What {len(KINDS)} trained networks of different kinds keep after one call of `pk.prune`, on data that were not trained
-on: accuracy, or what the table names. With data: {EXAMPLES} training inputs, no labels. Seed 0, one run.
-`scripts/study defaults` makes this page, and measures what it shows as "–".
+What {len(KINDS)} trained networks of different kinds keep after one call of `pk.prune` or `pk.shrink`, without training,
+on data that were not trained on: accuracy, or what the table names. With data: {EXAMPLES} training inputs, no labels.
+Seed 0, one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
 
-`pk.prune(model, s)` takes `magnitude` and `lamp`, `pk.prune(model, s, data)` takes `output_error` and `layer_error`.
-The regret of a row is how many points it loses to the best row of its table, on the same network at the same sparsity.
+Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the default
+before in the last. The regret of a row is how many points it loses to the best row of its table, on the same network at
+the same size. Where the best row itself has lost most of what the dense network knows, regrets are large and tell little.
 """
 
 
-def measured(name: str, criterion: str, allocation: str, sparsity: float, *, data: bool) -> float:
-    """Returns what a newly pruned network keeps."""
-    from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA
-
+def measured(name: str, table: Table, row: Row, share: float) -> float | None:
+    """Returns what a newly pruned or shrunk network keeps; None if the method does not serve the network."""
     model, weights = _network(name)
     model.set_weights(weights)
-    (inputs, _), _ = KINDS[name].data()
-    options: Any = {
-        "criterion": made(CRITERIA, WITH_OPTIONS.get(criterion, criterion)),
-        "allocation": made(ALLOCATIONS, WITH_OPTIONS.get(allocation, allocation)),
-    }
+    data = KINDS[name].data()[0][0][:EXAMPLES] if table.data else None
+    criterion, allocation = (WITH_OPTIONS.get(option, option) for option in row)
+    options: Any = {"criterion": made(CRITERIA, criterion), "allocation": allocation}
     with warnings.catch_warnings():
         # At 95 % some rows leave a single weight in a layer.
         warnings.simplefilter("ignore", UserWarning)
-        pk.prune(model, sparsity, inputs[:EXAMPLES] if data else None, **options)
+        try:
+            if table.shrinks:
+                model, _ = pk.shrink(model, channels=share, data=data, **options)
+            else:
+                pk.prune(model, share, data, **options | {"allocation": made(ALLOCATIONS, allocation)})
+        except ValueError as error:
+            print(f"{name}, {row}: {error}", flush=True)
+            return None
     return score(name, model)
 
 
@@ -67,70 +130,58 @@ def _network(name: str) -> tuple[Any, list[Any]]:
     return model, model.get_weights()
 
 
-def rows_of(data: bool) -> list[tuple[str, str]]:
-    """The combinations of a table: the default, the others, the former default."""
-    rows = WITH_DATA if data else WITHOUT_DATA
-    return [*rows, *([] if FORMER[data] in rows else [FORMER[data]])]
-
-
-def key(name: str, data: bool, criterion: str, allocation: str, sparsity: float) -> str:
+def key(name: str, table: str, row: Row, share: float) -> str:
     """The key of a measurement."""
-    return f"{name} / {'data' if data else 'no data'} / {criterion} / {allocation} / {sparsity}"
+    return f"{name} / {table} / {row[0]} / {row[1]} / {share}"
 
 
 def page(results: Results) -> str:
     """Returns the page as Markdown."""
     parts = [HEAD]
-    for data in (False, True):
-        parts += [f"\n## {'With' if data else 'Without'} data\n", *_regrets(results, data)]
-    for data in (False, True):
-        for sparsity in SPARSITIES:
-            parts += [f"\n### {sparsity:.0%}, {'with' if data else 'without'} data\n", *_kept(results, data, sparsity)]
+    for name, table in TABLES.items():
+        parts += [f"\n## {table.title}\n", f"`{table.call}`. Regrets in points:\n", *_regrets(results, name)]
+        for share in table.shares:
+            of = f"{share:.0%} of the channels left" if table.shrinks else f"{share:.0%} zeros"
+            parts += [f"\n{of}:\n", *_kept(results, name, share)]
     return "\n".join(parts) + "\n"
 
 
-def _regrets(results: Results, data: bool) -> list[str]:
-    """Median and largest regret of each row over networks and sparsities, in points."""
-    rows = rows_of(data)
+def _regrets(results: Results, name: str) -> list[str]:
+    """Median and largest regret of each row over networks and sizes."""
+    table = TABLES[name]
+    sizes = " | ".join(f"median at {share:.0%}" for share in table.shares)
     lines = [
-        "| criterion | allocation | median | largest | "
-        + " | ".join(f"median at {sparsity:.0%}" for sparsity in SPARSITIES)
-        + " | cases |",
-        "|---|---|---:|---:|" + "---:|" * (len(SPARSITIES) + 1),
+        f"| criterion | allocation | median | largest | {sizes} | cases |",
+        "|---|---|---:|---:|" + "---:|" * (len(table.shares) + 1),
     ]
-    for row in rows:
-        each = {sparsity: _regrets_at(results, data, rows, row, sparsity) for sparsity in SPARSITIES}
-        every = [value for values in each.values() for value in values]
-        if not every:
-            continue
-        at = " | ".join(f"{statistics.median(values):.2f}" if values else "–" for values in each.values())
-        names = " | ".join(f"**{name}**" if row == rows[0] else name for name in row)
-        figures = f"{statistics.median(every):.2f} | {max(every):.2f} | {at} | {len(every)}"
-        lines.append(f"| {names} | {figures} |")
+    for row in table.rows:
+        each = [_regrets_at(results, name, row, share) for share in table.shares]
+        every = [value for values in each for value in values]
+        if every:
+            at = " | ".join(f"{statistics.median(values):.2f}" if values else "–" for values in each)
+            names = " | ".join(f"**{option}**" if row == table.rows[0] else option for option in row)
+            lines.append(f"| {names} | {statistics.median(every):.2f} | {max(every):.2f} | {at} | {len(every)} |")
     return lines
 
 
-def _regrets_at(
-    results: Results, data: bool, rows: Sequence[tuple[str, str]], row: tuple[str, str], sparsity: float
-) -> list[float]:
+def _regrets_at(results: Results, table: str, row: Row, share: float) -> list[float]:
     found = []
     for name in KINDS:
-        values = {one: results.values.get(key(name, data, *one, sparsity)) for one in rows}
-        known = [value for value in values.values() if value is not None]
-        # Regrets compare with all rows, so that a network counts when it is whole.
-        if len(known) == len(rows):
-            found.append(100 * (max(known) - values[row]))
+        values = {one: results.values.get(key(name, table, one, share)) for one in TABLES[table].rows}
+        # Regrets compare with all rows: a network counts when it is whole.
+        if None not in values.values():
+            found.append(100 * (max(values.values()) - values[row]))
     return found
 
 
-def _kept(results: Results, data: bool, sparsity: float) -> list[str]:
-    rows = rows_of(data)
+def _kept(results: Results, table: str, share: float) -> list[str]:
+    rows = TABLES[table].rows
     lines = [
         "| network | dense | " + " | ".join(", ".join(row) for row in rows) + " |",
         "|---|---:|" + "---:|" * len(rows),
     ]
     for name, kind in KINDS.items():
-        values = [results.values.get(key(name, data, *row, sparsity)) for row in rows]
+        values = [results.values.get(key(name, table, row, share)) for row in rows]
         best = max((value for value in values if value is not None), default=None)
         cells = ["–" if one is None else f"**{one:.4f}**" if one == best else f"{one:.4f}" for one in values]
         dense = results.values.get(f"{name} / dense")
@@ -141,21 +192,21 @@ def _kept(results: Results, data: bool, sparsity: float) -> list[str]:
 def main() -> None:
     """Measures what is missing, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", help='Pattern of "network / data / criterion / allocation / sparsity".')
+    parser.add_argument("--only", default="*", help='Pattern of "network / table / criterion / allocation / size".')
     only = parser.parse_args().only
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     results = Results(PAGE.with_suffix(".json"))
     for name in KINDS:
-        rows = [(data, *row, s) for data in (False, True) for row in rows_of(data) for s in SPARSITIES]
-        wanted = [row for row in rows if fnmatch.fnmatch(key(name, *row), only)]
+        cases = [(table, row, share) for table, of in TABLES.items() for row in of.rows for share in of.shares]
+        wanted = [case for case in cases if fnmatch.fnmatch(key(name, *case), only)]
         if wanted:
             results.get(f"{name} / dense", lambda name=name: score(name, _network(name)[0]))
-        for data, criterion, allocation, sparsity in wanted:
+        for table, row, share in wanted:
             found = results.get(
-                key(name, data, criterion, allocation, sparsity),
-                lambda row=(name, criterion, allocation, sparsity), data=data: measured(*row, data=data),
+                key(name, table, row, share),
+                lambda case=(name, TABLES[table], row, share): measured(*case),
             )
-            print(f"{found:.4f}  {key(name, data, criterion, allocation, sparsity)}", flush=True)
+            print(f"{found}  {key(name, table, row, share)}", flush=True)
         PAGE.write_text(page(results), encoding="utf-8")
 
 
