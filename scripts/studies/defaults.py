@@ -92,13 +92,14 @@ TABLES = {
 PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
-What {len(KINDS)} trained networks of different kinds keep after one call of `pk.prune` or `pk.shrink`, without training,
-on data that were not trained on: accuracy, or what the table names. With data: {EXAMPLES} training inputs, no labels.
-Seed 0, one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
+What {len(KINDS)} trained networks of different kinds keep after one call of `pk.prune` or `pk.shrink`, without
+training, on data that were not trained on: accuracy, or what the table names. With data: {EXAMPLES} training inputs, no
+labels. Seed 0, one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
 
-Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the default
-before in the last. The regret of a row is how many points it loses to the best row of its table, on the same network at
-the same size. Where the best row itself has lost most of what the dense network knows, regrets are large and tell little.
+Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the
+default before in the last. The regret of a row is how many points it loses to the best row of its table, on the same
+network at the same size. Where the best row itself has lost most of what the dense network knows, regrets are large and
+tell little.
 """
 
 
