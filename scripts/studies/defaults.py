@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
+
 import prunekit as pk
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA
 from studies.kinds import KINDS, score, trained
@@ -17,6 +19,7 @@ from studies.results import Results
 from studies.shorthands import made
 
 EXAMPLES = 512
+EPOCHS, BATCH = 8, 64
 Row = tuple[str, str]
 WITH_OPTIONS = {
     "wanda, whole weight": {"type": "wanda", "per_output": False},
@@ -35,6 +38,7 @@ class Table:
         shares: Sparsities, or shares of the channels that are left.
         data: Whether the calls have data.
         shrinks: Whether they remove channels.
+        trains: Whether they prune while the network is trained on.
     """
 
     title: str
@@ -43,6 +47,7 @@ class Table:
     shares: Sequence[float]
     data: bool
     shrinks: bool = False
+    trains: bool = False
 
 
 FORMER = ("magnitude", "uniform")
@@ -68,6 +73,14 @@ TABLES = {
         SPARSITIES,
         data=True,
     ),
+    "training": Table(
+        "Zeros, in a training",
+        "model.fit(..., callbacks=[pk.PruningCallback(schedule)])",
+        [*(("magnitude", name) for name in ("erk", "global", "lamp")), FORMER],
+        SPARSITIES[1:],
+        data=False,
+        trains=True,
+    ),
     "channels": Table(
         "Channels, without data",
         "pk.shrink(model, channels=c)",
@@ -92,9 +105,10 @@ TABLES = {
 PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
-What {len(KINDS)} trained networks of different kinds keep after one call of `pk.prune` or `pk.shrink`, without
-training, on data that were not trained on: accuracy, or what the table names. With data: {EXAMPLES} training inputs, no
-labels. Seed 0, one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
+What {len(KINDS)} trained networks of different kinds keep after one call, on data that were not trained on: accuracy,
+or what the table names. With data: {EXAMPLES} training inputs, no labels. In a training: {EPOCHS} epochs more, with mask
+updates in the first two thirds; networks for Fashion-MNIST: [pruning during training](during-training.md). Seed 0, one
+run. `scripts/study defaults` makes this page, and measures what it shows as "–".
 
 Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the
 default before in the last. The regret of a row is how many points it loses to the best row of its table, on the same
@@ -114,7 +128,9 @@ def measured(name: str, table: Table, row: Row, share: float) -> float | None:
         # At 95 % some rows leave a single weight in a layer.
         warnings.simplefilter("ignore", UserWarning)
         try:
-            if table.shrinks:
+            if table.trains:
+                _train(name, model, share, options["criterion"], made(ALLOCATIONS, allocation))
+            elif table.shrinks:
                 model, _ = pk.shrink(model, channels=share, data=data, **options)
             else:
                 pk.prune(model, share, data, **options | {"allocation": made(ALLOCATIONS, allocation)})
@@ -122,6 +138,18 @@ def measured(name: str, table: Table, row: Row, share: float) -> float | None:
             print(f"{name}, {row}: {error}", flush=True)
             return None
     return score(name, model)
+
+
+def _train(name: str, model: Any, sparsity: float, criterion: Any, allocation: Any) -> None:
+    """Prunes the network in `EPOCHS` epochs, with updates in the first two thirds of them."""
+    kind = KINDS[name]
+    data = kind.data()[0]
+    steps = EPOCHS * -(-len(data[0]) // BATCH)
+    schedule = pk.PolynomialDecay(0.0, sparsity, 0, 2 * steps // 3, frequency=max(1, steps // 60))
+    keras.utils.set_random_seed(0)
+    model.compile(keras.optimizers.Adam(0.001), kind.loss)
+    callback = pk.PruningCallback(schedule, criterion, allocation=allocation)
+    model.fit(*data, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[callback])
 
 
 @functools.lru_cache(maxsize=1)
@@ -198,7 +226,9 @@ def main() -> None:
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     results = Results(PAGE.with_suffix(".json"))
     for name in KINDS:
-        cases = [(table, row, share) for table, of in TABLES.items() for row in of.rows for share in of.shares]
+        # The networks for MNIST and Fashion-MNIST are trained in `scripts/study during-training`.
+        tables = {name_of: of for name_of, of in TABLES.items() if not of.trains or KINDS[name].epochs}
+        cases = [(table, row, share) for table, of in tables.items() for row in of.rows for share in of.shares]
         wanted = [case for case in cases if fnmatch.fnmatch(key(name, *case), only)]
         if wanted:
             results.get(f"{name} / dense", lambda name=name: score(name, _network(name)[0]))
