@@ -1,5 +1,5 @@
 """The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
-inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | convert | doctor.
+inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | evaluate | convert | doctor.
 
 The commands are in `prunekit/commands/`.
 Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a run was not reproduced or an
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from prunekit.commands import models, quantizing, removals, results, runs, scan, start
+from prunekit.commands import evaluation, models, quantizing, removals, results, runs, scan, start
 from prunekit.missing_packages import missing_backend
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__
@@ -23,7 +23,7 @@ COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
     *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.simplify, removals.remove_blocks),
-    *(quantizing.quantize, models.convert, models.doctor),
+    *(quantizing.quantize, evaluation.evaluate, models.convert, models.doctor),
 )
 
 

@@ -32,10 +32,10 @@ ORDER = (
         "core",
         "backend arguments compilation patching layer_precision variable_values optimizers environment jax_state "
         "step_state train_function calibration model_building distribution layer_observer layer_calls update_observer "
-        "losses differentiation snapshot joined_variables output_metrics graph_steps model_function suffix_runs "
-        "weight_scan baseline statistics channel_statistics layer_products layer_inputs input_statistics "
-        "input_scale calibration_walk layer_fit layerwise channel_importance random_state step_counter "
-        "backup_sync last_callback",
+        "losses differentiation partial_files snapshot joined_variables output_metrics graph_steps model_function "
+        "suffix_runs weight_scan baseline statistics channel_statistics layer_products layer_inputs "
+        "input_statistics input_scale calibration_walk layer_fit layerwise channel_importance random_state "
+        "step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -72,13 +72,14 @@ ORDER = (
     ),
     (
         "delivery",
-        "formatting metrics rows gzip_size probe tensor_probe stopwatch xnnpack litert litert_writing sparse_encoding "
-        "litert_graph litert_reshapes litert_folding integer_weights integer_kernels integer_units integer_io "
-        "integer_tensors integer_file integer_sparsity integer_products integer_export advice isolated_run "
-        "integer_comparison integer_report latency model_measures shrinking export_reference integer_writing "
-        "keras_file export keras_integers quantizing quantization_training quantization_callback stages run_report "
-        "plot_data plots channels_plot plot_labels stage_plot quantization_plot bits_plot pictures signal_plot "
-        "overview_plot model_sections report_sections markup html_report terminal_report sweeps sweep_plot comparison "
+        "formatting metrics rows gzip_size probe tensor_probe stopwatch litert_model xnnpack litert litert_writing "
+        "sparse_encoding litert_graph litert_reshapes litert_folding integer_weights integer_kernels integer_units "
+        "integer_io integer_tensors integer_file integer_sparsity integer_products integer_export advice "
+        "isolated_run integer_comparison integer_report latency model_measures shrinking export_reference "
+        "integer_writing keras_file export keras_integers quantizing quantization_training quantization_callback "
+        "stages run_report plot_data plots channels_plot plot_labels stage_plot quantization_plot bits_plot "
+        "pictures signal_plot overview_plot model_sections report_sections markup html_report terminal_report "
+        "sweeps sweep_plot comparison "
         "sensitivity sensitivity_plot notebook",
     ),
     (
@@ -100,12 +101,12 @@ ORDER = (
         "data models summary progress replica_state interruption replicas compile_settings run_inputs run_state "
         "directory read_report checkpoint export_samples stages workspace step_handler "
         "train_step planned_counts prune_step rounds_step "
-        "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan "
-        "starting_steps starting_recipe "
-        "execution build_report runner grid sweep_process workers sweep sensitivity named_scan",
+        "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan starting_steps "
+        "starting_recipe execution build_report runner grid sweep_process workers sweep sensitivity named_scan "
+        "named_evaluation",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output files start runs results scan models removals quantizing"),
+    ("commands", "output files start runs results scan evaluation models removals quantizing"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from prunekit.commands.output import note_new_folder
+
 Command = Callable[..., Any]
 
 
@@ -45,27 +47,35 @@ def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:
 
 def write_model(model: Any, target: Path) -> None:
     """Writes a .keras file; an interruption leaves no part of it."""
+    from prunekit.core.partial_files import partial_file
+
     target.parent.mkdir(parents=True, exist_ok=True)
     # Keras chooses the format by the ending of the name.
-    partial = target.with_name(f".unfinished-{target.name}")
-    try:
+    with partial_file(target, f".unfinished-{target.name}") as partial:
         model.save(partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-def read_examples(name: str, count: int, model: Any) -> Any:
+def data_options(purpose: str, required: bool = False) -> Callable[[Command], Command]:
+    """Returns a decorator with --data and --label.
+
+    Args:
+        purpose: What the data are and are for, in the help text.
+        required: True if the command needs data.
+    """
+    kinds = "digits, diabetes or fashion-mnist; a .csv or .npz file; a folder of images or of a saved data set."
+    return with_options(
+        click.option("--data", metavar="DATA", required=required, help=f"{purpose}: {kinds}"),
+        click.option("--label", metavar="COLUMN", help="The column or part of --data that holds the labels."),
+    )
+
+
+def read_examples(name: str, label: str | None, count: int, model: Any) -> Any:
     """Returns training examples for a model, drawn at random with seed 0."""
     from prunekit.anatomy.example_inputs import input_names
     from prunekit.recipe.data import training_examples
-    from prunekit.recipe.data_source import DataSource
+    from prunekit.recipe.starting_recipe import named_source
 
-    if not (name.endswith(".npz") or Path(name).is_dir()):
-        raise click.UsageError(f"--data takes an .npz file or a folder of tf.data.Dataset.save. Received: {name!r}.")
-    path = os.path.abspath(name)
-    source = DataSource(npz=path) if name.endswith(".npz") else DataSource(tfds_saved=path)
-    return training_examples(source, count, input_names(model))
+    return training_examples(named_source(name, label, model), count, input_names(model))
 
 
 @contextlib.contextmanager
@@ -94,7 +104,8 @@ def check_files(
         option: The option that names it.
 
     Raises:
-        UsageError: The model does not exist; the file to write has another ending, exists, or cannot be written.
+        UsageError: The model does not exist; the file to write has another ending, exists, cannot be written, or is
+            the model's own file, whatever `force` is.
     """
     endings = " or ".join(suffixes)
     for name, path, ending in (("MODEL", model, ".keras"), (option, output, endings)):
@@ -104,6 +115,7 @@ def check_files(
         raise click.UsageError(f"{model}: no such file.")
     if not output.endswith(tuple(suffixes)):
         raise click.UsageError(f"{option} takes the name of a {endings} file. Received: {output!r}.")
+    check_distinct((model, "MODEL"), (output, option))
     if Path(output).exists() and not force:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
     folder = next(parent for parent in Path(output).absolute().parents if parent.exists())
@@ -111,3 +123,15 @@ def check_files(
         raise click.UsageError(f"{output} cannot be written: {folder} is a file, not a folder.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.UsageError(f"{output} cannot be written: no permission to write in {folder}.")
+    note_new_folder(Path(output))
+
+
+def check_distinct(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Raises a usage error if two arguments, each a path and its option, name the same file."""
+    (first, of_first), (second, of_second) = one, other
+    both = os.path.exists(first) and os.path.exists(second)
+    if os.path.samefile(first, second) if both else Path(first).resolve() == Path(second).resolve():
+        raise click.UsageError(
+            f"{of_second} names a new file; {of_first} is another one. Received: {second!r} for both. "
+            "Choose another name."
+        )

@@ -18,12 +18,24 @@ def write_new(text: str, target: Path, force: bool) -> None:
     Raises:
         UsageError: The file exists, and `force` is False.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     try:
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise click.UsageError(f"{target} exists already. Pass --force to replace it.") from None
+
+
+def make_folder(target: Path) -> None:
+    """Makes the folder of a file to write, and says so on standard error if it did not exist."""
+    note_new_folder(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+
+def note_new_folder(target: Path) -> None:
+    """Says on standard error that the folder of a file to write does not exist yet."""
+    if not target.parent.exists():
+        click.echo(f"note: the folder {target.parent} does not exist; it is made.", err=True)
 
 
 def no_run(directory: str, reason: str) -> click.UsageError:

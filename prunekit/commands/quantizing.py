@@ -3,7 +3,6 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import click
 
 from prunekit.commands.files import (
+    check_distinct,
     check_files,
+    data_options,
     examples_option,
     force_option,
     pattern_options,
@@ -36,9 +37,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="The file to write: NAME.tflite, or NAME.keras with int8 layers.",
 )
 @click.option("--keras", metavar="NEW.keras", help="Also write the Keras model whose weights lie on the grids.")
-@click.option(
-    "--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set; for the ranges."
-)
+@data_options("Training examples, for the ranges", required=True)
 @examples_option(512)
 @click.option(
     "--bits", type=click.IntRange(2, 8), help="Bits of the weights; 2 and 3 take the bytes of 4.  [default: 8]"
@@ -87,6 +86,7 @@ def quantize(  # noqa: PLR0913
     output: str,
     keras: str | None,
     data: str,
+    label: str | None,
     examples: int,
     bits: int | None,
     budget: int | None,
@@ -117,7 +117,7 @@ def quantize(  # noqa: PLR0913
     from prunekit.techniques.quantize.bit_search import choose_bits
 
     found = load_model(model, compile=False)
-    given = read_examples(data, examples, found)
+    given = read_examples(data, label, examples, found)
     choice = None
     if budget is not None:
         with showing_progress("Measured", shown=True) as progress:
@@ -165,7 +165,4 @@ def _check_names(model: str, output: str, keras: str | None, force: bool) -> Non
     check_files(model, output, force, (".tflite", ".keras"))
     if keras is not None:
         check_files(model, keras, force, option="--keras")
-    files = [(model, "MODEL"), (output, "-o"), *([] if keras is None else [(keras, "--keras")])]
-    for (one, first), (other, second) in itertools.combinations(files, 2):
-        if Path(one).resolve() == Path(other).resolve():
-            raise click.UsageError(f"{second} names a new file; {first} is another one. Received: {other!r} for both.")
+        check_distinct((output, "-o"), (keras, "--keras"))

@@ -12,6 +12,7 @@ import click
 from prunekit.commands.files import (
     Command,
     check_files,
+    data_options,
     examples_option,
     force_option,
     pattern_options,
@@ -31,9 +32,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
     """Returns a decorator with the options of commands that remove weights and repair the others."""
     return with_options(
         _output_option,
-        click.option(
-            "--data", metavar="DATA", help="Training examples: an .npz file or a saved data set. Repairs the model."
-        ),
+        data_options("Training examples, which repair the model"),
         examples_option(1024),
         click.option(
             "--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]"
@@ -192,14 +191,12 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
 @click.argument("model")
 @_output_option
 @click.option("--number", type=click.IntRange(1), default=1, help="How many blocks to remove.  [default: 1]")
-@click.option("--data", metavar="DATA", required=True, help="Training examples: an .npz file or a saved data set.")
+@data_options("Training examples", required=True)
 @examples_option(256)
 @pattern_options("remove", "Blocks, or layers in them,")
 @force_option
 @json_option
-def remove_blocks(
-    model: str, output: str, number: int, data: str, examples: int, force: bool, as_json: bool, **options: Any
-) -> int:
+def remove_blocks(model: str, output: str, number: int, force: bool, as_json: bool, **options: Any) -> int:
     """Remove the blocks that matter least.
 
     A block is a residual branch or a run of layers; those go that change the outputs least. MODEL is a .keras file; it
@@ -211,7 +208,8 @@ def remove_blocks(
     from prunekit.techniques.shrink.block_removal import remove_blocks as remove_blocks_of
 
     found = load_model(model, compile=False)
-    given = read_examples(data, examples, found)
+    data, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
+    given = read_examples(data, label, examples, found)
     with showing_progress("Ranking", shown=True) as progress:
         smaller, report = remove_blocks_of(found, number, given, progress=progress, **options)
     return _written(smaller, report, output, as_json)
@@ -243,11 +241,12 @@ def _check_nonzero(options: Mapping[str, Any]) -> None:
 
 def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the model, not compiled, and training examples or None; takes the options of the data out."""
-    name, examples = options.pop("data"), options.pop("examples")
-    if options["repair"] is not None and name is None:
-        raise click.UsageError("--repair needs --data.")
+    name, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
+    given = "--repair" if options["repair"] is not None else "--label" if label is not None else None
+    if given is not None and name is None:
+        raise click.UsageError(f"{given} needs --data.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
 
     found = load_model(model, compile=False)
-    return found, None if name is None else read_examples(name, examples, found)
+    return found, None if name is None else read_examples(name, label, examples, found)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prunekit.commands.output import no_run, print_json, write_new
+from prunekit.commands.output import make_folder, no_run, print_json, write_new
 from prunekit.options import json_option
 from prunekit.terminal import console
 
@@ -93,7 +93,7 @@ def _draw(figures: "SweepReport", target: Path) -> None:
 
     if not figures.pareto:
         raise click.UsageError("a picture needs runs with the main metric and a size: leave out -o, or choose --size.")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     target.write_bytes(to_png(sweep_figure(figures)))
 
 

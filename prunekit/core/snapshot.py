@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.core.partial_files import partial_file
+
 _MAGIC = b"prunekit snapshot 1 "
 _HEADER = len(_MAGIC) + 64 + 1 + 16 + 1
 _PIECE = 1 << 22
@@ -66,16 +68,10 @@ def write_bytes(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[Any], Any]) -> None:
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with open(partial, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with partial_file(path, path.name + PARTIAL) as partial, open(partial, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 

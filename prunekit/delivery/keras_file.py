@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from prunekit.core.partial_files import scratch_file
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.isolated_run import Unfit
 
@@ -19,11 +20,8 @@ from prunekit.delivery.isolated_run import Unfit
 def temporary(target: Path) -> Iterator[Path]:
     """Yields a temporary path next to `target`; removes a file that remains there at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    path = target.with_name(f".{target.stem}-{secrets.token_hex(4)}{target.suffix}")
-    try:
+    with scratch_file(target, f".{target.stem}-{secrets.token_hex(4)}{target.suffix}") as path:
         yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def kept(path: Path, target: Path) -> tuple[int, int]:

@@ -168,6 +168,20 @@ def training_examples(source: DataSource, count: int, inputs: Sequence[str]) -> 
     return data[0] if alone else data
 
 
+def measured_data(source: DataSource) -> tuple[Data, str]:
+    """Returns data whose test part is what a model is measured on, and its name.
+
+    It is the test part; the validation part of data without one; and all examples of undivided data.
+
+    Raises:
+        RecipeError: A file is missing or damaged.
+    """
+    found = _OPEN[source.kind](source)
+    named = {"test part": found.test, "validation part": found.validation, "all examples": found.train}
+    name, part = next((name, part) for name, part in named.items() if part is not None)
+    return _prepared(replace(found, validation=part, test=part), source, ()), name
+
+
 def drawn_examples(part: Part, count: int, seed: int) -> Any:
     """Returns some examples of a part as calibration data, drawn at random, in their order; all if there are fewer."""
     drawn = np.random.default_rng(seed).choice(part.examples, min(count, part.examples), replace=False)

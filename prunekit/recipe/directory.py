@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from prunekit.core.partial_files import partial_file
 from prunekit.core.snapshot import PARTIAL, Snapshots, sync_folder
 from prunekit.recipe.loader import RecipeError
 
@@ -34,9 +35,8 @@ _OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|({re.escape(START)}|{CHECKPOINT}-\
 
 def replace_file(path: Path, content: bytes) -> None:
     """Writes a file under another name and renames it, so that the file is never incomplete."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with partial_file(path, f".{path.name}.partial") as partial:
+        partial.write_bytes(content)
 
 
 def output_path(output: str | os.PathLike[str]) -> Path:

@@ -36,7 +36,7 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         RecipeError: The model or the data cannot be read, or do not fit together.
         ValueError: As for `sensitivity`.
     """
-    network = _model(model)
+    network = compiled_model(model)
     found = named_data(Start(model, data, label, Path("scan.yaml")), network)
     if found is None:
         raise RecipeError("a scan needs data. Received: none.")
@@ -45,13 +45,14 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         drawn = np.random.default_rng(_SEED).permutation(part.examples)[:examples]
         part = part.subset(np.sort(drawn))
     if not network.compiled:
-        _compile(network, found[1])
+        compile_for(network, found[1])
     inputs, labels = part.first(min(examples, part.examples))
     _check(network, part.first(min(8, part.examples)), data)
     return sensitivity(network, (inputs, labels), **options)
 
 
-def _model(path: str) -> keras.Model:
+def compiled_model(path: str) -> keras.Model:
+    """Returns the model in a file, compiled if the file has compile settings that can be read."""
     if not path.endswith(".keras"):
         raise RecipeError(f"MODEL is a .keras file. Received: {path}.")
     try:
@@ -61,7 +62,8 @@ def _model(path: str) -> keras.Model:
         return load_model(path, compile=False)
 
 
-def _compile(model: keras.Model, data: Data) -> None:
+def compile_for(model: keras.Model, data: Data) -> None:
+    """Compiles a model with loss and metric that fit its outputs and the labels."""
     lines, _ = compile_lines(model, data)
     settings = Compile.model_validate(yaml.safe_load("\n".join(lines))["compile"])
     outputs = model(data.train.example[0], training=False)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.core.partial_files import partial_file
 from prunekit.recipe.applications import applications
 from prunekit.recipe.compile_settings import output_names, reason_of
 from prunekit.recipe.data import Data, load_data
@@ -70,17 +71,23 @@ def write_starting_recipe(start: Start) -> tuple[str, tuple[str, ...]]:
     text = starting_recipe(start)
     start.target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target: paths in a recipe are relative to its folder.
-    partial = start.target.with_name(f".unfinished-{start.target.name}")
     try:
-        partial.write_text(text, encoding="utf-8")
-        found = plan(load_recipe(partial))
-        os.replace(partial, start.target)
+        with partial_file(start.target, f".unfinished-{start.target.name}") as partial:
+            partial.write_text(text, encoding="utf-8")
+            found = plan(load_recipe(partial))
     except RecipeError as error:
         # Without the place: the file is not kept.
         raise RecipeError(error.message) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return text, (*found.notes, *(() if found.data is None else found.data.notes))
+
+
+def check_label(data: str, label: str | None) -> None:
+    """Raises a RecipeError for a CSV file without the name of the label's column."""
+    if data.endswith(".csv") and label is None:
+        columns = column_names(existing(data))
+        raise RecipeError(
+            f"the label of {data} is one of its columns: name it with --label COLUMN. Columns: {few(columns)}."
+        )
 
 
 def starting_recipe(start: Start) -> str:
@@ -90,11 +97,8 @@ def starting_recipe(start: Start) -> str:
         ValueError: As for `write_starting_recipe`, RecipeError included.
     """
     # Before a model is built, which takes seconds.
-    if start.data is not None and start.data.endswith(".csv") and start.label is None:
-        columns = column_names(existing(start.data))
-        raise RecipeError(
-            f"the label of {start.data} is one of its columns: name it with --label COLUMN. Columns: {few(columns)}."
-        )
+    if start.data is not None:
+        check_label(start.data, start.label)
     model_lines, source = _model(start)
     model = build_model(source, _SEED)
     described = named_data(start, model)
@@ -184,8 +188,27 @@ def named_data(start: Start, model: keras.Model) -> tuple[list[str], Data] | Non
     if name is None:
         return None
     lines, values = _source(start, name, model)
-    document = {key: value for key, value in values.items() if value is not None}
-    return lines, load_data(DataSource.model_validate(document), _SEED)
+    return lines, load_data(_validated(values), _SEED)
+
+
+def named_source(data: str, label: str | None, model: keras.Model) -> DataSource:
+    """Returns the source of data that a command names.
+
+    Args:
+        data: Name of built-in data, a CSV or npz file, or a folder of images or of a saved data set.
+        label: Column or part that holds the labels.
+        model: The model to read them for.
+
+    Raises:
+        RecipeError: There are no such data, or they do not fit the model.
+    """
+    check_label(data, label)
+    _, values = _source(Start(None, data, label, Path("recipe.yaml")), data, model)
+    return _validated(values)
+
+
+def _validated(values: Mapping[str, Any]) -> DataSource:
+    return DataSource.model_validate({key: value for key, value in values.items() if value is not None})
 
 
 def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dict[str, Any]]:

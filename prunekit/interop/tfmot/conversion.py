@@ -15,6 +15,7 @@ import numpy as np
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.core import backend
 from prunekit.core.optimizers import optimizers_of
+from prunekit.core.partial_files import partial_file
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.comparison import compared
 from prunekit.interop.tfmot.files import LegacyFile, first_line, read_file
@@ -204,14 +205,8 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
     if not os.access(path.parent, os.W_OK | os.X_OK) or not path.parent.is_dir():
         raise ValueError(f"{new} cannot be written: {path.parent} is not a folder that you may write to.")
     converted = read_model(old)
-    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}.keras")
-    try:
-        converted.model.save(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), os.fspath(new)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with partial_file(path, f".{path.stem}-{secrets.token_hex(4)}.keras") as partial:
+        converted.model.save(partial)
     return converted
 
 

@@ -96,7 +96,8 @@ class LayerSolver:
     def _thin(
         self, index: int, product: LayerProduct, wanted: np.ndarray, hessian: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        maker, allowed, rounds = self._makers[index], self._zeros[index], self._criterion.refits
+        criterion: Any = self._criterion
+        maker, allowed, rounds = self._makers[index], self._zeros[index], criterion.refits
         first, last = kept_units(maker, allowed), kept_units(maker, self._masks[index])
 
         def select(scores: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:

@@ -1,0 +1,91 @@
+"""Measures the model in a Keras or LiteRT file on data that the command line names."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from prunekit.core.output_metrics import OutputMetrics
+from prunekit.delivery.litert_model import LiteRTModel
+from prunekit.recipe.compile_settings import as_floats, reason_of
+from prunekit.recipe.data import measured_data
+from prunekit.recipe.datasets.parts import Part
+from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.named_scan import compile_for, compiled_model
+from prunekit.recipe.starting_recipe import named_source
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metrics of the model in a file.
+
+    Attributes:
+        path: The file.
+        data: Name of the data.
+        part: The part of the data that was used: "test part", "validation part" or "all examples".
+        examples: Number of examples.
+        metrics: Metric, or "loss" -> value.
+        compiled: True if loss and metrics are those that the model was saved with; False if they were chosen by
+            outputs and labels.
+    """
+
+    path: str
+    data: str
+    part: str
+    examples: int
+    metrics: dict[str, float]
+    compiled: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures as JSON values."""
+        return asdict(self)
+
+
+def evaluate_named(path: str, data: str, label: str | None, like: str | None, batch_size: int) -> Evaluation:
+    """Returns loss and metrics of the model in a file.
+
+    Args:
+        path: A `.keras` or `.tflite` file.
+        data: Name of built-in data, a CSV or npz file, or a folder, as `prunekit init` takes them.
+        label: Column or part that holds the labels.
+        like: The `.keras` file from which a LiteRT file was made: its loss and metrics are measured, and images are
+            prepared for it.
+        batch_size: Examples per batch.
+
+    Raises:
+        RecipeError: The model or the data cannot be read, or do not fit together.
+    """
+    original = compiled_model(path if like is None else like) if like or path.endswith(".keras") else None
+    model: Any = original if path.endswith(".keras") else LiteRTModel(path)
+    if original is None and Path(data).is_dir():
+        raise RecipeError(f"images are prepared as a Keras model needs them: name the one of {path} with --like.")
+    found, part = measured_data(named_source(data, label, original or model))
+    subject: Any = original or model
+    compiled = bool(subject.compiled)
+    if not compiled:
+        compile_for(subject, found)
+    try:
+        if original is None or model is original:
+            # LiteRT does not run inside a compiled function.
+            model.run_eagerly = model.run_eagerly or original is None
+            arrays = found.test.evaluation_data(batch_size)
+            metrics = as_floats(model.evaluate(*arrays, batch_size=batch_size, verbose=0, return_dict=True))
+        else:
+            metrics = _measured_like(original, model, found.test, batch_size)
+    except RecipeError:
+        raise
+    except Exception as error:
+        # Catch every exception: each backend has its own exception types for data that do not fit.
+        raise RecipeError(f"{path} cannot be measured on {data}: {reason_of(error)}.") from error
+    return Evaluation(path, data, part, found.test.examples, metrics, compiled)
+
+
+def _measured_like(original: keras.Model, model: LiteRTModel, part: Part, batch_size: int) -> dict[str, float]:
+    batches = [(inputs, labels, None) for inputs, labels in part.in_order(batch_size)]
+    measured = OutputMetrics(original, batches)
+    if measured.whole:
+        raise RecipeError(f"the metrics of {original.name!r} need the Keras model: {measured.whole}. Leave out --like.")
+    if len(keras.tree.flatten(original.outputs)) > 1:
+        raise RecipeError("--like is for models with one output. Leave it out.")
+    return measured(model(inputs) for inputs, _, _ in batches)
