@@ -1,10 +1,12 @@
 """Every Python block of the README and the docs runs, in order, one namespace per page."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from prunekit import cli
 from prunekit.recipe.loader import load_recipe
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS
 
@@ -53,6 +55,28 @@ def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
         # Padded, so that a traceback shows the line of the page.
         exec(compile("\n" * before + block, str(page), "exec"), namespace)
     assert namespace.keys() > {"__name__"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "tutorials"], ids=lambda page: page.name
+)
+def test_a_tutorial_runs_from_top_to_bottom_in_both_languages(page, tmp_path, monkeypatch):
+    """Commands of prunekit and Python blocks, in the order of the page."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in NAMED.findall(page.read_text()):
+        Path(name).write_text(text)
+    namespace = {"__name__": "__page__"}
+    ran = set()
+    for language, block in re.findall(r"^```(python|sh)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        ran.add(language)
+        if language == "python":
+            exec(compile(block, str(page), "exec"), namespace)
+        for line in block.splitlines() if language == "sh" else ():
+            program, *arguments = shlex.split(line, comments=True) or [""]
+            if program == "prunekit":
+                assert cli.run([one for one in arguments if one != "--open"]) == 0, line
+    assert ran
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in page.read_text()], ids=lambda page: page.name)

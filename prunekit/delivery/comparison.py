@@ -10,16 +10,15 @@ from typing import Any
 
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.sections import Column, Section
-from prunekit.delivery.formatting import literal
+from prunekit.delivery.formatting import literal, sparsity
 from prunekit.delivery.metrics import Metric, inferred
-from prunekit.delivery.run_report import RunReport, json_ready
+from prunekit.delivery.run_report import TEXTS, RunReport, json_ready
+from prunekit.delivery.stages import best_file
 from prunekit.delivery.sweeps import SMALLEST, SweepReport, SweptPoint, sweep_table, swept_point
 from prunekit.suggestions import did_you_mean
 
 COMPARISON_VERSION = 1
 _RUN = "run"
-# Settings that name a run and do not change its result.
-_TEXTS = ("name", "description")
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,11 @@ class RunComparison(Displayed):
     Attributes:
         figures: Each run as a point, with its metrics, sizes and the Pareto front.
         settings: Path of a setting of the locked recipes -> its value in each run, for the settings that differ; None
-            where a recipe lacks the setting.
-        sparsities: Name of a weight -> its sparsity in each run, for weights whose sparsity differs; None where a run
-            has no such weight.
+            where a recipe lacks the setting. Steps are named by kind: "prune.epochs", "prune 2.epochs". A step that
+            some recipes lack is one setting, whose value is its text.
+        sparsities: Name of a weight -> its sparsity in each run, for weights whose sparsity differs as it is shown;
+            None where a run has no such weight.
+        latencies: Seconds of one call of the fastest exported file of each run; None if not measured.
         notes: Reasons why figures may not be comparable.
     """
 
@@ -39,6 +40,7 @@ class RunComparison(Displayed):
     settings: Mapping[str, tuple[Any, ...]]
     sparsities: Mapping[str, tuple[float | None, ...]]
     notes: tuple[str, ...]
+    latencies: tuple[float | None, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,7 +50,11 @@ class RunComparison(Displayed):
     def sections(self) -> list[Section]:
         """Returns the tables: figures, settings that differ, sparsity of the weights."""
         table = sweep_table(self.figures).section
-        found = [Section("Runs", table.columns, table.rows, notes=self.notes)]
+        columns, rows = table.columns, table.rows
+        if any(one is not None for one in self.latencies):
+            columns = (*columns, Column("latency", "latency"))
+            rows = tuple((*row, one) for row, one in zip(rows, self.latencies, strict=True))
+        found = [Section("Runs", columns, rows, notes=self.notes)]
         columns = (Column("Setting", "name"), *(Column(name, "text") for name in self.names))
         rows = tuple(
             (path, *("–" if value is None else literal(value) for value in values))
@@ -84,6 +90,7 @@ class RunComparison(Displayed):
                 "pareto": figures["pareto"],
                 "settings": {path: dict(zip(self.names, row, strict=True)) for path, row in self.settings.items()},
                 "sparsities": {name: dict(zip(self.names, row, strict=True)) for name, row in self.sparsities.items()},
+                "latencies": dict(zip(self.names, self.latencies, strict=True)),
                 "notes": self.notes,
             }
         )
@@ -109,9 +116,11 @@ def compared_runs(reports: Mapping[str, RunReport], size: str = SMALLEST) -> Run
         hint = did_you_mean(size, sizes)
         raise ValueError(f"No run has a size {size!r}.{hint} Sizes of these runs: {', '.join(sizes)}.")
     figures = SweepReport("runs", Path(), {_RUN: names}, size, points)
-    settings = _differing([dict(_flat(_settings(report))) for report in runs])
-    zeros = [{row.name: row.sparsity for row in report.after.weights} for report in runs]
-    return RunComparison(figures, settings, _differing(zeros), tuple(_notes(reports)))
+    zeros = _differing([{row.name: row.sparsity for row in report.after.weights} for report in runs])
+    shown = {name: row for name, row in zeros.items() if len({sparsity(one) for one in row}) > 1}
+    fastest = [best_file(report.stages, "latency") for report in runs]
+    latencies = tuple(None if row is None else row.latency for row in fastest)
+    return RunComparison(figures, _settings(runs), shown, tuple(_notes(reports)), latencies)
 
 
 def _point(name: str, report: RunReport, size: str, main: Metric) -> SweptPoint:
@@ -121,8 +130,29 @@ def _point(name: str, report: RunReport, size: str, main: Metric) -> SweptPoint:
     return replace(point, measures=(main, *others))
 
 
-def _settings(report: RunReport) -> dict[str, Any]:
-    return {name: value for name, value in report.recipe.items() if name not in _TEXTS}
+def _settings(runs: Sequence[RunReport]) -> dict[str, tuple[Any, ...]]:
+    """Returns the settings that differ, as in `RunComparison`."""
+    steps = [_steps(report) for report in runs]
+    shared = [name for name in steps[0] if all(name in found for found in steps)]
+    rows = []
+    for report, found in zip(runs, steps, strict=True):
+        others = {name: value for name, value in report.recipe.items() if name not in (*TEXTS, "steps")}
+        order = {"order of the steps": ", ".join(name for name in found if name in shared)}
+        of_steps = {name: found[name][0] for name in shared}
+        texts = {name: text for name, (_, text) in found.items() if name not in shared}
+        rows.append(dict(_flat({**others, **order, **of_steps, **texts})))
+    return _differing(rows)
+
+
+def _steps(report: RunReport) -> dict[str, tuple[Any, str]]:
+    """Returns the steps by kind, the second of a kind as "prune 2": their settings, and their text in the report."""
+    found: dict[str, tuple[Any, str]] = {}
+    for index, step in enumerate(report.recipe.get("steps") or ()):
+        for kind, settings in step.items():
+            number = 1 + sum(name.split(" ")[0] == kind for name in found)
+            text = str(report.steps[index].get("name", "yes")) if index < len(report.steps) else "yes"
+            found[kind if number == 1 else f"{kind} {number}"] = (settings, text)
+    return found
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

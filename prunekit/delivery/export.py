@@ -23,7 +23,7 @@ from prunekit.delivery.export_reference import Format, Measure, Subject
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
 from prunekit.delivery.keras_file import kept, saved_and_loaded, temporary
 from prunekit.delivery.litert import ConversionError, Traced, convert
-from prunekit.delivery.rows import ExportRow, RuntimeAdvice
+from prunekit.delivery.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
 from prunekit.delivery.xnnpack import read_verdict
 from prunekit.suggestions import did_you_mean
 
@@ -117,10 +117,14 @@ def _checked_formats(formats: Sequence[str]) -> list[str]:
     for key in formats:
         if key not in FORMATS and key not in _BROKEN:
             raise ValueError(
-                f"Unknown export format. Received: {key!r}.{did_you_mean(str(key), FORMATS)} "
-                f"Valid formats: {', '.join(FORMATS)}."
+                f"Unknown export format. Received: {key!r}.{_hint(str(key))} Valid formats: {', '.join(FORMATS)}."
             )
     return list(dict.fromkeys(formats))
+
+
+def _hint(key: str) -> str:
+    """Returns what was meant by an unknown format."""
+    return f" {INTEGERS}" if names_integers(key) else did_you_mean(key, FORMATS)
 
 
 def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:

@@ -8,6 +8,19 @@ from dataclasses import dataclass, field
 INTEGER_FORMAT = "litert-integer"
 # Entries of the advice on runtimes that are about sizes of files.
 DOWNLOAD, DISK = "download (gzip)", "disk, uncompressed"
+# Where a file comes from that exports do not make.
+INTEGERS = (
+    "A file that computes with integers needs data for its ranges: pk.quantize(model, data).export(PATH), "
+    "prunekit quantize, or the step quantize of a recipe."
+)
+
+
+def names_integers(name: str) -> bool:
+    """Returns True if an unknown name of a format asks for integers, as "litert-int8" does.
+
+    "litert-dynamic-int8" is near in spelling, and computes in floating point.
+    """
+    return any(word in name.lower() for word in ("int4", "int8", "int16", "16x8", "integer"))
 
 
 @dataclass(frozen=True)

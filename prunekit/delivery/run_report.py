@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from prunekit.delivery.rows import ExportRow, RuntimeAdvice, StageRow
 
 REPORT_VERSION = 1
+# Settings of a recipe that name a run and do not change its result.
+TEXTS = ("name", "description")
 # Metrics that have a card of their own; the table of the metrics has all.
 _CARDS_OF_METRICS = 2
 

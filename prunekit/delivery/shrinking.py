@@ -17,7 +17,7 @@ from prunekit.techniques.shrink.shrinking import shrunk
 
 def shrink(  # noqa: PLR0913
     model: Any,
-    *,
+    *size: Any,
     channels: float | None = None,
     parameters: float | None = None,
     macs: float | None = None,
@@ -37,6 +37,7 @@ def shrink(  # noqa: PLR0913
 
     Args:
         model: A built Keras model.
+        *size: Nothing: a size needs its name.
         channels: Share of the removable channels that is left, in (0, 1].
         parameters: Share of the model's parameters that is left.
         macs: Share of the multiply-accumulates of one example that is left.
@@ -54,8 +55,13 @@ def shrink(  # noqa: PLR0913
         ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
             criterion needs data; no channel can be removed; the model cannot be followed; bytes or latency cannot be
             measured here: they need the TensorFlow backend and ai-edge-litert.
-        TypeError: `model` is not a Keras 3 model; an option is unknown.
+        TypeError: `model` is not a Keras 3 model; an option is unknown; a size has no name.
     """
+    if size:
+        raise TypeError(
+            f"The size is named: pass one of {', '.join(MEASURES)} as the share that is left. Received: {size[0]!r} "
+            f"without a name. To keep a share of the channels: pk.shrink(model, channels={size[0]!r})."
+        )
     given = dict(zip(MEASURES, (channels, parameters, macs, bytes, latency), strict=True))
     asked = {name: value for name, value in given.items() if value is not None}
     if len(asked) != 1:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from prunekit.core import jax_state
 from prunekit.core.random_state import restore_random_state
 from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
+from prunekit.delivery.run_report import TEXTS
 from prunekit.recipe import replica_state
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
@@ -333,6 +334,8 @@ def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 
 
 def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    # A recipe without `name` has that of its file, and neither changes a result.
+    before, now = ({key: value for key, value in one.items() if key not in TEXTS} for one in (before, now))
     edits = _edits(before, now, "")
     if not edits:
         return []

@@ -78,9 +78,9 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
     if path.is_dir():
         if not force and not (resume and is_finished(path)):
             remedy = (
-                "replace it at the end of the resumed run with --resume --force"
+                "replace it at the end of the resumed run with --resume --force (resume=True, force=True)"
                 if waiting
-                else "replace it with --force"
+                else "replace it with --force (force=True), or, for the result of the same run, --resume (resume=True)"
             )
             raise RecipeError(f"{output} exists. Choose another output directory, or {remedy}.")
         _check_replaceable(path)
@@ -88,8 +88,8 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
         raise RecipeError(f"{output} is a file, or a circular link. Choose another output directory.")
     if waiting and not (resume or force):
         raise RecipeError(
-            f"{work} contains an unfinished run. Continue it with --resume, or start over with --force, which deletes "
-            "it."
+            f"{work} contains an unfinished run. Continue it with --resume (resume=True), or start over with --force "
+            "(force=True), which deletes it."
         )
     parent = next((folder for folder in path.parents if folder.exists()), path)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

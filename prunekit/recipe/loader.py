@@ -256,6 +256,7 @@ class _Variables:
             self.document.fail(f"expected a mapping of names and values. Received: {shown(declared)}.", ("variables",))
         for name in overrides:
             if name not in declared:
+                self._check_sections()
                 self.document.fail(
                     f"variable {shown(name)} is set, but not declared under 'variables'.{nearest(str(name), declared)}",
                     ("variables",),
@@ -283,11 +284,27 @@ class _Variables:
             return _DOLLARS.sub(lambda match: self._dollar(match[0], path), value)
         name = reference[1]
         if name not in self.values:
+            self._check_sections()
             later = " It is declared further down." if name in (self.document.data.get("variables") or {}) else ""
-            self.document.fail(f"unknown variable ${shortened(name)}.{later or nearest(name, self.values)}", path)
+            self.document.fail(
+                f"unknown variable ${shortened(name)}.{later or nearest(name, self.values)}{self._declared()}", path
+            )
         self.used.add(name)
         self.origins[path] = name
         return self.values[name]
+
+    def _check_sections(self) -> None:
+        """Raises for a misspelt key at the top, such as `variabels`: the variables under it are not declared."""
+        for key in self.document.data:
+            if key not in Recipe.model_fields:
+                self.document.fail(
+                    f"unknown key {shown(key)}.{nearest(str(key), Recipe.model_fields)}", (key,), key=True
+                )
+
+    def _declared(self) -> str:
+        """Names the line of the variables, where a name may be misspelt."""
+        place = self.document.position(("variables",), key=True) if self.values else None
+        return "" if place is None else f" They are declared under line {place.line}."
 
     def _dollar(self, text: str, path: Path) -> str:
         if text == "$":

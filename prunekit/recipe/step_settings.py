@@ -4,10 +4,11 @@ These models reject every mistake that is visible in one step alone; `step_kinds
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from prunekit.delivery.rows import INTEGERS, names_integers
 from prunekit.recipe.fields import (
     Configured,
     Count,
@@ -33,6 +34,14 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, Parsed
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
 ]
+
+
+def _format(value: Any) -> Any:
+    if isinstance(value, str) and value not in get_args(ExportFormat) and names_integers(value):
+        raise refusal(f"unknown format {shown(value)}. {INTEGERS}")
+    return value
+
+
 # Export steps write all but the last one, which is the format of a quantize step's file.
 FileFormat: TypeAlias = Literal[ExportFormat, "litert-integer"]
 
@@ -281,7 +290,7 @@ class Export(Settings):
     """A step that writes the current model in each format, under one name."""
 
     example: ClassVar[str] = "{formats: [keras, litert]}"
-    formats: Annotated[tuple[ExportFormat, ...], Listed, Field(min_length=1)]
+    formats: Annotated[tuple[Annotated[ExportFormat, BeforeValidator(_format)], ...], Listed, Field(min_length=1)]
     name: Name = "model"
 
     @model_validator(mode="after")

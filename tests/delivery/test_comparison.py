@@ -7,8 +7,10 @@ import pytest
 import run_reports
 
 from prunekit import cli
+from prunekit.anatomy.sections import Column
 from prunekit.delivery.comparison import compared_runs
 from prunekit.delivery.metrics import Metric
+from prunekit.delivery.rows import StageRow
 
 
 def changed(report, accuracy=None, **recipe):
@@ -42,6 +44,45 @@ def test_settings_that_differ_are_listed_with_the_value_in_each_run(base):
     assert found.settings["variables.final"][1] == 0.5
     assert not any(path.startswith(("name", "description")) for path in found.settings)
     assert compared_runs({"a": base, "b": changed(base, name="other")}).settings == {}
+
+
+def test_steps_are_matched_by_kind_and_a_missing_one_is_one_row(base):
+    prune = {"prune": {"epochs": 3, "criterion": "magnitude"}}
+    shorter = changed(base, steps=[prune, {"export": {"formats": ["keras"]}}])
+    longer = changed(
+        base,
+        steps=[
+            {"train": {"epochs": 9, "patience": 2}},
+            {"prune": {**prune["prune"], "epochs": 4}},
+            *[{"export": {"formats": ["keras"]}}],
+        ],
+    )
+    found = compared_runs({"a": shorter, "b": longer}).settings
+    assert found == {"prune.epochs": (3, 4), "train": (None, base.steps[0]["name"])}
+    swapped = changed(base, steps=shorter.recipe["steps"][::-1])
+    assert compared_runs({"a": shorter, "b": swapped}).settings == {
+        "order of the steps": ("prune, export", "export, prune")
+    }
+
+
+def test_the_latency_of_the_fastest_file_is_compared(base):
+    stages = tuple(StageRow(name, "file", latency=seconds) for name, seconds in (("litert", 2e-5), ("keras", 1e-5)))
+    found = compared_runs({"a": dataclasses.replace(base, stages=stages), "b": dataclasses.replace(base, stages=())})
+    assert found.latencies == (1e-5, None) and found.to_dict()["latencies"] == {"a": 1e-5, "b": None}
+    table = found.sections()[0]
+    assert table.columns[-1] == Column("latency", "latency") and [row[-1] for row in table.rows] == [1e-5, None]
+
+
+def test_weights_whose_sparsity_is_shown_alike_are_not_listed(base):
+    row = dataclasses.replace(base.after.weights[0], size=100_000, zeros=80_000)
+    runs = [
+        dataclasses.replace(
+            base, after=dataclasses.replace(base.after, weights=(dataclasses.replace(row, zeros=zeros),))
+        )
+        for zeros in (80_000, 80_001, 81_000)
+    ]
+    assert compared_runs(dict(zip("ab", runs[:2], strict=True))).sparsities == {}
+    assert compared_runs(dict(zip("ab", runs[1:], strict=True))).sparsities == {row.name: (0.80001, 0.81)}
 
 
 def test_weights_of_other_sparsity_are_listed(base):
@@ -90,7 +131,7 @@ def test_a_comparison_needs_two_runs(base):
 
 def test_the_command_prints_tables_and_writes_a_picture(folders, capsys):
     code, out, err = call(capsys, "a", "b", "-o", "pictures/both.png")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "note: the folder pictures does not exist; it is made.\n")
     assert "Settings that differ" in out and "seed" in out
     assert [line.split()[0] for line in out.splitlines()[2:5]] == ["run", "a", "b"]
     assert (folders / "pictures" / "both.png").read_bytes().startswith(b"\x89PNG")

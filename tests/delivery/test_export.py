@@ -284,3 +284,11 @@ def test_one_hot_labels_count_as_classes(perceptron, samples, tmp_path):
     images, classes = samples
     (row,) = export(perceptron, tmp_path, ["keras"], images, labels=np.eye(4)[classes])
     assert row.accuracy == float((perceptron.predict(images, verbose=0).argmax(-1) == classes).mean())
+
+
+def test_an_unknown_format_of_integers_is_answered_with_the_way_to_integers(tmp_path):
+    with pytest.raises(ValueError, match=r"pk\.quantize\(model, data\)\.export\(PATH\)") as caught:
+        export(None, tmp_path, ["litert-int8"], None)
+    assert "Did you mean" not in str(caught.value)
+    with pytest.raises(ValueError, match="Did you mean 'litert'"):
+        export(None, tmp_path, ["litret"], None)

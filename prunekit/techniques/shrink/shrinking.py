@@ -339,6 +339,11 @@ def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions
 def _rounding_notes(order: Order, counts: np.ndarray, options: ShrinkOptions) -> list[str]:
     if options.multiple == 1:
         return []
+    if not order.rounded(counts).any():
+        return [
+            f"No channel is removed: the kept channels of each group, rounded up to a multiple of {options.multiple}, "
+            "are all it has. Pass a smaller `multiple`."
+        ]
     more = int((counts - order.rounded(counts)).sum())
     left = 1 - order.rounded(counts).sum() / order.total
     return [

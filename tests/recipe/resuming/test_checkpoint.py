@@ -184,6 +184,8 @@ def test_an_architecture_is_known_by_what_it_computes_and_not_by_automatic_names
 def test_differences_are_named_at_the_first_place():
     start = {"recipe": {"steps": [{"a": 1}, {"b": [1, 2]}]}, "model": "m", "data": None, "versions": {"x": "1"}}
     assert start_differences(start, start) == []
+    # A recipe without a name has that of its file, which may be renamed.
+    assert start_differences(start, {**start, "recipe": {**start["recipe"], "name": "new", "description": "?"}}) == []
     now = copy.deepcopy(start) | {"versions": {"x": "2"}, "data": "d"}
     now["recipe"]["steps"][1]["b"][1] = 3
     assert start_differences(start, now) == [

@@ -92,6 +92,20 @@ def test_importances_are_means_over_all_weights_of_a_channel():
     assert report.groups[0].kept == tuple(np.sort(np.argsort(plain)[3:]))
 
 
+def test_a_multiple_that_removes_nothing_is_said():
+    _, report = pk.shrink(cnn(), channels=0.5, multiple=64)
+    assert report.channels[0] == report.channels[1]
+    assert [note for note in report.notes if "multiple" in note] == [
+        "No channel is removed: the kept channels of each group, rounded up to a multiple of 64, are all it has. Pass "
+        "a smaller `multiple`."
+    ]
+
+
+def test_a_size_without_a_name_is_refused_with_the_names():
+    with pytest.raises(TypeError, match=r"pass one of channels, parameters, .*pk\.shrink\(model, channels=0\.5\)"):
+        pk.shrink(cnn(), 0.5)
+
+
 def test_kept_channels_are_rounded_up_to_a_multiple_and_this_is_said():
     smaller, report = pk.shrink(cnn(), channels=0.55, multiple=8)
     assert all(size % 8 == 0 for name, size in sizes(smaller).items() if name != "logits")
