@@ -208,8 +208,11 @@ def _exported(
 ) -> tuple[ExportRow, list[Section], str]:
     target = workspace.exports / settings.file
     try:
-        made, answers = export_integers(found, samples, target, floats, labels, sparse=settings.sparse)
-    except IntegerExportError as error:
+        made, answers = export_integers(
+            found, samples, target, floats, labels, integer_io=settings.integer_io, sparse=settings.sparse
+        )
+    except (IntegerExportError, ValueError) as error:
+        # A ValueError names an input or output that is to be integers and is computed in floating point.
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
         return row, [], f"the file failed: {error}"
     measure = measure_of_files(workspace)
