@@ -20,6 +20,10 @@ INTEGER_IO = ("inputs", "outputs", UINT8)
 _OFFSET = 128
 
 
+class FloatEndError(ValueError):
+    """An input or output that is to be integers is read or computed in floating point."""
+
+
 @dataclass(frozen=True)
 class _UnsignedFormat(IntegerFormat):
     """The codes from 0 to 255."""
@@ -49,7 +53,7 @@ def with_integer_io(graph: LiteRTGraph, grids: Mapping[int, Grid], integer_io: S
         integer_io: What of "inputs" and "outputs"; with "uint8" without a sign. "uint8" alone means both.
 
     Raises:
-        ValueError: An operation reads an input, or computes an output, in floating point.
+        FloatEndError: An operation reads an input, or computes an output, in floating point.
     """
     unsigned, both = UINT8 in integer_io, set(integer_io) == {UINT8}
     found: dict[str, Grid] = {}
@@ -66,7 +70,7 @@ def _take_integers(graph: LiteRTGraph, grids: Mapping[int, Grid], unsigned: bool
     for index in [one for one in graph.inputs if graph.is_float(one)]:
         kinds = ["" if one is graph else graph.kind(one) for one in readers.get(index, ())]
         if kinds != ["QUANTIZE"]:
-            raise ValueError(f"Integer inputs are read by integer kernels alone. {_hint(names[index], 'read')}")
+            raise FloatEndError(f"Integer inputs are read by integer kernels alone. {_hint(names[index], 'read')}")
         (operator,) = readers[index]
         made = int(operator.outputs[0])
         found[names[index]] = grids[made]
@@ -86,7 +90,7 @@ def _give_integers(graph: LiteRTGraph, grids: Mapping[int, Grid], unsigned: bool
     for index in dict.fromkeys(one for one in graph.outputs if graph.is_float(one)):
         operator = made.get(index)
         if operator is None or graph.kind(operator) != "DEQUANTIZE":
-            raise ValueError(
+            raise FloatEndError(
                 f"Integer outputs are computed by integer kernels alone. {_hint(names[index], 'computed')}"
             )
         places[index] = int(operator.inputs[0])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
+from prunekit.delivery.integer_io import FloatEndError
 from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.integer_writing import export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
@@ -211,8 +212,7 @@ def _exported(
         made, answers = export_integers(
             found, samples, target, floats, labels, integer_io=settings.integer_io, sparse=settings.sparse
         )
-    except (IntegerExportError, ValueError) as error:
-        # A ValueError names an input or output that is to be integers and is computed in floating point.
+    except (IntegerExportError, FloatEndError) as error:
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
         return row, [], f"the file failed: {error}"
     measure = measure_of_files(workspace)
