@@ -115,6 +115,15 @@ def test_integer_inputs_and_outputs_are_written_where_asked(quantize, bits):
     assert code == 0 and [one["dtype"].__name__ for one in found] == [f"int{bits}"] * 2
 
 
+def test_inputs_and_outputs_are_uint8_where_asked(quantize):
+    from ai_edge_litert.interpreter import Interpreter
+
+    assert quantize("--uint8-io")[0] == 0
+    interpreter = Interpreter(model_path="new.tflite")
+    found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+    assert [one["dtype"].__name__ for one in found] == ["uint8"] * 2
+
+
 def test_force_replaces_an_existing_file(quantize):
     Path("new.tflite").write_bytes(b"former")
     Path("new.keras").write_bytes(b"former")
@@ -132,6 +141,8 @@ def test_force_replaces_an_existing_file(quantize):
         ({"output": "new"}, [], "-o takes the name of a .tflite or .keras file. Received: 'new'."),
         ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
         ({"output": "new.keras"}, ["--integer-io"], "--integer-io is about LiteRT files"),
+        ({}, ["--integer-io", "--uint8-io"], "--uint8-io makes the integer inputs and outputs uint8."),
+        ({}, ["--uint8-io", "--activations", "16"], "--uint8-io is about activations of 8 bits."),
         ({"output": "new.keras"}, ["--sparse"], "--sparse is about LiteRT files"),
         ({}, ["--sparse", "--activations", "float"], "--sparse is about kernels of integer operations"),
         ({"data": "gone.npz"}, [], "gone.npz"),
@@ -303,6 +314,6 @@ def test_awq_is_a_method(quantize):
     assert (code, err) == (0, "") and "grids of 4 bits (awq)" in out
 
 
-@pytest.mark.parametrize("words", [["--budget", "1700"], ["--integer-io"]])
+@pytest.mark.parametrize("words", [["--budget", "1700"], ["--integer-io"], ["--uint8-io"]])
 def test_options_of_litert_files_are_refused_for_a_keras_file(quantize, words):
     assert_mistake(quantize(*words, output="new.keras"), f"{words[0]} is about LiteRT files")

@@ -77,6 +77,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
 )
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
+@click.option("--uint8-io", is_flag=True, help="Inputs and outputs of the file are uint8, as cameras deliver pixels.")
 @click.option("--sparse", is_flag=True, help="Encode kernels of the file sparsely where that is smaller.")
 @pattern_options("quantize", "Layers and weights")
 @force_option
@@ -93,6 +94,7 @@ def quantize(  # noqa: PLR0913
     activations: str | None,
     ranges: str,
     integer_io: bool,
+    uint8_io: bool,
     sparse: bool,
     force: bool,
     as_json: bool,
@@ -104,7 +106,14 @@ def quantize(  # noqa: PLR0913
     weights of fewer than 8 bits are fitted to what each layer computes on them. The file is run and compared with the
     model before it is kept."""
     activations = activations or ("float" if output.endswith(".keras") else "8")
-    litert_only = {"--budget": budget is not None, "--integer-io": integer_io, "--sparse": sparse}
+    litert_only = {
+        "--budget": budget is not None,
+        "--integer-io": integer_io,
+        "--sparse": sparse,
+        "--uint8-io": uint8_io,
+    }
+    if integer_io and uint8_io:
+        raise click.UsageError("--uint8-io makes the integer inputs and outputs uint8. Leave --integer-io out.")
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
     _check_format(output, activations, options["group_size"], [name for name, given in litert_only.items() if given])
@@ -125,8 +134,9 @@ def quantize(  # noqa: PLR0913
     weights = (bits or 8) if choice is None else choice.bits
     with showing_progress("Quantized", shown=True) as progress:
         done = quantize_model(found, given, progress=progress, weights=weights, **options)
+    kinds = "uint8" if uint8_io else ("inputs", "outputs") if integer_io else ()
     try:
-        exported = done.export(output, integer_io=("inputs", "outputs") if integer_io else (), sparse=sparse)
+        exported = done.export(output, integer_io=kinds, sparse=sparse)
     except IntegerExportError as error:
         raise click.ClickException(str(error)) from error
     if keras is not None:
@@ -151,6 +161,8 @@ def _check_format(output: str, activations: str, group_size: int | None, litert_
         raise click.UsageError(
             f"{litert_only[0]} is about LiteRT files; a .keras file has float inputs and a byte for each code."
         )
+    if activations != "8" and "--uint8-io" in litert_only:
+        raise click.UsageError(f"--uint8-io is about activations of 8 bits. Received: --activations {activations}.")
     if activations == "float" and "--sparse" in litert_only:
         raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
     if activations != "float" and group_size is not None:

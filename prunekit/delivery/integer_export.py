@@ -41,7 +41,7 @@ def integer_file(
         structure: Any structure nested like the model's inputs.
         specs: The inputs, from `input_specs`.
         folder: Existing folder for temporary files of the model's size.
-        integer_io: What of "inputs" and "outputs" is integers instead of float32.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32; with "uint8" without a sign.
 
     Raises:
         ConversionError: The model cannot be traced or converted.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.delivery.integer_io import give_integers, take_integers
+from prunekit.delivery.integer_io import with_integer_io
 from prunekit.delivery.integer_kernels import MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
 from prunekit.delivery.integer_tensors import IntegerTensors
 from prunekit.delivery.integer_units import FileUnits
@@ -100,7 +100,7 @@ def with_integers(
         weights: Codes of weights, those with the fewest bits first.
         activations: Codes of the tensors between operations.
         computed_by: Name of an output in the signature -> name of the TensorFlow tensor, with the scope of its unit.
-        integer_io: What of "inputs" and "outputs" is integers instead of float32.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32; with "uint8" without a sign.
 
     Raises:
         ValueError: A tensor that is rounded has the name of no mark; an input or output that is to be integers is
@@ -116,11 +116,7 @@ def with_integers(
     merged = merge_reshapes(graph)
     left_float = found.listed(rewriter.left_float)
     found.remove_scopes()
-    grids: dict[str, Grid] = {}
-    if "inputs" in integer_io:
-        grids |= take_integers(graph, rewriter.tensors.grids)
-    if "outputs" in integer_io:
-        grids |= give_integers(graph, rewriter.tensors.grids)
+    grids = with_integer_io(graph, rewriter.tensors.grids, integer_io)
     store_weights(graph, weights)
     made, places = graph.content()
     roundings = [

@@ -67,7 +67,7 @@ def export_integers(  # noqa: PLR0913
         target: Name of the file.
         float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
         labels: Classes of the samples for the first output, for the accuracy.
-        integer_io: What of "inputs" and "outputs" is integers instead of float32.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32; with "uint8" without a sign.
         sparse: True encodes kernels sparsely where that is smaller.
 
     Raises:

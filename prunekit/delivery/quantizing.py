@@ -18,6 +18,7 @@ from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.export_reference import Subject
+from prunekit.delivery.integer_io import INTEGER_IO, UINT8
 from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.integer_writing import ENCODED, EXAMPLES, export_integers
 from prunekit.delivery.keras_integers import export_keras_integers
@@ -83,7 +84,8 @@ class Quantized:
             samples: Examples in the model's input structure that the file is compared on; None = some of the
                 calibration data.
             integer_io: "inputs", "outputs" or both: these are int8 or int16 in the LiteRT file, with scale and zero
-                point of their grids, instead of float32, as microcontrollers want them.
+                point of their grids, instead of float32, as microcontrollers want them. "uint8": both are uint8, as
+                cameras deliver pixels; ("inputs", "uint8"): these alone are.
             sparse: True encodes the kernels of a LiteRT file sparsely where that is smaller. The interpreter restores
                 them when it loads the file; LiteRT for Microcontrollers cannot.
 
@@ -129,12 +131,17 @@ class Quantized:
 def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
     listed = (given,) if isinstance(given, str) else given
     kinds = tuple(listed) if isinstance(listed, Sequence) else None
-    if kinds is None or not all(one in ("inputs", "outputs") for one in kinds):
-        raise ValueError(f'`integer_io` lists "inputs", "outputs" or both. Received: {given!r}.')
+    if kinds is None or not all(one in INTEGER_IO for one in kinds):
+        raise ValueError(f'`integer_io` lists "inputs", "outputs", or both, and "uint8". Received: {given!r}.')
     if kinds and (found.formats.activations is None or not is_litert):
         raise ValueError(
             "A file with activations in floating point, as each Keras file is, has inputs and outputs in floating "
             f"point. Received: integer_io={given!r}."
+        )
+    if UINT8 in kinds and found.formats.activations is not None and found.formats.activations.bits != 8:
+        raise ValueError(
+            f"Inputs and outputs of uint8 are those of files with activations=8. Received: integer_io={given!r} and "
+            f"activations={found.formats.activations.bits}."
         )
     return kinds
 

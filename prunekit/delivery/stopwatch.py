@@ -7,6 +7,7 @@ ai-edge-litert, and nothing of prunekit.
 import sys
 from collections.abc import Callable
 from time import perf_counter, thread_time
+from typing import Any
 
 import numpy as np
 
@@ -73,8 +74,17 @@ def _opened(path: str, inputs: dict[str, np.ndarray]) -> Callable[[], None]:
         interpreter.resize_tensor_input(places[name]["index"], values.shape)
     interpreter.allocate_tensors()
     for name, values in inputs.items():
-        interpreter.set_tensor(places[name]["index"], values)
+        interpreter.set_tensor(places[name]["index"], _as_read(values, places[name]))
     return interpreter.invoke
+
+
+def _as_read(values: np.ndarray, place: dict[str, Any]) -> np.ndarray:
+    """Returns floats as the codes that an input of integers reads; other values as they are."""
+    scale, zero_point = place["quantization"]
+    if not scale or values.dtype.kind != "f":
+        return values
+    ends = np.iinfo(place["dtype"])
+    return np.clip(np.round(values / scale) + zero_point, ends.min, ends.max).astype(place["dtype"])
 
 
 def _seconds(run: Callable[[], None], repeats: int = 1) -> float:

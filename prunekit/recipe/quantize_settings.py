@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from prunekit.recipe.fields import (
     Count,
     Epochs,
+    Listed,
     Name,
     Positive,
     Settings,
@@ -64,6 +65,12 @@ Bits = Annotated[
     | Annotated[dict[WeightPattern, int | str], Tag("(patterns)")],
     Discriminator(_kind),
 ]
+# A word alone, or a list of words.
+IntegerIO = Annotated[
+    tuple[Literal["inputs", "outputs", "uint8"], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    Listed,
+]
 RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 
@@ -91,6 +98,8 @@ class Quantize(Settings):
         sparsity: Fraction of each kernel that becomes zero while it is rounded; None = no further zeros.
         pattern: Pattern of these zeros.
         sparse: Whether kernels of the file are encoded sparsely where that is smaller.
+        integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a
+            sign, and "uint8" alone means both.
         calibration: Number of training examples that are read.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
@@ -115,6 +124,7 @@ class Quantize(Settings):
     sparsity: Sparsity | None = None
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     sparse: bool = False
+    integer_io: IntegerIO = ()
     calibration: Count = 512
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -159,6 +169,10 @@ class Quantize(Settings):
 
     @model_validator(mode="after")
     def _of_integers(self) -> Self:
+        if self.integer_io and self.activations == "float":
+            raise refusal("a file with activations: float has inputs and outputs in floating point.", "integer_io")
+        if "uint8" in self.integer_io and self.activations == 16:
+            raise refusal("inputs and outputs of uint8 are those of files with activations: 8.", "integer_io")
         if self.sparse and self.activations == "float":
             raise refusal("sparse is about kernels of integer operations. Remove it, or activations: float.", "sparse")
         return self

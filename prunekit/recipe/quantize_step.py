@@ -7,6 +7,7 @@ from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.core.baseline import Baseline
+from prunekit.delivery.integer_io import FloatEndError
 from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.integer_writing import export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
@@ -213,8 +214,10 @@ def _exported(
 ) -> tuple[ExportRow, list[Section], str]:
     target = workspace.exports / settings.file
     try:
-        made, answers = export_integers(found, samples, target, floats, labels, sparse=settings.sparse)
-    except IntegerExportError as error:
+        made, answers = export_integers(
+            found, samples, target, floats, labels, integer_io=settings.integer_io, sparse=settings.sparse
+        )
+    except (IntegerExportError, FloatEndError) as error:
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
         return row, [], f"the file failed: {error}"
     measure = measure_of_files(workspace)

@@ -190,6 +190,7 @@ LEFT_FLOAT = {
     "SOFTMAX": L.Softmax(),
     "ABS": ops.abs,
     "EXP": ops.exp,
+    "RSQRT": lambda x: ops.rsqrt(ops.square(x) + 0.1),
     "RELU_N1_TO_1": lambda x: ops.clip(x, -1, 1),
 }
 

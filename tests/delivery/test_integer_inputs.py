@@ -52,6 +52,55 @@ def test_a_file_with_int8_inputs_and_outputs_computes_what_the_other_does(quanti
         assert np.abs((values.astype("int32") - zero) * np.float32(scale) - expected[name]).max() <= 1.01 * scale
 
 
+@pytest.mark.parametrize("kinds", [("inputs", "uint8"), ("outputs", "uint8"), "uint8"], ids=str)
+def test_uint8_codes_are_the_int8_codes_and_128(quantized, kinds, tmp_path):
+    quantized.export(tmp_path / "int8.tflite", integer_io=("inputs", "outputs"))
+    quantized.export(tmp_path / "uint8.tflite", integer_io=kinds)
+    *_, signed = details(tmp_path / "int8.tflite")
+    *_, found = details(tmp_path / "uint8.tflite")
+    unsigned = {name for name in ("inputs", "outputs") if name in kinds or kinds == "uint8"}
+    places = {"inputs": found.get_input_details(), "outputs": found.get_output_details()}
+    for name, tensors in places.items():
+        assert {one["dtype"] for one in tensors.values()} == {np.uint8 if name in unsigned else np.float32}
+    draw = np.random.default_rng(0)
+    codes = {name: draw.integers(-128, 128, (4, *one["shape"][1:])) for name, one in signed.get_input_details().items()}
+
+    def as_read(name, values):
+        scale, zero = signed.get_input_details()[name]["quantization"]
+        return (values + 128).astype("uint8") if "inputs" in unsigned else np.float32(scale) * np.float32(values - zero)
+
+    expected = signed(**{name: values.astype("int8") for name, values in codes.items()})
+    for name, values in found(**{name: as_read(name, values) for name, values in codes.items()}).items():
+        scale, zero = signed.get_output_details()[name]["quantization"]
+        if "outputs" in unsigned:
+            np.testing.assert_array_equal(values, expected[name].astype("int32") + 128)
+        else:
+            np.testing.assert_array_equal(values, np.float32(scale) * np.float32(expected[name].astype("int32") - zero))
+
+
+def test_pixels_are_the_codes_of_an_input_that_is_calibrated_from_0_to_255(tmp_path):
+    x = keras.Input((8, 8, 3), name="image")
+    model = keras.Model(x, L.Dense(2)(L.Flatten()(L.Conv2D(4, 3)(L.Rescaling(1 / 255)(x)))))
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3))
+    done = pk.quantize(model, pixels.astype("float32"), activation_ranges="minmax")
+    exported = done.export(tmp_path / "m.tflite", integer_io=("inputs", "uint8"))
+    (given,), _, run = details(tmp_path / "m.tflite")
+    assert given["quantization"] == (1.0, 0) and not exported.left_float
+    with done.simulating() as simulation:
+        expected = simulation.predict(pixels.astype("float32"), verbose=0)
+    (found,) = run(image=pixels.astype("uint8")).values()
+    step = np.unique(np.diff(np.unique(expected)))[0]
+    assert np.abs(found - expected).max() <= 1.01 * step
+
+
+def test_uint8_is_refused_for_activations_of_16_bits(tmp_path):
+    x = keras.Input((8,), name="x")
+    done = pk.quantize(keras.Model(x, L.Dense(16)(x)), np.ones((4, 8), "float32"), activations=16)
+    with pytest.raises(ValueError, match="of uint8 are those of files with activations=8"):
+        done.export(tmp_path / "m.tflite", integer_io="uint8")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_input_that_is_read_in_floating_point_is_refused(tmp_path):
     x = keras.Input((5, 3), name="series")
     model = keras.Model(x, L.Dense(2)(L.LSTM(4)(x)))

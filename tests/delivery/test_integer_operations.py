@@ -16,12 +16,22 @@ from prunekit.delivery.litert_graph import LiteRTGraph
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 IMAGES, SEQUENCES, VECTORS = (8, 8, 4), (10, 4), (8,)
 CHANNELS = np.linspace(-1, 1, 4, dtype="float32")
+
+
+def normalized(y):
+    """Returns the entries along the last axis, less their mean, divided by their deviation: a layer normalization."""
+    deviation = y - ops.mean(y, axis=-1, keepdims=True)
+    return deviation * ops.rsqrt(ops.mean(ops.square(deviation), axis=-1, keepdims=True) + 1e-3)
+
+
 # Name -> (function of the output of a layer, kinds of its operations in the file without moves, shape).
 INTEGERS = {
     "abs": (ops.abs, "ABS"),
     "negative": (ops.negative, "MUL"),
     "square": (ops.square, "MUL"),
     "exp": (ops.exp, "EXP", VECTORS),
+    "reciprocal square root": (lambda y: ops.rsqrt(ops.square(y) + 0.1), "MUL ADD RSQRT"),
+    "normalization of entries": (normalized, "MEAN SUB MUL MEAN ADD RSQRT MUL", SEQUENCES),
     "sum of three": (lambda y: L.Add()([y, y * 0.5, ops.abs(y)]), "MUL ABS ADD ADD"),
     "product of three": (lambda y: L.Multiply()([y, y * 0.5, ops.abs(y)]), "MUL ABS MUL MUL"),
     "average of two": (lambda y: L.Average()([y, ops.abs(y)]), "ABS ADD MUL"),

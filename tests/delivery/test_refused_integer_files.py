@@ -54,8 +54,8 @@ def test_a_folder_is_no_name_of_a_file(small, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(integer_io=True), '`integer_io` lists "inputs", "outputs" or both. Received: True'),
-        (dict(integer_io=None), '`integer_io` lists "inputs", "outputs" or both. Received: None'),
+        (dict(integer_io=True), '`integer_io` lists "inputs", "outputs", or both, and "uint8". Received: True'),
+        (dict(integer_io=None), '`integer_io` lists "inputs", "outputs", or both, and "uint8". Received: None'),
         (dict(integer_io=[["inputs"]]), "`integer_io` lists"),
         (dict(sparse="no"), "`sparse` is True or False. Received: 'no'"),
     ],

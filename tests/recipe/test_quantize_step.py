@@ -47,6 +47,26 @@ def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
         load_recipe(recipe(quantize(sparse=True, activations="float")), data_given=True)
 
 
+def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(pairs, tmp_path):
+    from ai_edge_litert.interpreter import Interpreter
+
+    result = compress(recipe(quantize(integer_io="uint8")), network(), pairs, tmp_path / "run")
+    interpreter = Interpreter(str(tmp_path / "run" / "exports" / "model-int8.tflite"))
+    found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+    assert [one["dtype"] for one in found] == [np.uint8] * 2
+    stages = {one["name"]: one for one in result.report.to_dict()["stages"]}
+    assert stages["litert-integer"]["latency"] is not None
+    for activations, message in ((16, "those of files with activations: 8"), ("float", "outputs in floating point")):
+        with pytest.raises(RecipeError, match=message):
+            load_recipe(recipe(quantize(integer_io="uint8", activations=activations)), data_given=True)
+
+
+def test_integers_of_an_input_that_is_read_in_floating_point_fail_the_file_and_not_the_run(pairs, tmp_path):
+    result = compress(recipe(quantize(integer_io=["inputs"], exclude=["hidden"])), network(), pairs, tmp_path / "run")
+    (row,) = result.report.to_dict()["exports"]
+    assert row["status"] == "failed" and "'features', which is read in floating point" in row["note"]
+
+
 def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     result = compress(recipe(TRAIN, quantize()), network(), pairs, tmp_path / "run")
     assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()

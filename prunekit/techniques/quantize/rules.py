@@ -106,7 +106,7 @@ _PAIRWISE = ("Add", "Multiply", "Average")
 _OPERATIONS = {
     **_table(FUSING, "Add Subtract Multiply Negative Square"),
     # Without Sum: LiteRT's reference kernel adds codes without regard to their zero points.
-    **_table(OWN, "Mean Matmul Einsum Abs Absolute Exp"),
+    **_table(OWN, "Mean Matmul Einsum Abs Absolute Exp Rsqrt"),
     **_table(
         MOVES,
         "Reshape Transpose Squeeze ExpandDims Swapaxes Moveaxis Flip Concatenate Stack Split Unstack GetItem Slice "
@@ -125,13 +125,15 @@ ONLY_8_BITS = {
     },
     # It has no version by which older runtimes refuse it, and a table of one entry for 128 codes.
     "GELU": "LiteRT's GELU of 16 bits is wrong for some scales",
+    # It is exact to a step with 8 bits; that of 16 bits was not compared.
+    "RSQRT": "LiteRT's RSQRT of 16 bits is not known to be exact",
 }
 # Most entries of a softmax whose kernel of 16 bits is precise enough: it is off by 66 steps, half a step of 8 bits.
 SOFTMAX_ENTRIES = 32
 # Name of an activation or operation -> operation of LiteRT, for those of ONLY_8_BITS.
 _KERNELS = {
     **{"prelu": "PRELU", "elu": "ELU", "hard_silu": "HARD_SWISH", "gelu": "GELU"},
-    **{"Abs": "ABS", "Absolute": "ABS", "Exp": "EXP"},
+    **{"Abs": "ABS", "Absolute": "ABS", "Exp": "EXP", "Rsqrt": "RSQRT"},
 }
 # Interpolations of resizing layers, with the rules of the kernels.
 _INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
