@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scripts" / "benchmarks"
 # What sections share, in order: a module imports only from modules before it. A new module is a new name here.
-SHARED = "figures tables machine workers models first_steps contestants trainings".split()
+SHARED = "figures tables machine workers models integer_networks first_steps contestants trainings".split()
 TOP = ["page", "__main__"]
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -284,6 +284,22 @@ def test_the_section_on_quantization_compares_turns_and_says_met_only_where_the_
     assert "| 1,234 | 1,000 |" in line and line.endswith("| 0.25 (0.25 to 0.25) |")
     found["calibrations"][0]["quantize"]["wall"] = [1.2, 2.5, 60.0]
     assert "| 2.50 | **not met**, 1.25 times the limit |" in quantization.section(found)
+
+
+def test_the_section_on_integer_files_compares_turns_with_the_converters_and_names_files_that_are_missing(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmarks.sections import integer_files
+
+    file = {"bytes": 1234, "error": 0.00125, "operations": 9, "floats": 2}
+    found = {
+        "plain": {"prunekit": file | {"seconds": [1e-6, 4e-6]}, "converter": file | {"seconds": [2e-6, 8e-6]}},
+        "other": {"prunekit": file | {"seconds": [1e-6, 4e-6]}, "converter": "ValueError: no"},
+    }
+    lines = integer_files.section(found).splitlines()
+    assert "| plain: prunekit | 1,234 | 2.5 | 0.50 (0.50 to 0.50) | 9 | 2 | 0.0013 |" in lines
+    assert "| other: prunekit | 1,234 | 2.5 | - | 9 | 2 | 0.0013 |" in lines
+    assert "| other: converter | no file | - | - | - | - | - |" in lines
+    assert sum("ai-edge-quantizer |" in line for line in lines) == 0
 
 
 @pytest.fixture

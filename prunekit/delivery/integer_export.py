@@ -108,7 +108,8 @@ class _Marking(Unchanged):
 
     def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
         """Writes the products of a layer as one operation."""
-        return None if self._formats.activations is None else product(layer, inputs, kernel, bias)
+        form = self._formats.activations
+        return None if form is None else product(layer, inputs, kernel, bias, form.bits)
 
     def _marked(self, value: Any, place: Range, kind: str) -> Any:
         import tensorflow as tf

@@ -20,7 +20,7 @@ ON_INPUT_GRID = ("AVERAGE_POOL_2D", "RESIZE_BILINEAR")
 MOVES = frozenset(
     "RESHAPE TRANSPOSE SQUEEZE EXPAND_DIMS PAD MIRROR_PAD MAX_POOL_2D CONCATENATION SLICE STRIDED_SLICE SPLIT SPLIT_V "
     "PACK UNPACK GATHER TILE RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM REDUCE_MAX REDUCE_MIN REVERSE_V2 BROADCAST_TO "
-    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2 PADV2".split()
+    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2 PADV2 DEPTH_TO_SPACE".split()
 )
 # Operations whose results lie on a prescribed grid, with whether that has a sign.
 PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
@@ -114,7 +114,7 @@ def _entries(graph: LiteRTGraph, operator: Any) -> int:
     return graph.open_shape(int(operator.outputs[0]))[-1]
 
 
-_WITHOUT_VERSION = dict.fromkeys("RESHAPE SQUEEZE EXPAND_DIMS SELECT_V2 PRELU ELU HARD_SWISH".split(), 1)
+_WITHOUT_VERSION = dict.fromkeys("RESHAPE SQUEEZE EXPAND_DIMS SELECT_V2 PRELU ELU HARD_SWISH DEPTH_TO_SPACE".split(), 1)
 _INT8 = Kernels(
     # Without SUM, whose reference kernel adds codes without regard to their zero points.
     computes=_COMPUTES | frozenset(ONLY_8_BITS) | {"GATHER"},

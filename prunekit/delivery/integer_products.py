@@ -14,9 +14,10 @@ from keras import ops
 
 from prunekit.anatomy.counting import EinsumAxes, einsum_axes
 from prunekit.anatomy.linear_kinds import CONVOLUTIONS, DEPTHWISE, L, kind_of
+from prunekit.techniques.quantize.subpixels import Subpixels, subpixels
 
 
-def product(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -> Any:
     """Returns the outputs of a layer before its activation; None for one that Keras writes as one operation.
 
     Args:
@@ -24,8 +25,11 @@ def product(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
         inputs: What it reads, inside a TensorFlow function.
         kernel: The kernel.
         bias: Added to the products, in a shape that broadcasts against the outputs; None without one.
+        activations: Bits of the tensors between layers.
     """
-    kind = kind_of(layer)
+    kind, blocks = kind_of(layer), subpixels(layer, activations)
+    if blocks is not None:
+        return _in_blocks(layer, inputs, kernel, bias, blocks)
     if kind is L.EinsumDense:
         return _einsum(layer, inputs, kernel, bias)
     is_depthwise = kind in DEPTHWISE
@@ -53,6 +57,27 @@ def _dilated(layer: Any, inputs: Any, kernel: Any, bias: Any, *, is_depthwise: b
     found = convolve(input=inputs, filter=kernel, strides=[1] * 4, padding=padding.upper(), dilations=[*dilation, 1])
     found = found if bias is None else tf.nn.bias_add(found, bias)
     return tf.squeeze(found, [1]) if layer.rank == 1 else found
+
+
+def _in_blocks(layer: Any, inputs: Any, kernel: Any, bias: Any, axes: Sequence[Subpixels]) -> Any:
+    """Returns the outputs of a transposed convolution, each block of pixels computed as channels of one."""
+    import tensorflow as tf
+
+    rows, columns = axes
+    margins = [(one.before, one.after) for one in axes]
+    taps = [[[(h, w) for h in row for w in column] for column in columns.taps] for row in rows.taps]
+    # The kernel of a transposed convolution ends with (outputs, inputs).
+    kernel = tf.transpose(tf.cast(kernel, inputs.dtype), (0, 1, 3, 2))
+    zeros = tf.zeros(kernel.shape[2:], inputs.dtype)
+    window = [
+        [tf.concat([zeros if None in tap else kernel[tap] for tap in block], axis=-1) for block in row] for row in taps
+    ]
+    if any(map(any, margins)):
+        inputs = tf.pad(inputs, [(0, 0), *margins, (0, 0)])
+    found = tf.nn.conv2d(inputs, tf.stack([tf.stack(row) for row in window]), 1, "VALID")
+    if bias is not None:
+        found = tf.nn.bias_add(found, tf.tile(tf.reshape(bias, (-1,)), [len(taps[0][0])]))
+    return tf.nn.depth_to_space(found, layer.strides[0])
 
 
 # ---- EinsumDense -----------------------------------------------------------------------------------------------------

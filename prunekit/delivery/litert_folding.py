@@ -68,7 +68,7 @@ def fold_activations(graph: LiteRTGraph) -> None:
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) in _ACTIVATIONS]:
         tensor = int(operator.inputs[0])
-        linear = _linear_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE"})
+        linear = _linear_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE", "DEPTH_TO_SPACE"})
         if linear is None or linear.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
             continue
         linear.builtinOptions.fusedActivationFunction = _ACTIVATIONS[graph.kind(operator)]

@@ -16,7 +16,7 @@ from benchmarks.sections import command_line, scale, training
 from benchmarks.workers import Workers
 
 # Sections that take minutes: not in a quick run, unless it is a smoke test.
-SLOW = ("quantization", "scale", "backends", "start")
+SLOW = ("quantization", "integer_files", "scale", "backends", "start")
 
 
 def measure(options: argparse.Namespace, workers: Workers) -> dict[str, Any]:

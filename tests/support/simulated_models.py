@@ -41,6 +41,9 @@ class Passing:
         self.dtypes.add(keras.backend.standardize_dtype(value.dtype))
         return value
 
+    def product(self, layer, inputs, kernel, bias):
+        return None
+
 
 class Rounding(Passing):
     """Rounds tensors to multiples of 1/4 and weights to multiples of 1/8."""

@@ -12,6 +12,7 @@ import keras
 from prunekit.anatomy.linear_kinds import TRANSPOSED
 from prunekit.techniques.quantize.grids import FEW_BITS
 from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.subpixels import subpixels
 from prunekit.techniques.quantize.units import RoundedWeight
 
 L = keras.layers
@@ -50,7 +51,7 @@ def stored_weight(
 ) -> StoredWeight:
     """Returns what a LiteRT file holds of a weight.
 
-    Transposed convolutions read no codes of 4 bits, and of the kernels with tensors of 16 bits that of Dense layers
+    TRANSPOSE_CONV reads no codes of 4 bits, and of the kernels with tensors of 16 bits that of Dense layers
     alone does. Small constants of operations in floating point stay in floating point, and so do those inside of loops:
     the weights of recurrent layers that are not unrolled. A shorter group is stored as long as the others.
 
@@ -66,6 +67,11 @@ def stored_weight(
     if bits is None or any(_is_in_loop(unit.first.operation, weight.variable) for unit in units):
         return floats
     layers = [unit.first.operation for unit in units]
+    blocks = subpixels(layers[0], activations)
+    if blocks is not None and all(unit.is_linear for unit in units):
+        pixels = math.prod(layers[0].strides)
+        entries = math.prod(len(one.taps) for one in blocks) * pixels * math.prod(shape[-2:])
+        return StoredWeight(_code_bytes(entries, bits), scales * pixels, scales * pixels)
     if activations is not None and all(unit.is_linear for unit in units):
         return StoredWeight(_code_bytes(size, bits if _packs(layers, activations) else 8), scales, scales)
     if activations == 8 and bits > FEW_BITS and all(id(layer) in placement.integer_tables for layer in layers):

@@ -1,0 +1,189 @@
+"""Integer files beside those of LiteRT's converter and of ai-edge-quantizer: bytes, time, operations and error."""
+
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.figures import spread, turn_ratios
+from benchmarks.integer_networks import NETWORKS
+from benchmarks.tables import table
+from benchmarks.workers import Workers
+
+OURS, CONVERTER, QUANTIZER = "prunekit", "converter", "ai-edge-quantizer"
+EXAMPLES, SECONDS = 64, 3.0
+# Networks of a smoke test.
+SMOKE = ("plain",)
+
+
+# The worker -----------------------------------------------------------------------------------------------------------
+
+
+def drawn(name: str) -> tuple[Any, Any, Any]:
+    """A network with drawn weights, biases and statistics, inputs to calibrate on and inputs to compare on."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    model, generator = NETWORKS[name](keras), np.random.default_rng(0)
+    for weight in model.weights:
+        if weight.path.endswith(("bias", "beta", "moving_mean")):
+            weight.assign(generator.normal(size=weight.shape, scale=0.1))
+    shape = (2 * EXAMPLES, *model.input_shape[1:])
+    inputs = generator.normal(size=shape).astype("float32")
+    norms = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
+    for norm in norms:
+        norm.momentum = 0.0
+    model(inputs[:EXAMPLES], training=True)
+    return model, inputs[:EXAMPLES], inputs[EXAMPLES:]
+
+
+def measure(name: str, smoke: bool) -> dict[str, Any]:
+    """Figures of each tool's file of one network; a text in the place of those of a file that was not made."""
+    import numpy as np
+
+    import prunekit as pk
+    from prunekit.delivery.latency import measured_latencies
+
+    model, inputs, others = drawn(name)
+    expected = model.predict(others, verbose=0)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        # The quantization changes the model, so it comes last.
+        ways: dict[str, Callable[[Path], Any]] = {CONVERTER: lambda path: _converted(model, inputs, path)}
+        if importlib.util.find_spec("ai_edge_quantizer"):
+            ways[QUANTIZER] = lambda path: _edge_quantized(model, inputs, path)
+        ways[OURS] = lambda path: pk.quantize(model, inputs).export(path)
+        paths = {way: Path(folder) / f"{way}.tflite" for way in ways}
+        for way, write in ways.items():
+            try:
+                write(paths[way])
+                answers = _answers(paths[way], others)
+            except Exception as error:  # noqa: BLE001
+                # Other tools raise what they will; the table says that there is no file.
+                found[way] = f"{type(error).__name__}: {error}"[:200]
+                continue
+            off = np.sqrt(np.mean((answers - expected) ** 2)) / np.ptp(expected)
+            found[way] = {"bytes": paths[way].stat().st_size, "error": float(off), **_operations(paths[way])}
+        made = [way for way in found if isinstance(found[way], dict)]
+        arrays = [dict([_given(paths[way], inputs[:1])]) for way in made]
+        turns = measured_latencies([paths[way] for way in made], arrays, 0.5 if smoke else SECONDS).turns
+    for place, way in enumerate(made):
+        found[way]["seconds"] = turns[:, place].tolist()
+    return found
+
+
+def _traced(model: Any, inputs: Any, folder: str) -> tuple[Any, str]:
+    """A converter of the model with batch size 1, and the name of its input."""
+    import tensorflow as tf
+
+    from prunekit.delivery.litert import input_specs, trace
+
+    specs = [replace(one, shape=(1, *one.shape[1:])) for one in input_specs(model, inputs)]
+    saved = trace(model, inputs, specs, Path(folder)).saved
+    return tf.lite.TFLiteConverter.from_saved_model(str(saved)), specs[0].name
+
+
+def _converted(model: Any, inputs: Any, path: Path) -> None:
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        converter, name = _traced(model, inputs, folder)
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = lambda: ({name: one[None]} for one in inputs)
+        path.write_bytes(converter.convert())
+
+
+def _edge_quantized(model: Any, inputs: Any, path: Path) -> None:
+    from ai_edge_quantizer import quantizer, recipe
+
+    with tempfile.TemporaryDirectory() as folder:
+        converter, name = _traced(model, inputs, folder)
+        floats = Path(folder) / "floats.tflite"
+        floats.write_bytes(converter.convert())
+        made = quantizer.Quantizer(str(floats), recipe.static_wi8_ai8())
+        ranges = made.calibrate({"serving_default": [{name: one[None]} for one in inputs]})
+        path.write_bytes(made.quantize(ranges).quantized_model)
+
+
+def _given(path: Path, inputs: Any) -> tuple[str, Any]:
+    """The name of a file's input, and inputs as the file reads them: as floats, or as codes."""
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    ((name, place),) = Interpreter(str(path)).get_signature_runner().get_input_details().items()
+    scale, zero = place["quantization"]
+    if place["dtype"] == np.float32:
+        return name, inputs
+    ends = np.iinfo(place["dtype"])
+    return name, np.clip(np.round(inputs / scale + zero), ends.min, ends.max).astype(place["dtype"])
+
+
+def _answers(path: Path, inputs: Any) -> Any:
+    """Outputs of a file for single examples, as floats."""
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    name, given = _given(path, inputs)
+    runner = Interpreter(str(path), num_threads=1).get_signature_runner()
+    found = np.concatenate([next(iter(runner(**{name: one[None]}).values())) for one in given])
+    (place,) = runner.get_output_details().values()
+    scale, zero = place["quantization"]
+    return found if found.dtype == np.float32 else (found.astype("float32") - zero) * scale
+
+
+def _operations(path: Path) -> dict[str, int]:
+    """Numbers of operations, and of those that compute floats."""
+    from prunekit.delivery.litert_graph import LiteRTGraph
+
+    graph = LiteRTGraph(path.read_bytes())
+    computing = [one for one in graph.operators if graph.kind(one) not in ("QUANTIZE", "DEQUANTIZE")]
+    floats = [one for one in computing if any(graph.is_float(int(index)) for index in one.outputs)]
+    return {"operations": len(graph.operators), "floats": len(floats)}
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
+    """Figures of all networks, by name."""
+    names = SMOKE if smoke else NETWORKS
+    return {name: workers.call(measure, {"name": name, "smoke": smoke}) for name in names}
+
+
+def section(found: dict[str, Any]) -> str:
+    """The section of the page."""
+    return "\n\n".join(
+        [
+            "## Integer files",
+            "Files of 8 bits of small networks with drawn weights, from the same 64 inputs: those of "
+            "`pk.quantize`, of LiteRT's converter (full-integer quantization after training, batch size 1, where "
+            "prunekit's files take any) and, where it is installed, of ai-edge-quantizer, whose inputs and "
+            "outputs are integers. Time of one example in one thread, the files in turns; the ratio is that to "
+            "the converter's file in the same turn. Operations: all, and those left in floating point. Error: "
+            "root of the mean squared difference from the outputs in floating point on 64 other inputs, as a "
+            "fraction of their range.",
+            table(
+                ["", "bytes", "µs", "ratio of times", "operations", "in floating point", "error"],
+                [row for name, files in found.items() for row in _rows(name, files)],
+            ),
+        ]
+    )
+
+
+def _rows(name: str, files: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for way in (OURS, CONVERTER, QUANTIZER):
+        file, base = files.get(way), files.get(CONVERTER)
+        if file is None:
+            continue
+        if isinstance(file, str):
+            rows.append([f"{name}: {way}", "no file", *["-"] * 5])
+            continue
+        ratio = spread(turn_ratios(file["seconds"], base["seconds"]), digits=2) if isinstance(base, dict) else "-"
+        figures = [f"{file['operations']}", f"{file['floats']}", f"{file['error']:.4f}"]
+        rows.append([f"{name}: {way}", f"{file['bytes']:,}", f"{1e6 * median(file['seconds']):.1f}", ratio, *figures])
+    return rows
