@@ -157,6 +157,14 @@ def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
     assert row["status"] == "ok"
 
 
+@pytest.mark.parametrize("bits", [2, [3, 8], 4], ids=str)
+def test_the_plan_says_that_files_store_fewer_bits_as_4(pairs, bits):
+    settings = {"budget": 10**6} if isinstance(bits, list) else {}
+    told = plan(recipe(quantize(weights=bits, **settings)), network(), pairs).notes
+    found = [one for one in told if "a LiteRT file stores each code with 4 bits" in one]
+    assert len(found) == (bits != 4)
+
+
 def test_a_plan_prints_its_tables(pairs, capsys):
     from rich.console import Console
 

@@ -14,6 +14,7 @@ from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated,
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.preparation import few_bits_notes
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
 pytestmark = pytest.mark.every_backend
@@ -136,7 +137,9 @@ def test_the_report_has_the_sizes_grids_and_errors():
             one.low, one.scale * (-128 - one.zero_point)
         )
     assert report.ranges[1].low == 0.0
-    assert (report.left_float, report.skipped, report.notes) == ((), (), ())
+    assert (report.left_float, report.skipped, report.notes) == ((), (), few_bits_notes([3, 8]))
+    assert few_bits_notes([3, 2, 8])[0].startswith("Weights of 2 or 3 bits: a LiteRT file stores each code with 4 bits")
+    assert few_bits_notes([4, 8]) == ()
 
 
 def test_the_report_of_a_prescribed_grid_says_so():
