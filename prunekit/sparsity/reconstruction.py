@@ -17,6 +17,9 @@ import numpy as np
 
 # Fraction of a Hessian's mean diagonal that is added to its diagonal, as in Frantar & Alistarh 2023.
 DAMPING = 0.01
+# Inputs from which on the products of a fit are in float32, whose sums the Hessians are: the error that is left changes
+# by a millionth of itself.
+_WIDE = 512
 # Side below which a triangular matrix is inverted at once.
 _SIDE = 64
 
@@ -200,6 +203,8 @@ def refit(
     start = np.where(mask, matrix, 0.0) if start is None else start
     found = np.array(start, "float64")
     residual = np.where(mask, hessian @ (matrix - found), 0.0)
+    product_dtype = "float32" if len(hessian) >= _WIDE else "float64"
+    products = hessian.astype(product_dtype, copy=False)
     inverse_diagonal = 1.0 / hessian.diagonal()[:, None]
     scaled = residual * inverse_diagonal
     direction, slope = scaled.copy(), np.einsum("io,io->o", residual, scaled)
@@ -207,7 +212,7 @@ def refit(
     for _ in range(steps):
         if not (slope > enough).any():
             break
-        curved = np.where(mask, hessian @ direction, 0.0)
+        curved = np.where(mask, products @ direction.astype(product_dtype, copy=False), 0.0)
         curvature = np.einsum("io,io->o", direction, curved)
         length = np.divide(slope, curvature, out=np.zeros_like(slope), where=curvature > 0)
         found += length * direction

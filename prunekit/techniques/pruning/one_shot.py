@@ -9,8 +9,9 @@ import numpy as np
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import CheckedData, batches_of
-from prunekit.core.layerwise import LayerwiseRepair, Progress
+from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -29,6 +30,7 @@ def prune(
     data: Any = None,
     *,
     repair: str | None = None,
+    memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Report:
@@ -49,6 +51,8 @@ def prune(
             fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
             "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
             normalizations. None = "weights", or "none" for criteria of untrained models (SNIP, GraSP, SynFlow).
+        memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
+            computed again, which takes time and changes no result.
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.options.PruningOptions`.
@@ -65,7 +69,9 @@ def prune(
             "with PruningCallback or Pruner, or choose another criterion."
         )
     before = inspect(model)
-    pruning = OneShotPruning(model, OneShot(sparsity=sparsity), settings, data, repair=repair, progress=progress)
+    pruning = OneShotPruning(
+        model, OneShot(sparsity=sparsity), settings, data, repair=repair, memory=memory, progress=progress
+    )
     pruner, errors = pruning.pruner, pruning.run()
     notes = [LATER_TRAINING] if pruner.sparsity else []
     return replace(pruner.report(before=before, notes=notes, only_pruned=not errors), layer_errors=errors)
@@ -80,6 +86,7 @@ class OneShotPruning:
         settings: Pruning options.
         data: As for `prune`.
         repair: As for `prune`.
+        memory: As for `prune`.
         progress: As for `prune`.
 
     Attributes:
@@ -97,10 +104,12 @@ class OneShotPruning:
         data: Any,
         *,
         repair: str | None = None,
+        memory: float = MEMORY,
         progress: Progress | None = None,
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
+        memory = positive("memory", memory)
         criterion = get_criterion(settings.criterion)
         repair = repair or ("none" if criterion.before_training else "weights")
         repairs = type(settings.policy) is Gradual and not (repair == "none" and criterion.before_training)
@@ -108,7 +117,7 @@ class OneShotPruning:
         data = None if data is None else CheckedData(model, data)
         if data is not None and repairs:
             _check_rounds(criterion)
-            self._layerwise = Layerwise(model, data, criterion, repair, progress)
+            self._layerwise = Layerwise(model, data, criterion, repair, progress, memory)
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
         elif data is not None and "data" not in sources_of(settings.needs):
             raise ValueError(
@@ -151,6 +160,7 @@ class Layerwise(Gradual):
         data: Calibration data.
         criterion: Determines masks and new weights.
         progress: Told of each pruned weight.
+        memory: Largest number of bytes of activations that are kept.
     """
 
     model: Any
@@ -158,6 +168,7 @@ class Layerwise(Gradual):
     criterion: Criterion
     repair: str = "weights"
     progress: Progress | None = None
+    memory: float = MEMORY
     errors: list[Any] = field(default_factory=list)
     _repairs: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -170,7 +181,7 @@ class Layerwise(Gradual):
         zeros = [array_of(mask) for mask in request.masks]
         calculator = request.calculator
         solver = LayerSolver(self.criterion, calculator, masks, zeros, self.repair)
-        work = LayerwiseRepair(self.model, request.targets, solver, self.progress)
+        work = LayerwiseRepair(self.model, request.targets, solver, self.progress, memory=self.memory)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         values = {id(variable): value for variable, value in work.values}
         weights = [values.pop(id(target.variable), None) for target in request.targets]
