@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -84,6 +84,16 @@ def value_now(variable) -> Any:
         # The raw operation takes a tenth of the time of `read_value`, which matters for small weights.
         return tf.raw_ops.ReadVariableOp(resource=own.handle, dtype=own.dtype)
     return own.read_value()
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Returns the number of bytes of tensors or arrays; those of texts, which have no fixed length, count as none."""
+    return sum(math.prod(map(int, tensor.shape)) * _width(tensor.dtype) for tensor in tensors)
+
+
+def _width(dtype: Any) -> int:
+    # TensorFlow's name is `size`, None for texts; that of NumPy and PyTorch is `itemsize`.
+    return getattr(dtype, "itemsize", None) or getattr(dtype, "size", None) or 0
 
 
 def is_on_cpu(tensor) -> bool:

@@ -8,7 +8,14 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.targets import Target
-from prunekit.core.layer_inputs import InputProducts, observing_inputs, row_sums, rows_in_parts
+from prunekit.core.layer_inputs import (
+    InputProducts,
+    observing_inputs,
+    row_sums,
+    rows_in_parts,
+    sampled_rows,
+    weighted,
+)
 from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.statistics import DataCollector
 from prunekit.sparsity.array_ops import array_of
@@ -136,10 +143,10 @@ class InputMoments(_OfInputs):
 
     def add(self, index: int, product: LayerProduct, args: tuple) -> None:
         """Adds the products and magnitudes of the inputs of one call."""
-        for rows in rows_in_parts(product, args):
-            self.sums[index].add(rows)
+        for rows, weight in sampled_rows(product, args):
+            self.sums[index].add(rows, weight)
             # Of one-hot rows the sums are those of the magnitudes.
-            self.magnitudes[index] += 0.0 if product.diagonal else row_sums(abs(rows))
+            self.magnitudes[index] += 0.0 if product.diagonal else weighted(row_sums(abs(rows)), weight)
 
     def values(self) -> list[Any]:
         """Returns products and mean magnitudes of each target."""

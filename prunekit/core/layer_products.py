@@ -21,9 +21,18 @@ from prunekit.anatomy.targets import Target
 from prunekit.core import backend
 from prunekit.sparsity.array_ops import ops_for
 
-Rows = Callable[[Any, tuple], Any]
+# Rows of a call of a layer, those that a `Choice` names; arguments of both.
+Rows = Callable[[Any, tuple, "Choice"], Any]
+# Returns the indices of the rows that are formed, from the number of rows of each group; None = all.
+Choice = Callable[[int], "np.ndarray | None"]
 # Bytes for each entry of a layer's Hessian while the layer is fitted, and the most of them.
 _SOLVED, _MOST_OF_A_LAYER = 40, 4 << 30
+# Windows of a depthwise convolution that are copied at once.
+_COPIED = 32
+
+
+def every_row(count: int) -> None:
+    """Chooses all rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +80,18 @@ class LayerProduct:
         ordered = operations.reshape(matrix, tuple(self.target.shape[axis] for axis in self._order))
         return operations.transpose(ordered, tuple(int(axis) for axis in np.argsort(self._order)))
 
-    def rows(self, args: tuple) -> Any:
+    def rows(self, args: tuple, choice: Choice = every_row) -> Any:
         """Returns the rows of one call of the layer.
 
         Args:
             args: Positional arguments of the call, eager tensors.
+            choice: Chooses rows by their number; not asked for an embedding.
 
         Returns:
             Tensor or NumPy array of shape (groups, rows, inputs) in the layer's compute dtype; for an embedding the
             indices, shape (lookups,).
         """
-        return self._rows(self.target.layer, args)
+        return self._rows(self.target.layer, args, choice)
 
     def bias(self, outputs: np.ndarray) -> np.ndarray | None:
         """Returns one number per output as an array of the shape of the layer's bias; None without a bias.
@@ -169,26 +179,32 @@ def _rows_of(target: Target) -> Rows | str:
 # ---------------------------------------------------------------- rows of each layer type
 
 
-def _flat(tensor: Any) -> Any:
+def _chosen(rows: Any, choice: Choice) -> Any:
+    """Returns the chosen ones of rows of shape (groups, rows, inputs)."""
+    at = choice(rows.shape[1])
+    return rows if at is None else ops_for(rows).take(rows, at, axis=1)
+
+
+def _flat(tensor: Any, choice: Choice) -> Any:
     """Returns (..., features) as (1, rows, features)."""
-    return ops.reshape(tensor, (1, -1, tensor.shape[-1]))
+    return _chosen(ops.reshape(tensor, (1, -1, tensor.shape[-1])), choice)
 
 
-def _dense(layer: Any, args: tuple) -> Any:
-    return _flat(args[0])
+def _dense(layer: Any, args: tuple, choice: Choice) -> Any:
+    return _flat(args[0], choice)
 
 
-def _state(layer: Any, args: tuple) -> Any:
+def _state(layer: Any, args: tuple, choice: Choice) -> Any:
     states = args[1]
-    return _flat(states[0] if isinstance(states, list | tuple) else states)
+    return _flat(states[0] if isinstance(states, list | tuple) else states, choice)
 
 
-def _lookups(layer: Any, args: tuple) -> Any:
+def _lookups(layer: Any, args: tuple, choice: Choice) -> Any:
     indices = ops.reshape(ops.cast(args[0], "int32"), (-1,))
     return ops.where(indices < 0, indices + layer.input_dim, indices)
 
 
-def _einsum(layer: Any, args: tuple) -> Any:
+def _einsum(layer: Any, args: tuple, choice: Choice) -> Any:
     data, kernel, output = _full_labels(layer, len(args[0].shape))
     parallel = "".join(label for label in kernel if label in data and label in output)
     ins = "".join(label for label in kernel if label in data and label not in output)
@@ -197,7 +213,7 @@ def _einsum(layer: Any, args: tuple) -> Any:
     # Labels that neither the kernel nor the outputs have are summed, as the layer sums them.
     arranged = ops.einsum(f"{data}->{parallel}{free}{ins}", args[0])
     groups, inputs = (math.prod(sizes[label] for label in labels) for labels in (parallel, ins))
-    return ops.reshape(arranged, (groups, -1, inputs))
+    return _chosen(ops.reshape(arranged, (groups, -1, inputs)), choice)
 
 
 def _full_labels(layer: Any, rank: int) -> tuple[str, str, str]:
@@ -231,15 +247,16 @@ def channels_last(layer: Any, tensor: Any) -> Any:
     return ops.transpose(tensor, (0, *range(2, len(tensor.shape)), 1))
 
 
-def patches(layer: Any, inputs: Any) -> Any:
+def patches(layer: Any, inputs: Any, choice: Choice = every_row) -> Any:
     """Returns the window of each output position of a convolution.
 
     Args:
         layer: A convolution or a depthwise convolution.
         inputs: Tensor or NumPy array of shape (batch, lengths ..., channels).
+        choice: Chooses output positions by their number in the batch.
 
     Returns:
-        Tensor or array of shape (batch, output lengths ..., window positions, channels).
+        Tensor or array of shape (output positions, window positions, channels).
     """
     extents = [(size - 1) * dilation for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
     lengths, padding = [], []
@@ -252,28 +269,35 @@ def patches(layer: Any, inputs: Any) -> Any:
     if any(map(any, padding)):
         inputs = ops_for(inputs).pad(inputs, ((0, 0), *padding, (0, 0)))
     if isinstance(inputs, np.ndarray):
-        return _windows(layer, inputs, lengths, extents)
+        return _windows(layer, inputs, lengths, extents, choice)
     seen = []
     for offsets in itertools.product(*(range(size) for size in layer.kernel_size)):
         window = [slice(None)]
         for offset, out, stride, dilation in zip(offsets, lengths, layer.strides, layer.dilation_rate, strict=True):
             window.append(slice(offset * dilation, offset * dilation + (out - 1) * stride + 1, stride))
         seen.append(inputs[tuple(window)])
-    return ops.stack(seen, axis=-2)
+    stacked = ops.stack(seen, axis=-2)
+    return _chosen(ops.reshape(stacked, (1, -1, *stacked.shape[-2:])), choice)[0]
 
 
-def _windows(layer: Any, padded: np.ndarray, lengths: Sequence[int], extents: Sequence[int]) -> np.ndarray:
-    """Returns `patches` of an array in one copy; a tensor of slices takes several."""
+def _windows(
+    layer: Any, padded: np.ndarray, lengths: Sequence[int], extents: Sequence[int], choice: Choice
+) -> np.ndarray:
+    """Returns `patches` of an array in one copy, of the chosen windows alone; a tensor of slices takes several."""
     axes = tuple(range(1, len(lengths) + 1))
     seen = np.lib.stride_tricks.sliding_window_view(padded, [extent + 1 for extent in extents], axes)
     positions = [slice(None, (n - 1) * stride + 1, stride) for n, stride in zip(lengths, layer.strides, strict=True)]
     offsets = [slice(None, None, dilation) for dilation in layer.dilation_rate]
     seen = np.moveaxis(seen[(slice(None), *positions, slice(None), *offsets)], len(lengths) + 1, -1)
-    return seen.reshape(len(padded), *lengths, math.prod(layer.kernel_size), padded.shape[-1])
+    shape = (len(padded), *lengths)
+    at = choice(math.prod(shape))
+    if at is not None:
+        seen = seen[np.unravel_index(at, shape)]
+    return seen.reshape(-1, math.prod(layer.kernel_size), padded.shape[-1])
 
 
-def _convolution(layer: Any, args: tuple) -> Any:
-    seen = patches(layer, backend.on_host(channels_last(layer, args[0])))
+def _convolution(layer: Any, args: tuple, choice: Choice) -> Any:
+    seen = patches(layer, backend.on_host(channels_last(layer, args[0])), choice)
     operations, (window, channels) = ops_for(seen), seen.shape[-2:]
     if layer.groups == 1:
         return operations.reshape(seen, (1, -1, window * channels))
@@ -282,13 +306,21 @@ def _convolution(layer: Any, args: tuple) -> Any:
     return operations.reshape(operations.transpose(split, (2, 0, 1, 3)), (layer.groups, -1, window * width))
 
 
-def _depthwise(layer: Any, args: tuple) -> Any:
-    seen = patches(layer, backend.on_host(channels_last(layer, args[0])))
-    operations, (window, channels) = ops_for(seen), seen.shape[-2:]
-    return operations.transpose(operations.reshape(seen, (-1, window, channels)), (2, 0, 1))
+def _depthwise(layer: Any, args: tuple, choice: Choice) -> Any:
+    seen = patches(layer, backend.on_host(channels_last(layer, args[0])), choice)
+    window, channels = seen.shape[-2:]
+    if isinstance(seen, np.ndarray):
+        # BLAS multiplies no matrices whose entries lie apart, as those of one channel do in the windows. In parts that
+        # fit into the processor's cache, the copy takes half the time.
+        found = np.empty((channels, window, len(seen)), seen.dtype)
+        for start in range(0, len(seen), _COPIED):
+            part = slice(start, start + _COPIED)
+            found[:, :, part] = seen[part].transpose(2, 1, 0)
+        return found.transpose(0, 2, 1)
+    return ops.transpose(seen, (2, 0, 1))
 
 
-def _pointwise(layer: Any, args: tuple) -> Any:
+def _pointwise(layer: Any, args: tuple, choice: Choice) -> Any:
     between = ops.depthwise_conv(
         args[0],
         layer.depthwise_kernel,
@@ -297,10 +329,10 @@ def _pointwise(layer: Any, args: tuple) -> Any:
         dilation_rate=layer.dilation_rate,
         data_format=layer.data_format,
     )
-    return _flat(channels_last(layer, between))
+    return _flat(channels_last(layer, between), choice)
 
 
-def _transposed_convolution(layer: Any, args: tuple) -> Any:
+def _transposed_convolution(layer: Any, args: tuple, choice: Choice) -> Any:
     """The layer's own operation on each channel alone, with a kernel that moves each window position to an output."""
     inputs = channels_last(layer, args[0])
     lengths, channels = inputs.shape[1:-1], inputs.shape[-1]
@@ -319,7 +351,7 @@ def _transposed_convolution(layer: Any, args: tuple) -> Any:
     )
     positions = math.prod(moved.shape[1:-1])
     split = ops.reshape(moved, (-1, channels, positions, window))
-    return ops.reshape(ops.transpose(split, (0, 2, 3, 1)), (1, -1, window * channels))
+    return _chosen(ops.reshape(ops.transpose(split, (0, 2, 3, 1)), (1, -1, window * channels)), choice)
 
 
 def _first_rules() -> list[tuple[Any, str, Rows]]:

@@ -1,6 +1,7 @@
 """Changes a trained model layer by layer on calibration data, and repairs what each change does to the outputs."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,20 +9,25 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.reports import LayerError
 from prunekit.anatomy.targets import Target
-from prunekit.core.calibration_walk import Call, Pair, walk
+from prunekit.core.calibration_walk import Call, Outputs, Pair, walk
+from prunekit.core.inner_inputs import InnerInputs, run
 from prunekit.core.layer_fit import Solver
-from prunekit.core.layer_inputs import LayerMoments, observing_inputs, rows_in_parts
+from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import product_of
 from prunekit.sparsity.array_ops import array_of
 
+# Bytes of activations that are kept, unless a caller says otherwise.
+MEMORY = 1e9
+# Largest output of a call in one batch, as a share of these bytes.
+_SHARE = 1 / 16
+# Entries of which a batch normalization's statistics are formed at once.
+_AT_ONCE = 1 << 18
+
 # Told after each step: (done, total, name of the weight).
 Progress = Callable[[int, int, str], None]
-
-
-class _Seen(BaseException):
-    """Ends a forward pass once the wanted inputs were seen; no Exception, because Keras rewrites those."""
 
 
 class LayerwiseRepair:
@@ -39,13 +45,14 @@ class LayerwiseRepair:
         solver: Finds the new value of one weight.
         progress: Told of each solved weight.
         values: Values, as (variable, array), that variables besides the targets have from the start.
+        memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
 
     Attributes:
         masks: Mask of each solved weight, by name.
         values: New values, as (variable, tensor): of the weights, of biases, and of moving statistics.
         errors: Error of each layer, by the name of the weight.
 
-    Memory, besides the activations of `walk`: a copy of the targets; for the largest layer of K inputs, about
+    Memory, besides the activations: a copy of the targets; for the largest layer of K inputs, about
         40 * groups * K ** 2 bytes.
     """
 
@@ -56,7 +63,9 @@ class LayerwiseRepair:
         solver: Solver,
         progress: Progress | None = None,
         values: Sequence[tuple[Any, Any]] = (),
+        memory: float = MEMORY,
     ):
+        self._memory = memory
         self.model, self.targets, self._solver = model, tuple(targets), solver
         self._tell = progress or (lambda done, total, name: None)
         self._products = [product_of(target) for target in self.targets]
@@ -87,7 +96,7 @@ class LayerwiseRepair:
         Raises:
             ValueError: The inputs do not fit the model; the model does not call the layer of a target on them.
         """
-        walk(self.model, batches, self._visit)
+        walk(self.model, in_parts(self.model, batches, self._memory * _SHARE), self._visit, self._memory)
         missed = [target.name for target in self.targets if target.name not in self.errors]
         if missed:
             raise ValueError(
@@ -97,21 +106,16 @@ class LayerwiseRepair:
 
     # One call of the graph --------------------------------------------------------------------------------------------
 
-    def _visit(self, call: Call) -> list[Pair]:
+    def _visit(self, call: Call) -> Outputs:
         inside = _layers_in(call.operation)
         for stage in self._stages(call, inside):
             stage()
-        return [self._outputs(call.operation, pair) for pair in call.arguments]
+        return functools.partial(_outputs, call.operation, self._values_in(call.operation))
 
-    def _outputs(self, operation: Any, arguments: Pair) -> Pair:
-        before = _run(operation, arguments.before)
-        if arguments.same and not self._changes(operation):
-            return Pair(before, before)
-        with keras.StatelessScope(state_mapping=self.values):
-            return Pair(before, _run(operation, arguments.after))
-
-    def _changes(self, operation: Any) -> bool:
-        return any(id(variable) in self._values for variable in getattr(operation, "variables", ()))
+    def _values_in(self, operation: Any) -> list[tuple[Any, Any]]:
+        """Returns the new values, as (variable, tensor), of the variables of an operation."""
+        own = [id(variable) for variable in getattr(operation, "variables", ())]
+        return [self._values[key] for key in own if key in self._values]
 
     def _stages(self, call: Call, inside: Sequence[Any]) -> list[Callable[[], None]]:
         """Returns what is to be done in a call, in the order in which its layers are called."""
@@ -121,36 +125,31 @@ class LayerwiseRepair:
         wanted = [layer for layer in inside if id(layer) not in self._done]
         wanted = [layer for layer in wanted if id(layer) in of_layer or self._follows_statistics(layer)]
         stages: list[Callable[[], None]] = []
-        for layer, calls in self._order_of_calls(call, wanted) if wanted else ():
+        if not wanted:
+            return stages
+        # Half of the memory is left for what lies between the calls.
+        inputs = InnerInputs(call, wanted, self._memory / 2)
+        for layer, _ in inputs.order:
             # A layer that is called again elsewhere in the graph keeps the values found at its first call.
             self._done.add(id(layer))
-            stages += [functools.partial(self._solve, call, index, calls) for index in of_layer.get(id(layer), ())]
+            stages += [functools.partial(self._solve, call, index, inputs) for index in of_layer.get(id(layer), ())]
             if self._follows_statistics(layer):
-                stages.append(functools.partial(self._move_statistics, call, layer, calls))
+                stages.append(functools.partial(self._move_statistics, call, layer, inputs))
         return stages
 
     def _follows_statistics(self, layer: Any) -> bool:
         return self._solver.repairs and isinstance(layer, keras.layers.BatchNormalization)
 
-    def _order_of_calls(self, call: Call, wanted: Sequence[Any]) -> list[tuple[Any, int]]:
-        """Returns (layer, number of calls) of the layers that the call reaches, in the order of their first call."""
-        if len(wanted) == 1 and wanted[0] is call.operation:
-            return [(call.operation, 1)]
-        seen: dict[int, list[Any]] = {}
-        with observing_inputs(wanted, lambda layer, args: seen.setdefault(id(layer), []).append(layer)):
-            _run(call.operation, call.arguments[0].before)
-        return [(layers[0], len(layers)) for layers in seen.values()]
-
     # One weight -------------------------------------------------------------------------------------------------------
 
-    def _solve(self, call: Call, index: int, calls: int) -> None:
+    def _solve(self, call: Call, index: int, inputs: InnerInputs) -> None:
         target, product = self.targets[index], self._products[index]
         weight = self._get(target.variable)
         moments = LayerMoments(product, product.matrix(weight.astype("float32")))
-        for pair in call.arguments:
-            for arguments in self._inputs(call, target.layer, calls, pair):
-                before = rows_in_parts(product, arguments.before)
-                moments.observe(before, None if arguments.same else rows_in_parts(product, arguments.after))
+        values = self._values_in(call.operation)
+        for batch in range(len(call.arguments)):
+            for arguments in inputs.of(target.layer, batch, values):
+                moments.observe(arguments.before, None if arguments.same else arguments.after)
         moments.finish()
         found = self._solver.solve(index, product, weight, moments)
         if found.weight is not weight:
@@ -163,39 +162,14 @@ class LayerwiseRepair:
         self.errors[target.name] = LayerError(target.name, found.error)
         self._tell(len(self.errors), len(self.targets), target.name)
 
-    def _inputs(self, call: Call, layer: Any, calls: int, arguments: Pair) -> list[Pair]:
-        """Returns the arguments of each call of an inner layer, for one batch."""
-        if layer is call.operation:
-            return [arguments.each(lambda given: given[0] or tuple(given[1].values()))]
-        before = self._see(call.operation, layer, calls, arguments.before, ())
-        if arguments.same and not self._changes(call.operation):
-            return [Pair(args, args) for args in before]
-        after = self._see(call.operation, layer, calls, arguments.after, self.values)
-        return [Pair(*args) for args in zip(before, after, strict=True)]
-
-    @staticmethod
-    def _see(operation: Any, layer: Any, calls: int, given: Any, values: Sequence[Any]) -> list[tuple]:
-        seen: list[tuple] = []
-
-        def see(_: Any, args: tuple) -> None:
-            seen.append(args)
-            if len(seen) == calls:
-                raise _Seen
-
-        try:
-            with observing_inputs([layer], see, values):
-                _run(operation, given)
-        except _Seen:
-            pass
-        return seen
-
     # Batch normalization ----------------------------------------------------------------------------------------------
 
-    def _move_statistics(self, call: Call, layer: Any, calls: int) -> None:
+    def _move_statistics(self, call: Call, layer: Any, inputs: InnerInputs) -> None:
         """Moves the moving mean by the change of the mean, and scales the moving variance by that of the variance."""
         before, after, same = _Statistics(layer), _Statistics(layer), True
-        for pair in call.arguments:
-            for arguments in self._inputs(call, layer, calls, pair):
+        values = self._values_in(call.operation)
+        for batch in range(len(call.arguments)):
+            for arguments in inputs.of(layer, batch, values):
                 same = same and arguments.same
                 before.observe(arguments.before[0])
                 after.observe(arguments.after[0])
@@ -218,8 +192,11 @@ class _Statistics:
         channels = inputs.shape[self._axis]
         flat = np.moveaxis(array_of(ops.cast(inputs, "float32")), self._axis, -1).reshape(-1, channels)
         self._rows += len(flat)
-        self._sum = self._sum + flat.sum(axis=0, dtype="float64")
-        self._squares = self._squares + np.square(flat, dtype="float64").sum(axis=0)
+        step = max(_AT_ONCE // channels, 1)
+        for start in range(0, len(flat), step):
+            wide = flat[start : start + step].astype("float64")
+            self._sum = self._sum + wide.sum(axis=0)
+            self._squares = self._squares + np.square(wide, out=wide).sum(axis=0)
 
     @property
     def mean(self) -> Any:
@@ -230,9 +207,48 @@ class _Statistics:
         return np.maximum(self._squares / self._rows - np.square(self.mean), 0.0)
 
 
-def _run(operation: Any, given: Any) -> Any:
-    args, kwargs = given
-    return operation(*args, **kwargs)
+def in_parts(model: Any, batches: Sequence[Any], most: float) -> list[Any]:
+    """Returns batches of fewer examples, so that the largest output of a call in one of them has about `most` bytes.
+
+    Args:
+        model: A built Keras model; batches of one without a graph stay as they are.
+        batches: Its inputs.
+        most: Number of bytes.
+    """
+    size, found = _largest(model), []
+    if not size:
+        return list(batches)
+    step = max(int(most // size), 1)
+    for batch in batches:
+        count = next(len(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None)
+        for start in range(0, count, step) if step < count else ():
+            found.append(keras.tree.map_structure(functools.partial(_part, slice(start, start + step)), batch))
+        if step >= count:
+            found.append(batch)
+    return found
+
+
+def _part(part: slice, leaf: Any) -> Any:
+    return None if leaf is None else leaf[part]
+
+
+def _largest(model: Any) -> int:
+    """Returns the bytes of the largest tensor of an example in a model's graph; open lengths count as 1."""
+    if graph_of(model) is None:
+        return 0
+    nodes = nodes_of(model)
+    shapes = [tensor.shape[1:] for node in nodes for tensor in node.outputs]
+    inner = [_largest(node.operation) for node in nodes if isinstance(node.operation, keras.Model)]
+    return max(inner + [4 * math.prod(length or 1 for length in shape) for shape in shapes])
+
+
+def _outputs(operation: Any, values: Sequence[tuple[Any, Any]], arguments: Pair) -> Pair:
+    """Returns the outputs of a call before and after some of its variables have new values."""
+    before = run(operation, arguments.before)
+    if arguments.same and not values:
+        return Pair(before, before)
+    with keras.StatelessScope(state_mapping=values):
+        return Pair(before, run(operation, arguments.after))
 
 
 def _layers_in(operation: Any) -> list[Any]:

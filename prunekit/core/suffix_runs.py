@@ -1,7 +1,6 @@
 """Runs the end of a model many times from activations that were computed once."""
 
 import bisect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
+from prunekit.core.backend import bytes_of
 from prunekit.core.compilation import compiled_reader
 from prunekit.core.graph_steps import Key, Step, Steps, steps_of
 
@@ -65,7 +65,7 @@ class SuffixRuns:
         size = 0
         for state in self._kept if position > self._kept_at else ():
             states.append(self._through(state, self._kept_at, position))
-            size += _bytes_of(states[-1])
+            size += bytes_of(tensor for tensor in keras.tree.flatten(states[-1]) if tensor is not None)
             if size * len(self._kept) / len(states) > self._memory:
                 self.overflowed = True
                 return
@@ -139,13 +139,3 @@ def _run_step(step: Step, values: dict[Key, Any]) -> None:
 
 def _state(tensors: list[Any]) -> State:
     return tensors, [get_keras_mask(tensor) for tensor in tensors]
-
-
-def _bytes_of(state: State) -> int:
-    tensors = [tensor for tensor in keras.tree.flatten(state) if tensor is not None]
-    return sum(math.prod(map(int, tensor.shape)) * _width(tensor.dtype) for tensor in tensors)
-
-
-def _width(dtype: Any) -> int:
-    # TensorFlow's name is `size`, that of NumPy and PyTorch is `itemsize`.
-    return getattr(dtype, "size", None) or dtype.itemsize

@@ -16,12 +16,13 @@ import numpy as np
 from prunekit.anatomy.model_weights import check_built
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, check_inputs
-from prunekit.core.layerwise import Progress
+from prunekit.core.layerwise import MEMORY, Progress
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.integer_io import INTEGER_IO, UINT8
 from prunekit.delivery.integer_report import IntegerExport
 from prunekit.delivery.integer_writing import ENCODED, EXAMPLES, export_integers
 from prunekit.delivery.keras_integers import export_keras_integers
+from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.fit_watch import remember, warn_after_fit
@@ -147,7 +148,12 @@ def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bo
 
 
 def quantize(
-    model: Any, data: Any = None, *, progress: Progress | None = None, **options: Unpack[Options]
+    model: Any,
+    data: Any = None,
+    *,
+    memory: float = MEMORY,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Quantized:
     """Puts the weights of a trained model on integer grids, in place, and chooses the grids of its tensors from data.
 
@@ -158,6 +164,8 @@ def quantize(
         model: A built Keras model.
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
             examples of the training data. Needed unless activations=None and the method is "nearest".
+        memory: Largest number of bytes of activations that are kept between layers while weights are rounded on data;
+            with less, those of wide layers are computed again, which takes time and changes no result.
         progress: Told of each weight that is rounded on data: (done, total, name).
         **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `group_size`, `method`
             ("auto", "nearest", "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`,
@@ -175,17 +183,17 @@ def quantize(
         Frantar & Alistarh 2023, arXiv:2301.00774 (zeros in the same pass); Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
     check_names(options, [field.name for field in fields(QuantizationOptions)])
-    chosen = QuantizationOptions(**options)
+    chosen, memory = QuantizationOptions(**options), positive("memory", memory)
     chosen.with_data(data)
     check_built(model)
     if data is None:
-        found = quantized(model, chosen, progress=progress)
+        found = quantized(model, chosen, progress=progress, memory=memory)
         warn_after_fit(found)
         return Quantized(found, None, None)
     baseline = Baseline(model, CheckedData(model, data))
     samples = first_examples(inputs for inputs, _, _ in baseline.batches)
     outputs = keras.tree.flatten(first_examples(baseline.outputs))
-    found = quantized(model, chosen, data, progress).with_damage(baseline)
+    found = quantized(model, chosen, data, progress, memory).with_damage(baseline)
     warn_after_fit(found)
     for problem in found.data_problems:
         warnings.warn(problem, stacklevel=2)

@@ -17,6 +17,9 @@ import numpy as np
 
 # Fraction of a Hessian's mean diagonal that is added to its diagonal, as in Frantar & Alistarh 2023.
 DAMPING = 0.01
+# Inputs from which on the products of a fit are in float32, whose sums the Hessians are: the error that is left changes
+# by a millionth of itself.
+_WIDE = 512
 # Side below which a triangular matrix is inverted at once.
 _SIDE = 64
 # Products with H after each round of `thin` but the last: the next round changes the weights anyway.
@@ -215,6 +218,8 @@ def refit(
     start = np.where(mask, matrix, 0.0) if start is None else start
     found = np.array(start, "float64")
     residual = np.where(mask, hessian @ (matrix - found), 0.0)
+    product_dtype = "float32" if hessian.shape[-1] >= _WIDE else "float64"
+    products = hessian.astype(product_dtype, copy=False)
     inverse_diagonal = 1.0 / np.einsum("...ii->...i", hessian)[..., None]
     scaled = residual * inverse_diagonal
     direction, slope = scaled.copy(), _products(residual, scaled)
@@ -222,7 +227,7 @@ def refit(
     for _ in range(steps):
         if not (slope > enough).any():
             break
-        curved = np.where(mask, hessian @ direction, 0.0)
+        curved = np.where(mask, products @ direction.astype(product_dtype, copy=False), 0.0)
         curvature = _products(direction, curved)
         length = np.divide(slope, curvature, out=np.zeros_like(slope), where=curvature > 0)
         found += length * direction

@@ -13,8 +13,9 @@ from prunekit.anatomy.reports import LayerError
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.layer_products import unfitted
-from prunekit.core.layerwise import LayerwiseRepair, Progress
+from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
+from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -35,6 +36,7 @@ def prune(
     data: Any = None,
     *,
     repair: str | None = None,
+    memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Report:
@@ -57,6 +59,8 @@ def prune(
             "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
             normalizations. None = "weights" with data, except for layers where that is impossible, which the report
             names, and for criteria of untrained models (SNIP, GraSP, SynFlow).
+        memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
+            computed again, which takes time and changes no result.
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.options.PruningOptions`.
@@ -69,7 +73,7 @@ def prune(
     before = inspect(model)
     checked = None if data is None else CheckedData(model, data)
     pruning = OneShotPruning(
-        model, OneShot(sparsity=sparsity), as_options(options), checked, repair=repair, progress=progress
+        model, OneShot(sparsity=sparsity), as_options(options), checked, repair=repair, memory=memory, progress=progress
     )
     baseline = None if checked is None else Baseline(model, checked)
     errors = pruning.run()
@@ -99,6 +103,7 @@ class OneShotPruning:
         settings: Pruning options.
         data: As for `prune`.
         repair: As for `prune`.
+        memory: As for `prune`.
         progress: As for `prune`.
 
     Attributes:
@@ -117,12 +122,14 @@ class OneShotPruning:
         data: Any,
         *,
         repair: str | None = None,
+        memory: float = MEMORY,
         progress: Progress | None = None,
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
         if repair in ("weights", "outputs") and data is None:
             raise ValueError(f"A repair reads data. Received: repair={repair!r} without data. Pass `data` as well.")
+        memory = positive("memory", memory)
         check_built(model)
         # What the user asked for is refused where it cannot be had; what was chosen is replaced by the next best.
         asked = repair is not None or "data" in sources_of(settings.needs)
@@ -141,7 +148,7 @@ class OneShotPruning:
         if data is not None and _repairs(settings, criterion, repair):
             _check_rounds(criterion)
             left = frozenset() if asked else self._left(model, settings)
-            self._layerwise = Layerwise(model, data, criterion, repair or "weights", progress, left)
+            self._layerwise = Layerwise(model, data, criterion, repair or "weights", progress, left, memory)
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
         elif data is not None and "data" not in sources:
             unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
@@ -197,6 +204,7 @@ class Layerwise(Gradual):
         repair: As for `prune`.
         progress: Told of each pruned weight.
         left: Names of the targets whose masks follow from the importances alone, without repair.
+        memory: Largest number of bytes of activations that are kept.
     """
 
     model: Any
@@ -205,6 +213,7 @@ class Layerwise(Gradual):
     repair: str = "weights"
     progress: Progress | None = None
     left: frozenset[str] = frozenset()
+    memory: float = MEMORY
     errors: list[Any] = field(default_factory=list)
     _repairs: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -230,7 +239,7 @@ class Layerwise(Gradual):
             for target, mask in rows
             if target.name in self.left
         ]
-        work = LayerwiseRepair(self.model, targets, solver, self.progress, values)
+        work = LayerwiseRepair(self.model, targets, solver, self.progress, values, memory=self.memory)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         new = {id(variable): value for variable, value in work.values}
         weights = [new.pop(id(target.variable), None) for target in request.targets]

@@ -13,7 +13,7 @@ from prunekit.anatomy.linear_kinds import is_table
 from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target
 from prunekit.core.layer_products import product_of
-from prunekit.core.layerwise import LayerwiseRepair, Progress
+from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.core.variable_values import assigned
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
@@ -36,7 +36,11 @@ _RUNS = 4
 
 
 def quantized(
-    model: Any, options: QuantizationOptions, data: Any = None, progress: Progress | None = None
+    model: Any,
+    options: QuantizationOptions,
+    data: Any = None,
+    progress: Progress | None = None,
+    memory: float = MEMORY,
 ) -> QuantizedModel:
     """Puts the weights of a model on grids, in place, and chooses the grids of its tensors.
 
@@ -47,11 +51,12 @@ def quantized(
         options: What becomes integers, and how.
         data: Calibration data, as `pk.prune` takes them.
         progress: Told of each step: (done, total, name).
+        memory: Largest number of bytes of activations that are kept between layers.
 
     Raises:
         TypeError, ValueError: As for `pk.quantize`.
     """
-    return _Quantization(model, options, data, progress).run()
+    return _Quantization(model, options, data, progress, memory).run()
 
 
 def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQuantization:
@@ -94,9 +99,9 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
 class _Quantization(Preparation):
     """One quantization of a model; the arguments are those of `quantized`."""
 
-    def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None):
+    def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None, memory: float):
         super().__init__(model, options, data)
-        self._progress = progress
+        self._progress, self._memory = progress, memory
         self._notes: list[str] = []
         self._method, self._corrects_biases = options.with_data(data)
 
@@ -178,7 +183,7 @@ class _Quantization(Preparation):
             damping=options.damping,
             prunings=prunings,
         )
-        work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values)
+        work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values, self._memory)
         work.run(list(self.inputs()))
         return RoundedWeights(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from prunekit.sparsity.reconstruction import DAMPING, InverseFactor, Rounding, Selection, inverse_factor, reconstruct
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.grids import IntegerFormat
 
 # Rows that change one by one; the rows after them change once, by a matrix product.
 _RUN = 128
@@ -117,12 +117,13 @@ def rounding(scale: np.ndarray, form: IntegerFormat) -> Rounding:
     """
     if not form.symmetric:
         raise ValueError(f"Weights are rounded to symmetric codes. Received: {form}.")
-    scale = np.asarray(scale, "float32")
-    zero_point = np.zeros(scale[..., 0, :].shape, "int32")
-    each = Granularity(tuple(range(zero_point.ndim)))
+    steps, last = np.asarray(scale, "float32"), form.highest
+    wide = steps.astype("float64")
 
     def nearest(row: int, values: np.ndarray) -> np.ndarray:
-        return Grid(form, each, scale[..., row, :], zero_point).nearest(values)
+        # `Grid.nearest` of one row, which is called too often for a grid of its own.
+        codes = np.rint(np.clip(values / wide[..., row, :], -last, last)) + 0.0  # No -0.
+        return codes.astype("float32") * steps[..., row, :]
 
     return nearest
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat, grid_between, steps_within
+from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat, grid_between
 
 # Entries that are rounded at once: larger parts leave the caches of a processor.
 _PART = 1 << 18
@@ -141,8 +141,14 @@ def _error(sample: Sample, form: IntegerFormat, ends: np.ndarray) -> np.ndarray:
     counts = None if sample.counts is None else np.broadcast_to(sample.counts, sample.values.shape)
     for rows, columns in _parts(*sample.values.shape):
         values, scale = sample.values[rows, columns], grid.scale[rows]
-        steps = steps_within(values, scale, grid.zero_point[rows], form)
-        errors = np.square(np.round(steps) * scale - values, dtype="float64")
+        zero = grid.zero_point[rows].astype("float32")
+        # As `steps_within`, whose slightly wider ends round to the same codes; in place, which takes half the time.
+        steps = values / scale
+        np.clip(steps, form.lowest - zero, form.highest - zero, out=steps)
+        np.rint(steps, out=steps)
+        steps *= scale
+        steps -= values
+        errors = np.square(steps, dtype="float64")
         total[rows] += (errors if counts is None else errors * counts[rows, columns]).sum(axis=1)
     return total
 

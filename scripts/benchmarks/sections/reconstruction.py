@@ -1,9 +1,10 @@
-"""SparseGPT on one large layer beside the products and factorizations that it needs, and the collection of Hessians."""
+"""SparseGPT on one large layer beside the products that it needs, Hessians, and whole models beside `predict`."""
 
 from typing import Any
 
-from benchmarks.figures import spread, turn_ratios
-from benchmarks.machine import in_turns, turns
+from benchmarks.figures import number, spread, turn_ratios
+from benchmarks.machine import in_turns, peak, turns
+from benchmarks.sections.quantization import images_for, network
 from benchmarks.tables import table
 from benchmarks.workers import Workers
 
@@ -91,9 +92,43 @@ def _rows(model: Any, targets: Any, batches: Any) -> list[Any]:
     return [np.concatenate(rows, axis=1) for rows in found]
 
 
+def measure_model(smoke: bool, repeats: int) -> dict[str, Any]:
+    """Seconds of operations on MobileNetV2 that read 64 images, beside `predict` on them, and the peak memory.
+
+    A smoke test takes a tiny perceptron.
+    """
+    import keras
+
+    import prunekit as pk
+
+    model = network("perceptron", smoke) if smoke else keras.applications.MobileNetV2(weights=None)
+    images = images_for(model, 64)
+    weights = model.get_weights()
+
+    def gptq() -> None:
+        model.set_weights(weights)
+        pk.quantize(model, images, weights=4, method="gptq")
+
+    def prune(criterion: str) -> None:
+        model.set_weights(weights)
+        pk.prune(model, 0.5, images, criterion=criterion)
+
+    seconds = in_turns(
+        {
+            "`model.predict`, batch 32": lambda: model.predict(images, batch_size=32, verbose=0),
+            "4-bit GPTQ, 8-bit activations": gptq,
+            "SparseGPT, sparsity 0.5": lambda: prune("sparsegpt"),
+            "magnitude with repair, sparsity 0.5": lambda: prune("magnitude"),
+        },
+        repeats,
+    )
+    return {"seconds": seconds, "peak": peak()}
+
+
 def collect(workers: Workers, smoke: bool) -> dict[str, Any]:
     """Figures of a worker process."""
-    return workers.call(measure, {"smoke": smoke, "repeats": turns(smoke)})
+    found = workers.call(measure, {"smoke": smoke, "repeats": turns(smoke)})
+    return found | {"model": workers.call(measure_model, {"smoke": smoke, "repeats": 1 if smoke else 3})}
 
 
 def section(found: dict[str, Any]) -> str:
@@ -109,4 +144,13 @@ def section(found: dict[str, Any]) -> str:
         bound = next(iter(seconds.values()))
         rows = [[name, spread(values, 1e3), spread(turn_ratios(values, bound))] for name, values in seconds.items()]
         parts.append(table([title, "ms", "times the arithmetic"], rows))
+    model = found.get("model")
+    if model is not None:
+        bound = next(iter(model["seconds"].values()))
+        rows = [[name, spread(values), spread(turn_ratios(values, bound))] for name, values in model["seconds"].items()]
+        parts.append(
+            f"MobileNetV2, 224 x 224, 64 images; peak memory of the process {number(model['peak'] / 1e9)} GB. "
+            "Wanted: at most 60 s and 3 GB on two cores."
+        )
+        parts.append(table(["MobileNetV2", "s", "times `predict`"], rows))
     return "\n\n".join(parts)

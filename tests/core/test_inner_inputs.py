@@ -1,0 +1,40 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from prunekit.core.calibration_walk import Call, Pair
+from prunekit.core.inner_inputs import InnerInputs
+
+
+class Block(keras.layers.Layer):
+    """Two dense layers, the first of which is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(2)
+        self.passes = 0
+
+    def call(self, inputs):
+        self.passes += 1
+        return self.second(self.first(self.first(inputs)))
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize(("memory", "passes"), [(1e9, 3), (0, 1 + 2 * 3)])
+def test_inputs_before_a_change_are_observed_in_one_pass_if_they_fit(memory, passes):
+    block, data = Block(), ops.convert_to_tensor(np.random.default_rng(0).normal(size=(3, 5, 4)).astype("float32"))
+    block(data[0])
+    block.passes = 0
+    arguments = [Pair(given, given) for given in (((one,), {}) for one in data)]
+    inputs = InnerInputs(Call(block, arguments), [block.second, block.first], memory)
+    assert inputs.order == [(block.first, 2), (block.second, 1)]
+    for batch, one in enumerate(data):
+        first, again = inputs.of(block.first, batch, ())
+        (second,) = inputs.of(block.second, batch, ())
+        assert first.same and again.same and second.same
+        np.testing.assert_array_equal(*map(ops.convert_to_numpy, (first.before[0], one)))
+        hidden = block.first(one)
+        np.testing.assert_allclose(*map(ops.convert_to_numpy, (again.before[0], hidden)), rtol=1e-6)
+        np.testing.assert_allclose(*map(ops.convert_to_numpy, (second.before[0], block.first(hidden))), rtol=1e-6)
+    assert block.passes == passes
