@@ -30,11 +30,11 @@ ORDER = (
     ),
     (
         "core",
-        "backend arguments compilation patching layer_precision variable_values optimizers environment jax_state "
-        "step_state train_function calibration model_building distribution layer_observer layer_calls update_observer "
-        "losses differentiation snapshot joined_variables output_metrics graph_steps model_function suffix_runs "
-        "weight_scan statistics channel_statistics layer_products layer_inputs input_statistics calibration_walk "
-        "layer_fit layerwise channel_importance random_state step_counter backup_sync last_callback",
+        "backend arguments compilation patching layer_precision variable_values kept_grids optimizers environment "
+        "jax_state step_state train_function calibration model_building distribution layer_observer layer_calls "
+        "update_observer losses differentiation snapshot joined_variables output_metrics graph_steps model_function "
+        "suffix_runs weight_scan statistics channel_statistics layer_products layer_inputs input_statistics "
+        "calibration_walk layer_fit layerwise channel_importance random_state step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (

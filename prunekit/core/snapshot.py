@@ -65,10 +65,18 @@ def write_bytes(path: str | os.PathLike[str], content: Any) -> None:
     _write_whole(Path(path), lambda file: file.write(content))
 
 
+def _opened(partial: Path, path: Path) -> Any:
+    try:
+        return open(partial, "wb")
+    except OSError as error:
+        # The user knows the name of the file, and not that of the temporary one.
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
 def _write_whole(path: Path, write: Callable[[Any], Any]) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
-        with open(partial, "wb") as file:
+        with _opened(partial, path) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,7 @@ import numpy as np
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.reports import LayerError
 from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.kept_grids import check_off_grids
 from prunekit.core.layerwise import LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.array_ops import array_of
@@ -108,6 +109,10 @@ class OneShotPruning:
         data = None if data is None else CheckedData(model, data)
         if data is not None and repairs:
             _check_rounds(criterion)
+            if repair != "none":
+                check_off_grids(
+                    model, "A repair", 'Prune first, then quantize; or pass repair="none", which keeps grids.'
+                )
             self._layerwise = Layerwise(model, data, criterion, repair, progress)
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
         elif data is not None and "data" not in sources_of(settings.needs):

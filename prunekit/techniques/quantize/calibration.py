@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.model_function import ModelFunction
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram, extract_of
@@ -143,7 +144,7 @@ class GridRounding(Unchanged):
         """See `Rounding`."""
         if self._formats.activations is None:
             return value
-        values = ops.convert_to_numpy(value).astype("float32")
+        values = array_of(value).astype("float32")
         grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
         return ops.cast(grid.nearest(values), keras.backend.standardize_dtype(value.dtype))
 
