@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import keras
 
 from prunekit.suggestions import did_you_mean
 
+# Names that Keras gives to tensors that have none.
+_NUMBERED = re.compile(r"keras_tensor(_\d+)?(CLONE)?")
 # Stands in messages for an open size.
 _SUCH_AS = 128
 
@@ -32,6 +35,17 @@ def input_names(model: Any) -> list[str]:
     if isinstance(declared, Mapping):
         return sorted(declared)
     return [] if declared is None else [one.name for one in keras.tree.flatten(declared)]
+
+
+def input_words(declared: Any, number: int) -> str:
+    """Returns words for one of `number` declared inputs of a model, for messages: "the input 'image'".
+
+    Keras numbers tensors that were given no name ("keras_tensor_66"): a single one is "the input", and one of several
+    has the name of its layer.
+    """
+    if not _NUMBERED.fullmatch(declared.name):
+        return f"the input {declared.name!r}"
+    return "the input" if number == 1 else f"the input {declared._keras_history.operation.name!r}"
 
 
 def fixed_batch(model: Any) -> int | None:
@@ -135,7 +149,7 @@ def _tensor(shape: Any, declared: Any, name: str) -> Any:
         return keras.KerasTensor(tuple(shape), keras.config.floatx())
     if not fits(shape, declared):
         raise ValueError(
-            f"The shape of the input {declared.name!r} is {tuple(declared.shape)}, with the batch first. "
+            f"The shape of {input_words(declared, 1)} is {tuple(declared.shape)}, with the batch first. "
             f"Received: {tuple(shape)}."
         )
     return keras.KerasTensor(tuple(shape), declared.dtype)

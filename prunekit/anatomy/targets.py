@@ -22,6 +22,7 @@ from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, near_mi
 from prunekit.anatomy.reports import Skipped, by_reason
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
+_BIAS = 'pk.WeightSpec("bias", (), (), prunable=False)'
 _OUT_BY_DEFAULT = {
     "bias": "a bias: out unless include names it",
     "normalization": "a normalisation weight: out unless include names it",
@@ -133,7 +134,8 @@ def find_targets(
     By default every kernel and embedding is a target; a variable that several layers share appears once. Biases,
     normalisation weights, depthwise kernels and the weights of custom layers that prunekit does not know are targets
     only if a pattern in `include` matches the single weight ("conv_1/bias", "*/gamma"); a pattern that selects whole
-    layers ("block_1", "conv_*", "dense/*") selects their kernels.
+    layers ("block_1", "conv_*", "dense/*") selects their kernels, and for pruning
+    the trained matrices of unknown layers.
 
     Args:
         model: A built Keras 3 model or layer.
@@ -255,6 +257,8 @@ def _reason_to_skip(
             return f"excluded by {selection.matcher.pattern!r}"
     asking = [selection for selection in included if selection.matches(weight)]
     naming = [selection for selection in asking if selection.names(weight)]
+    if asking and not naming and verb == "prune" and _may_be_kernel(weight):
+        naming = asking
     if included and not asking:
         return "not matched by include"
     obstacle = _obstacle(weight)
@@ -286,12 +290,22 @@ def _unknown(weight: Weight) -> str:
     """Returns the same reason for all weights of a layer type, so that reports name the type once."""
     kind = type(weight.layer).__name__
     known = own_variables(weight.layer)
-    unknown = [name for variable, name, _ in known if spec_of(weight.layer, name, variable).role == "unknown"]
-    described = ", ".join(f"{name}=..." for name in dict.fromkeys(unknown))
+    ranks = {
+        name: len(variable.shape)
+        for variable, name, _ in known
+        if spec_of(weight.layer, name, variable).role == "unknown"
+    }
+    described = ", ".join(f"{name}={_BIAS if ranks[name] < 2 else 'pk.WeightSpec()'}" for name in ranks)
     return (
-        f"prunekit does not know the weights of {kind}: describe them with pk.register_layer({kind}, {described}), or "
-        "name single weights in include"
+        f"prunekit does not know the weights of {kind}: describe them with pk.register_layer({kind}, {described}), "
+        "where a WeightSpec() has its inputs along axis -2 and its outputs along axis -1, or prune its matrices with "
+        'include="*"'
     )
+
+
+def _may_be_kernel(weight: Weight) -> bool:
+    """Returns True for a weight of an unknown layer that a pattern for whole layers selects: a trained matrix."""
+    return weight.spec.role == "unknown" and len(weight.variable.shape) >= 2 and weight.variable.trainable
 
 
 def _check_each_include_takes_something(

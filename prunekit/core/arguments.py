@@ -1,5 +1,7 @@
 """Checks of what users pass to training loops: arrays of examples, and counts."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -22,6 +24,24 @@ def examples_in(**arrays: Any) -> int:
         listed = ", ".join(f"{name} with {' and '.join(map(str, each))}" for name, each in found.items() if each)
         raise ValueError(f"Arrays have one row per example, and at least one. Received: {listed}.")
     return lengths.pop()
+
+
+def writable_file(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Returns the path of a file that is going to be written; folders that are missing can be made.
+
+    Raises:
+        ValueError: The path is empty or a folder, or the nearest folder that exists cannot be written to.
+    """
+    target = Path(path)
+    if not os.fspath(path) or target.is_dir():
+        raise ValueError(f"`{name}` is the name of a file. Received: the folder {os.fspath(path)!r}.")
+    folder = next(one for one in target.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"`{name}` is a file in a folder that you may write to. Received: {os.fspath(path)!r}, which cannot be "
+            f"created in {str(folder)!r}."
+        )
+    return target
 
 
 def require_positive(**numbers: float | None) -> None:

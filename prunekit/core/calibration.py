@@ -1,17 +1,19 @@
 """Calibration data: batches of inputs and labels from arrays, datasets and lists of batches."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from prunekit.anatomy.example_inputs import declared_inputs, fits, input_names
+from prunekit.anatomy.example_inputs import declared_inputs, fits, input_names, input_words
 
 _BATCH = 64
+# Most examples that are read of a generator function, which may have no end.
+MOST_GENERATED = 2048
 _EXPECTED = (
     "Calibration data are an array of inputs, a dictionary of inputs, a pair (inputs, labels), or batches of them as a "
-    "list, a tf.data.Dataset or a keras.utils.PyDataset"
+    "list, a tf.data.Dataset, a keras.utils.PyDataset or a function that returns an iterator of them"
 )
 
 
@@ -22,7 +24,9 @@ def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]
 
     Args:
         data: An array or dictionary of arrays (inputs), a tuple (inputs, labels), or an iterable of such batches that
-            can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`.
+            can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`. Or a function
+            without arguments that returns a new iterator of batches at each call, as `tf.lite.RepresentativeDataset`
+            takes it, whose batches are lists of the inputs; it is read until `MOST_GENERATED` examples are reached.
         batch_size: Number of examples per batch for data given as arrays.
 
     Raises:
@@ -41,8 +45,14 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
     if _is_arrays(data):
         yield from _slices(data, batch_size)
         return
+    if callable(data) and not isinstance(data, Iterable | keras.utils.PyDataset | type):
+        data = _Generated(data)
     if isinstance(data, Iterator) or not isinstance(data, Iterable | keras.utils.PyDataset):
-        hint = " An iterator can be read only once: pass a list of batches." if isinstance(data, Iterator) else ""
+        hint = (
+            " An iterator can be read only once: pass a list of batches, or the function that makes the iterator."
+            if isinstance(data, Iterator)
+            else ""
+        )
         raise TypeError(f"{_EXPECTED}. Received: {type(data).__name__}.{hint}")
     # A PyDataset defines `__getitem__` without an end, so iterating over it never stops.
     found = (data[i] for i in range(len(data))) if isinstance(data, keras.utils.PyDataset) else iter(data)
@@ -93,21 +103,27 @@ def check_inputs(model: Any, inputs: Any) -> None:
     known, given = keras.tree.flatten(declared), _in_order(model, declared, inputs)
     if len(known) != len(given):
         raise ValueError(
-            f"The inputs of the model {model.name!r} are {', '.join(one.name for one in known)}. Received: calibration "
+            f"The inputs of the model {model.name!r} are {_inputs(known)}. Received: calibration "
             f"data of {len(given)} inputs. Pass several inputs as a dictionary, or as a pair ([first, second], labels)."
         )
     for one, leaf in zip(known, given, strict=True):
         if leaf is None and getattr(one._keras_history.operation, "optional", False):
             continue
         texts = keras.backend.standardize_dtype(one.dtype) == "string"
-        _check_array(leaf, f" for the input {one.name!r}", texts)
+        name = input_words(one, len(known))
+        _check_array(leaf, f" for {name}", texts)
         # Keras adds and removes a last axis of length 1.
         shape = tuple(leaf.shape)
         if not any(fits(alike, one) for alike in (shape, (*shape, 1), shape[:-1] if shape[-1:] == (1,) else shape)):
             raise ValueError(
-                f"The shape of the input {one.name!r} is {tuple(one.shape)}, with the batch first. Received: "
-                f"calibration data of shape {shape}."
+                f"The shape of {name} is {tuple(one.shape)}, with the batch first. Received: calibration data of shape "
+                f"{shape}."
             )
+
+
+def _inputs(known: list[Any]) -> str:
+    words = [input_words(one, len(known)).removeprefix("the input").strip(" '") for one in known]
+    return ", ".join(words) if all(words) else "one array"
 
 
 def _in_order(model: Any, declared: Any, inputs: Any) -> list[Any]:
@@ -117,8 +133,8 @@ def _in_order(model: Any, declared: Any, inputs: Any) -> list[Any]:
     names = input_names(model)
     if set(names) - inputs.keys() or (isinstance(declared, Mapping) and inputs.keys() - set(names)):
         raise ValueError(
-            f"The inputs of the model {model.name!r} are {', '.join(names)}. Received: calibration data with the names "
-            f"{', '.join(map(str, inputs))}."
+            f"The inputs of the model {model.name!r} are {_inputs(keras.tree.flatten(declared))}. Received: "
+            f"calibration data with the names {', '.join(map(str, inputs))}."
         )
     return keras.tree.flatten(inputs) if isinstance(declared, Mapping) else [inputs[name] for name in names]
 
@@ -141,6 +157,24 @@ def _check_array(leaf: Any, place: str, texts: bool | None) -> None:
                 f"Calibration data are finite numbers. Received: {finite.size - np.count_nonzero(finite):,} NaN or "
                 f"infinite values{place} in a batch. Remove these examples, or replace the values."
             )
+
+
+class _Generated:
+    """The batches of a generator function, a new iterator each time, up to `MOST_GENERATED` examples."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        made = self._function()
+        if not isinstance(made, Iterable) or _is_arrays(made):
+            raise TypeError(f"{_EXPECTED}. Received: a function that returns {type(made).__name__}.")
+        count = 0
+        for batch in made:
+            yield batch[0] if isinstance(batch, list) and len(batch) == 1 else batch
+            count += next((len(leaf) for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ())), 1)
+            if count >= MOST_GENERATED:
+                return
 
 
 def _is_arrays(data: Any) -> bool:

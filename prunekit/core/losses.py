@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+
+from prunekit.sparsity.array_ops import array_of
 
 
 class FunctionLoss(keras.losses.Loss):
@@ -95,3 +98,37 @@ def _reduced(loss: keras.losses.Loss, y: Any, output: Any, *, per_example: bool)
         return total
     count = ops.sum(weights, axes) if axes != () else weights
     return ops.divide_no_nan(total, count)
+
+
+def check_classes(model: Any, labels: Any) -> None:
+    """Raises if labels do not number classes of the outputs whose loss is a sparse categorical cross-entropy.
+
+    Args:
+        model: A compiled model.
+        labels: The labels of a batch, in the structure of the outputs.
+
+    Raises:
+        ValueError: The labels have another shape than one number for each prediction, or a class that does not exist.
+    """
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    losses, given = keras.tree.flatten(model.loss), keras.tree.flatten(labels)
+    if not len(outputs) == len(losses) == len(given):
+        return
+    for output, loss, leaf in zip(outputs, losses, given, strict=True):
+        if loss == "sparse_categorical_crossentropy" or isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+            _check_classes(output, array_of(leaf), getattr(loss, "ignore_class", None))
+
+
+def _check_classes(output: Any, labels: np.ndarray, ignored: int | None) -> None:
+    rank, classes = len(output.shape), output.shape[-1]
+    if labels.ndim != rank - 1 and (labels.ndim != rank or labels.shape[-1] != 1):
+        raise ValueError(
+            f"A sparse categorical cross-entropy reads one class number for each prediction. Received: labels of shape "
+            f"{labels.shape}. Pass labels.argmax(-1) of one-hot labels, or compile with categorical_crossentropy."
+        )
+    known = labels if ignored is None else labels[labels != ignored]
+    if classes is not None and known.size and not (0 <= known.min() and known.max() < classes):
+        raise ValueError(
+            f"The model tells {classes} classes apart, numbered from 0 to {classes - 1}. Received: labels from "
+            f"{known.min():g} to {known.max():g}. Number the classes from 0, or pass data of the model's own task."
+        )

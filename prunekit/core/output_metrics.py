@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from prunekit.core.compilation import OpenFunction
+from prunekit.core.losses import check_classes
 
 # (inputs, labels, sample weights); None for a part that the data lack.
 Batch = tuple[Any, Any, Any]
@@ -33,6 +34,8 @@ class OutputMetrics:
         self.whole = ""
         if not self.needed:
             return
+        for _, labels, _ in batches:
+            check_classes(model, labels)
         inputs, labels, weights = batches[0]
         outputs = model(inputs, training=False)
         self.whole = _reason_for_whole(model)

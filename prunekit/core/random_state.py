@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from prunekit.core import jax_state
+from prunekit.sparsity.array_ops import array_of
 
 
 def random_state(model: Any) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _layer_seeds(model: Any) -> list[Any]:
 
 
 def _listed(variable: Any) -> list[int]:
-    return keras.ops.convert_to_numpy(variable).tolist()
+    return array_of(variable).tolist()
 
 
 def _global_seeds() -> Any:

@@ -79,7 +79,11 @@ class Subject:
         self.model, self.structure = model, samples
         self.specs: list[InputSpec] = input_specs(model, samples)
         self.fixed = [replace(spec, shape=(batch_size or spec.shape[0], *spec.shape[1:])) for spec in self.specs]
-        self.inputs = [array.astype(spec.dtype) for array, spec in zip(arrays, self.specs, strict=True)]
+        # NumPy's arrays of texts have no fixed type.
+        self.inputs = [
+            array if spec.dtype == "string" else array.astype(spec.dtype)
+            for array, spec in zip(arrays, self.specs, strict=True)
+        ]
         self.count = lengths.pop()
         self.labels = None if labels is None else self._classes(np.asarray(labels))
         self._scratch, self._measure = scratch, measure

@@ -78,6 +78,11 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._data = data
         self.begin_step = whole("begin_step", begin_step, 0)
         self.freeze_step = None if freeze_step is None else whole("freeze_step", freeze_step, _NEVER)
+        if self.freeze_step is not None and _NEVER < self.freeze_step < self.begin_step:
+            raise ValueError(
+                "Batch normalizations are frozen while the model trains on integers, so `freeze_step` is at least "
+                f"`begin_step`. Received: begin_step={self.begin_step}, freeze_step={self.freeze_step}."
+            )
         self._learning_rate = learning_rate("range_learning_rate", range_learning_rate)
         self.resumption = Resumption()
         self.notes: list[str] = []

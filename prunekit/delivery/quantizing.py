@@ -13,7 +13,9 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
+from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built
+from prunekit.core.arguments import writable_file
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.core.layerwise import MEMORY, Progress
@@ -103,11 +105,12 @@ class Quantized:
                 'An integer file is a LiteRT file, "NAME.tflite", or a Keras file, "NAME.keras". '
                 f"Received: {str(path)!r}."
             )
-        if target.is_dir():
-            raise ValueError(f"`path` is the name of a file. Received: the folder {str(path)!r}.")
+        writable_file(path)
         if not isinstance(sparse, bool):
             raise ValueError(f"`sparse` is True or False. Received: {sparse!r}.")
         is_litert = target.suffix == ".tflite"
+        if is_litert:
+            _check_texts(self.model)
         self.found.check_unchanged()
         if samples is not None:
             check_inputs(self.model, samples)
@@ -127,6 +130,28 @@ class Quantized:
             made = export_keras_integers(self.found, given, target, reference)
         # The comparison is on the same data.
         return replace(made, notes=(*self.found.data_problems, *made.notes))
+
+
+def _check_texts(model: Any) -> None:
+    """Refuses a model that reads texts, whose lookup no LiteRT file has; the error has the code that leaves it out."""
+    texts = [
+        one for one in getattr(model, "inputs", None) or () if keras.backend.standardize_dtype(one.dtype) == "string"
+    ]
+    if not texts:
+        return
+    readers = [
+        node.operation.name
+        for node in (nodes_of(model) if graph_of(model) is not None else ())
+        if not node.is_input
+        and any(keras.backend.standardize_dtype(one.dtype) == "string" for one in node.input_tensors)
+        and all(keras.backend.standardize_dtype(one.dtype) != "string" for one in node.outputs)
+    ]
+    name = readers[0] if readers else "NAME"
+    raise ValueError(
+        f"A LiteRT file reads numbers. Received: the model {model.name!r}, in which {', '.join(readers) or 'a layer'} "
+        "reads texts. Quantize the part behind it, on its outputs: "
+        f"pk.quantize(keras.Model(model.get_layer({name!r}).output, model.outputs), model.get_layer({name!r})(texts))."
+    )
 
 
 def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:

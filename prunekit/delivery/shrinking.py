@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any, Unpack
 
+from prunekit.anatomy.channels import find_channels
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData
 from prunekit.core.layerwise import Progress
 from prunekit.delivery.model_measures import measure_of
 from prunekit.suggestions import check_names
+from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.options import MEASURES, Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.shrinking import shrunk
@@ -70,7 +73,9 @@ def shrink(  # noqa: PLR0913
             "Pass exactly one, as the share that is left: channels=0.5."
         )
     check_names(options, [field.name for field in fields(ShrinkOptions)])
-    target, chosen = Target(*asked.popitem()), ShrinkOptions(**options)
+    chosen = ShrinkOptions(**options)
+    _check_count(model, *next(iter(asked.items())), chosen)
+    target = Target(*asked.popitem())
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
         found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress)
@@ -80,3 +85,18 @@ def shrink(  # noqa: PLR0913
     remark = damage.remark("Keep more, or train the smaller model for some epochs.")
     notes = (*found.report.notes, *([] if remark is None else [remark]))
     return found.model, replace(found.report, damage=damage, notes=notes)
+
+
+def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -> None:
+    """Refuses a number of channels or parameters where their share is wanted; the error has the share."""
+    if measure not in ("channels", "parameters") or not isinstance(value, Integral) or int(value) < 2:
+        return
+    found = find_channels(model, options.approximate)
+    channels = sum(group.channels.size for group in found.groups)
+    total = channels if measure == "channels" else Budget(found).parameters
+    if value < total:
+        kind = "removable channels" if measure == "channels" else measure
+        raise ValueError(
+            f"{measure} is the share that is left, in (0, 1]. Received: {measure}={value}. To keep {value} of the "
+            f"model's {total:,} {kind}, pass {measure}={value / total:.4g}."
+        )

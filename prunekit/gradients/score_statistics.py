@@ -16,6 +16,7 @@ from prunekit.core.differentiation import gradient, hessian_product
 from prunekit.core.layer_calls import input_of_ones
 from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, observe
 from prunekit.core.layer_precision import computing_in
+from prunekit.core.losses import check_classes
 from prunekit.core.model_function import ModelFunction
 from prunekit.core.statistics import Collector, DataCollector
 
@@ -38,6 +39,7 @@ def check_labelled(model: Any, labels: Any, statistic: str) -> None:
             f"The statistic {statistic!r} is a derivative of the model's loss, which needs labels. Received: data "
             "without labels. Pass `data` as a pair (inputs, labels), or batches of such pairs."
         )
+    check_classes(model, labels)
 
 
 def in_full_precision(model: Any) -> contextlib.AbstractContextManager:

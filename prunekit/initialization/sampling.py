@@ -11,6 +11,7 @@ from keras import ops
 
 from prunekit.anatomy.fans import UnitMatrices, fans, unit_matrices
 from prunekit.anatomy.targets import Target
+from prunekit.sparsity.array_ops import array_of
 
 # Standard deviation of the standard normal distribution truncated to [-2, 2].
 CUT_DEVIATION = 0.87962566103423978
@@ -44,7 +45,7 @@ def draw(initializer: Any, target: Target, mask: np.ndarray | None, seed: int) -
 
 def deviation(variable: Any, mask: np.ndarray | None) -> float:
     """Standard deviation of the kept weights; 0 if the mask keeps no weight."""
-    values = np.asarray(ops.convert_to_numpy(variable), np.float64)
+    values = np.asarray(array_of(variable), np.float64)
     kept = values if mask is None else values[mask]
     return float(kept.std()) if kept.size else 0.0
 

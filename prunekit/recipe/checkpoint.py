@@ -23,6 +23,7 @@ from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.replicas import ALONE, Replicas
 from prunekit.recipe.run_state import RunMasks, RunState
+from prunekit.sparsity.array_ops import array_of
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Checkpoints:
             return
         optimizer = _optimizer_built(model)
         variables = _variables(model, optimizer)
-        arrays = {f"variable/{i}": np.asarray(keras.ops.convert_to_numpy(v)) for i, v in enumerate(variables)}
+        arrays = {f"variable/{i}": np.array(array_of(v)) for i, v in enumerate(variables)}
         arrays |= _run_arrays(state.run)
         inner = {name: found for name in _SNAPSHOTS if (found := getattr(state, name)) is not None}
         arrays |= {f"{name}/{key}": array for name, one in inner.items() for key, array in one.arrays.items()}

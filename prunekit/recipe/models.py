@@ -16,6 +16,7 @@ from prunekit.loops.activation_cache import array_digest
 from prunekit.recipe.factories import call_factory
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.sources import IMAGENET, ModelSource
+from prunekit.sparsity.array_ops import array_of
 
 
 def digits_cnn() -> keras.Model:
@@ -234,7 +235,7 @@ def weight_arrays(model: Any) -> dict[str, np.ndarray]:
     """Returns {readable weight name: NumPy array} for every weight of a model, in layer order."""
     from prunekit.anatomy.model_weights import weights_in
 
-    return {weight.name: keras.ops.convert_to_numpy(weight.variable) for weight in weights_in(model)}
+    return {weight.name: np.array(array_of(weight.variable)) for weight in weights_in(model)}
 
 
 def model_digest(model: Any) -> str:

@@ -36,6 +36,7 @@ from prunekit.recipe.progress import EpochProgress, Listener, Progress
 from prunekit.recipe.run_inputs import RunInputs, inspected
 from prunekit.recipe.run_state import RunMasks, RunState
 from prunekit.recipe.stages import StageFiles
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
 from prunekit.techniques.pruning.held_masks import holding
 from prunekit.techniques.shrink.channel_penalties import ChannelPenalty
@@ -182,7 +183,7 @@ class Workspace:
             return
         with self.run.replicas.scope():
             optimizer = optimizer_from(settings)
-            self._learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+            self._learning_rate = float(array_of(optimizer.learning_rate))
             model.compile(optimizer=optimizer, **compile_arguments(settings, self._outputs(model)))
         try:
             measured = self._measured_on_few(model, data)

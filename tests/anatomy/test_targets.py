@@ -1,8 +1,11 @@
+import re
+
 import keras
 import numpy as np
 import pytest
 from keras import layers as L
 
+import prunekit as pk
 from prunekit.anatomy import layers as table
 from prunekit.anatomy.layers import register_layer
 from prunekit.anatomy.model_weights import weights_in
@@ -286,14 +289,34 @@ def test_weights_of_an_unknown_layer_are_skipped_with_the_remedy_or_taken_by_nam
     model = keras.Sequential([keras.Input((4,)), Mixing(name="mix"), L.Dense(2, name="dense")])
     found = reasons(model)
     assert found["mix/mixing"] == (
-        "prunekit does not know the weights of Mixing: describe them with pk.register_layer(Mixing, mixing=..., "
-        "offset=...), or name single weights in include"
+        "prunekit does not know the weights of Mixing: describe them with pk.register_layer(Mixing, "
+        'mixing=pk.WeightSpec(), offset=pk.WeightSpec("bias", (), (), prunable=False)), where a WeightSpec() has its '
+        'inputs along axis -2 and its outputs along axis -1, or prune its matrices with include="*"'
     )
     assert "mix/offset" in found
     (target,), _ = find_targets(model, include=["mix/mixing"])
     assert (target.role, target.in_axes, target.out_axes) == ("kernel", (0, 1), (2,))
-    with pytest.raises(ValueError, match="'mix' in `include` matches nothing that is pruned"):
-        find_targets(model, include=["mix"])
+
+
+@pytest.mark.parametrize(("include", "names"), [("*", ["mix/mixing", "dense/kernel"]), ("mix", ["mix/mixing"])])
+def test_a_pattern_for_whole_layers_takes_the_trained_matrices_of_unknown_layers(include, names):
+    model = keras.Sequential([keras.Input((4,)), Mixing(name="mix"), L.Dense(2, name="dense")])
+    assert [target.name for target in find_targets(model, include)[0]] == names
+    # Quantization needs to know how a weight is used.
+    assert "mix/mixing" not in [target.name for target in find_targets(model, "*", verb="quantize")[0]]
+    model.get_layer("mix").trainable = False
+    if include == "*":
+        assert [target.name for target in find_targets(model, include)[0]] == ["dense/kernel"]
+
+
+def test_the_line_of_code_in_the_reason_describes_the_layer(monkeypatch):
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+    model = keras.Sequential([keras.Input((4,)), Mixing(name="mix")])
+    with pytest.raises(ValueError, match="no weights to prune") as refused:
+        find_targets(model)
+    code = re.search(r"pk\.register_layer\(.*\)\)", str(refused.value)).group()
+    eval(code, {"pk": pk, "Mixing": Mixing})
+    assert [target.name for target in find_targets(model)[0]] == ["mix/mixing"]
 
 
 def test_an_unknown_layer_type_is_reported_once_and_not_once_for_each_layer():

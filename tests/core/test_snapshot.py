@@ -182,3 +182,10 @@ def test_pickles_are_no_snapshots(tmp_path):
         (tmp_path / "one").write_bytes(content)
         with pytest.raises(DamagedSnapshot, match="not a snapshot of this version"):
             read_snapshot(tmp_path / "one")
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    path = tmp_path / "none" / "state"
+    with pytest.raises(FileNotFoundError) as missing:
+        write_snapshot(path, Snapshot({}, {}))
+    assert missing.value.filename == str(path)

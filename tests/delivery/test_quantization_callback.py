@@ -322,3 +322,9 @@ def test_without_data_such_a_model_is_refused_with_the_remedy():
         pytest.skip("Keras builds models before callbacks there")
     with pytest.raises(ValueError, match="is not built.*a QuantizationCallback from its data"):
         fit(model, pk.QuantizationCallback(activations=None))
+
+
+def test_normalizations_freeze_after_quantization_begins():
+    with pytest.raises(ValueError, match="`freeze_step` is at least `begin_step`. Received: begin_step=10"):
+        pk.QuantizationCallback(X, begin_step=10, freeze_step=5)
+    assert pk.QuantizationCallback(X, begin_step=10, freeze_step=-1).freeze_step == -1

@@ -169,3 +169,71 @@ def test_a_softmax_of_almost_constant_logits_computes_in_floating_point(size, le
     found = pk.quantize(model, inputs).export(tmp_path / "m.tflite")
     assert list(found.left_float) == ["classes: SOFTMAX"] * left
     assert found.largest_difference <= 1
+
+
+# ---- what no file can hold, and where none can be written ------------------------------------------------------------
+
+
+class Sampling(L.Layer):
+    """Adds noise in inference, as a variational autoencoder does."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        return inputs + keras.random.normal(keras.ops.shape(inputs), seed=self.seed_generator)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Sampling(name="sampling"), "the layers sampling, which draw random numbers in inference"),
+        (L.Conv2DTranspose(4, 3, dilation_rate=2, name="up"), "the layers up with dilation_rate above 1"),
+    ],
+    ids=["random numbers", "a dilation"],
+)
+def test_layers_that_no_integer_file_can_hold_are_refused_before_the_model_changes(layer, message):
+    model = stack((4, 4, 3), L.Conv2D(4, 1), layer, L.Dropout(0.5, seed=1), L.Flatten(), L.Dense(2))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=message):
+        pk.quantize(model, inputs_of(model))
+    assert all(np.array_equal(one, two) for one, two in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_file_that_cannot_be_written_is_refused_with_the_name_that_was_given(eight, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file" / "model.tflite", tmp_path / "file" / "model.keras"):
+        with pytest.raises(ValueError, match=rf"a folder that you may write to. Received: '{path}'"):
+            eight[0].export(path)
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+TEXTS = ["good bad", "bad", "good good", "a b"] * 8
+
+
+def reader_of_texts():
+    keras.utils.set_random_seed(0)
+    lookup = L.TextVectorization(max_tokens=10, output_sequence_length=4, name="words")
+    lookup.adapt(TEXTS)
+    layers = [lookup, L.Embedding(10, 8, name="table"), L.GlobalAveragePooling1D(), L.Dense(3, name="head")]
+    return keras.Sequential([keras.Input((1,), dtype="string"), *layers])
+
+
+@pytest.mark.parametrize("kind", [str, object, bytes])
+def test_a_model_that_reads_texts_is_quantized_and_the_part_behind_the_lookup_is_a_file(kind, tmp_path):
+    model, texts = reader_of_texts(), np.array(TEXTS).astype("S" if kind is bytes else kind)[:, None]
+    done = pk.quantize(model, texts)
+    assert {row.name for row in done.report.weights} == {"table/embeddings", "head/kernel"}
+    with pytest.raises(ValueError, match="in which words reads texts. Quantize the part behind it") as refused:
+        done.export(tmp_path / "model.tflite")
+    code = str(refused.value).split("outputs: ")[1].removesuffix(".")
+    behind = eval(code, {"pk": pk, "keras": keras, "model": model, "texts": texts.astype(str)})
+    export = behind.export(tmp_path / "model.tflite")
+    assert export.largest_difference <= 1 and not export.left_float
+
+
+def test_the_keras_file_of_a_model_that_reads_texts_is_compared_on_texts(tmp_path):
+    (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], np.array(TEXTS)[:, None])
+    assert (row.status, row.max_error) == ("ok", 0.0)

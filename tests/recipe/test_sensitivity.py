@@ -335,3 +335,36 @@ def test_the_command_scans_bits_that_choose_bits_reads(run, tmp_path):
     assert scanned.bits == measured.bits
     for one, other in zip(scanned.weights, measured.weights, strict=True):
         assert one.bytes == other.bytes and one.errors == pytest.approx(other.errors, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda labels: labels + 1, "tells 3 classes apart, numbered from 0 to 2. Received: labels from 1 to 3"),
+        (lambda labels: labels - 1, "Received: labels from -1 to 1"),
+        (
+            lambda labels: np.eye(3)[labels],
+            r"one class number for each .* labels of shape \(150, 3\)",
+        ),
+    ],
+    ids=["from 1", "from -1", "one-hot"],
+)
+def test_labels_that_number_no_classes_are_refused_wherever_they_are_read(change, message):
+    inputs, labels = labelled()
+    data = (inputs, change(labels))
+    readers = [
+        lambda: pk.sensitivity(classifier(), data, batch_size=150),
+        lambda: pk.prune(classifier(), 0.5, [data], criterion="snip"),
+        lambda: pk.shrink(classifier(), channels=0.5, data=[data], criterion="taylor"),
+    ]
+    for reader in readers:
+        with pytest.raises(ValueError, match=message) as refused:
+            reader()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_class_that_the_loss_ignores_is_no_label_out_of_range():
+    model = classifier()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
+    inputs, labels = labelled()
+    assert pk.sensitivity(model, (inputs, np.where(labels == 2, -1, labels)), sparsity=LEVELS).complete

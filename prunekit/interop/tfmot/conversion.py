@@ -24,6 +24,7 @@ from prunekit.interop.tfmot.layers import NotCarried
 from prunekit.interop.tfmot.schedule_adoption import adopted
 from prunekit.interop.tfmot.training_state import carried_loss, carried_optimizer, lost_settings
 from prunekit.interop.tfmot.wrappers import Wrapping, without_rounding
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.callbacks import PruningCallback
@@ -160,7 +161,7 @@ def read_model(source: Any, *, tolerance: float | None = None) -> Converted:
     names = {id(weight.variable): weight.name for weight in weights_in(translation.model)}
     pruned = _pruned_weights(translation, names)
     for variable, mask, *_ in pruned.values():
-        variable.assign(np.where(mask, keras.ops.convert_to_numpy(variable), 0))
+        variable.assign(np.where(mask, array_of(variable), 0))
     with without_rounding(file.model):
         difference = compared(file.model, translation.model, where, tolerance)
     step, lost = _common_step(translation.wrappings)

@@ -12,6 +12,7 @@ from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.reports import LayerError
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.kept_grids import check_off_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.sparsity.allocation import get_allocation
@@ -147,6 +148,10 @@ class OneShotPruning:
             data = CheckedData(model, data)
         if data is not None and _repairs(settings, criterion, repair):
             _check_rounds(criterion)
+            if repair != "none":
+                check_off_grids(
+                    model, "A repair", 'Prune first, then quantize; or pass repair="none", which keeps grids.'
+                )
             left = frozenset() if asked else self._left(model, settings)
             self._layerwise = Layerwise(model, data, criterion, repair or "weights", progress, left, memory)
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))

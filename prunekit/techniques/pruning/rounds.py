@@ -1,11 +1,10 @@
 """prune_in_rounds: prunes and trains in turns, and rewinds weights or learning rate before each training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Unpack
 
 import numpy as np
-from keras import ops
 
 from prunekit.anatomy.display import Displayed
 from prunekit.anatomy.inspection import Report, inspect
@@ -16,6 +15,7 @@ from prunekit.core import jax_state
 from prunekit.core.arguments import require_positive
 from prunekit.core.optimizers import optimizers_for, parts_of
 from prunekit.sparsity.arguments import fraction
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import sources_of
@@ -143,7 +143,7 @@ class RewindPoint:
         self._model, self._optimizers = model, optimizers
         slots = [slot for optimizer in optimizers for slot in jax_state.own_variables(optimizer)]
         self._variables = [*model.weights, *slots]
-        now = arrays if arrays is not None else [ops.convert_to_numpy(variable) for variable in self._variables]
+        now = arrays if arrays is not None else [array_of(variable) for variable in self._variables]
         self.arrays = [np.array(array) for array in now]
 
     def rewind(self, what: str) -> None:
@@ -170,7 +170,7 @@ def _schedule_state(optimizer: Any) -> list[Any]:
 
 def prune_in_rounds(
     model: Any,
-    train: Callable[[Any], float | None],
+    train: Callable[[Any], Any],
     sparsity: float,
     data: Any = None,
     *,
@@ -187,7 +187,9 @@ def prune_in_rounds(
 
     Args:
         model: A built Keras model.
-        train: Trains the model from the rewind point to the end, and may return a metric. Called as train(model), once
+        train: Trains the model from the rewind point to the end, and may return a metric, or what `fit` returns, whose
+            main metric at the last epoch is taken: the first compiled metric, else the loss; on the validation data
+            if there are any. Called as train(model), once
             for the dense model and once per round. A `tf.function` of a loop must be created inside.
         sparsity: Final fraction of the targets' entries to remove, in (0, 1).
         data: Calibration data for criteria that read data, as for `pk.prune`.
@@ -212,7 +214,7 @@ def prune_in_rounds(
         raise ValueError("Pruning in rounds needs an optimizer. Compile the model, or pass `optimizer`.")
     before = inspect(model)
     point = RewindPoint(model, optimizers)
-    rows, report = [Round(0, 0.0, 0, _metric(train(model)))], before
+    rows, report = [Round(0, 0.0, 0, _metric(train(model), model))], before
     if list(map(id, optimizers_for(model, optimizer))) != list(map(id, optimizers)):
         raise ValueError(
             "Masks are enforced by the optimizers that the model had at the call. Received: `train` compiled the model "
@@ -224,15 +226,36 @@ def prune_in_rounds(
         pruner = pruning.pruner
         point.rewind(rewind)
         with holding(model, pruner.masks, optimizers):
-            metric = _metric(train(model))
+            metric = _metric(train(model), model)
         pruned = sum(mask.size - int(np.count_nonzero(mask)) for mask in pruner.masks.values())
         rows.append(Round(number, pruner.sparsity, pruned, metric))
         report = pruner.report(before=before)
     return RoundsReport(tuple(rows), report)
 
 
-def _metric(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _metric(value: Any, model: Any) -> float | None:
+    """Returns what a training returned as one number: a number, or the main metric of a History or of `evaluate`."""
+    found = getattr(value, "history", value)
+    if isinstance(found, Mapping):
+        names = [*(name for name in _metric_names(model) if name != "loss"), "loss"]
+        known = [key for name in names for key in (f"val_{name}", name) if key in found]
+        found = found[known[0]] if known else found
+        found = found[-1] if isinstance(found, list) and found else found
+    try:
+        return None if found is None else float(found)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "`train` returns a metric as one number, what `fit` returns, or nothing. Received: "
+            f"{type(value).__name__}. The model is trained and dense; return a number, and call prune_in_rounds again."
+        ) from error
+
+
+def _metric_names(model: Any) -> list[str]:
+    """Returns the names of the compiled metrics in their order; [] of a model whose metrics were never computed."""
+    try:
+        return list(model.get_metrics_result())
+    except ValueError:
+        return []
 
 
 def _pruning_to(asked: float, model: Any, goal: float, settings: PruningOptions, data: Any) -> OneShotPruning:

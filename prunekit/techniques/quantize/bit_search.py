@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Unpack
 
 from prunekit.anatomy.model_weights import check_built
@@ -37,7 +38,7 @@ def choose_bits(  # noqa: PLR0913
     budget: int | None = None,
     evaluate: Callable[[Any], float] | None = None,
     floor: float | None = None,
-    candidates: Sequence[int | None] = (4, 8),
+    candidates: int | Sequence[int | None] = (4, 8),
     scan: Any = None,
     memory: float = 1e9,
     progress: Progress | None = None,
@@ -59,8 +60,8 @@ def choose_bits(  # noqa: PLR0913
         evaluate: Returns a metric of a model, larger = better; called while the model computes on integers. Measure on
             data that are neither trained nor tested on.
         floor: Least metric.
-        candidates: Numbers of bits, 2 to 8; with None a weight may stay in floating point under a budget. LiteRT stores
-            up to 4 bits as 4, and up to 8 as 8, so that 2 and 3 bits save no bytes of a file.
+        candidates: Numbers of bits, 2 to 8, or one of them; with None a weight may stay in floating point under a
+            budget. LiteRT stores up to 4 bits as 4, and up to 8 as 8, so that 2 and 3 bits save no bytes of a file.
         scan: A sensitivity.json file, a `SensitivityReport`, or its `to_dict()`, of a scan at these numbers of bits;
             None measures the errors on `data`.
         memory: Largest number of bytes of activations that are kept while weights are measured.
@@ -124,7 +125,11 @@ def budget_problem(preparation: Preparation, levels: Sequence[int | None], budge
     )
 
 
-def _levels(candidates: Sequence[int | None], *, float_too: bool) -> tuple[int | None, ...]:
+def _levels(candidates: int | Sequence[int | None], *, float_too: bool) -> tuple[int | None, ...]:
+    candidates = (int(candidates),) if isinstance(candidates, Integral) else candidates
+    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
+        raise TypeError(f"`candidates` are numbers of bits, such as (4, 8), or None. Received: {candidates!r}.")
+    candidates = tuple(candidates)
     numbers = sorted({whole("candidates", bits) for bits in candidates if bits is not None})
     if not numbers or not all(2 <= bits <= 8 for bits in numbers):
         raise ValueError(f"`candidates` are numbers of bits, 2 to 8, or None. Received: {candidates!r}.")

@@ -201,7 +201,7 @@ class GridRounding(Unchanged):
         """See `Rounding`."""
         if self._formats.activations is None:
             return value
-        values = ops.convert_to_numpy(value).astype("float32")
+        values = array_of(value).astype("float32")
         grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
         return ops.cast(grid.nearest(values), keras.backend.standardize_dtype(value.dtype))
 

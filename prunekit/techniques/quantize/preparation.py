@@ -14,6 +14,7 @@ from prunekit.anatomy.model_weights import check_built, places
 from prunekit.anatomy.reports import LayerError, Skipped
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.input_scale import scale_problem
+from prunekit.core.kept_grids import note_grids
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
 from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
@@ -142,6 +143,9 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
+        if options.activation_format is not None:
+            _check_dilations(model)
+            _check_random(model, self.inputs())
         self.selection, self.placement = selected_and_placed(model, options)
         self.data_problems: tuple[str, ...] = ()
         self._span_notes: tuple[str, ...] = ()
@@ -228,6 +232,9 @@ class Preparation:
             *self._ungrouped(),
             *few_bits_notes(self.bits.values()),
         )
+        note_grids(
+            self.model, [(one.name, one.variable, rounded.grids[id(one.variable)].holds) for one in self.weights]
+        )
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         whole = self.options.misfits == "error"
         return QuantizedModel(
@@ -242,6 +249,46 @@ class Preparation:
             return []
         more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         return [f"One scale for each output, which has at most {size} inputs: {', '.join(found[:_LISTED])}{more}."]
+
+
+def _check_dilations(model: Any) -> None:
+    transposed = keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose | keras.layers.Conv3DTranspose
+    found = [
+        one.name
+        for one in model._flatten_layers()
+        if isinstance(one, transposed) and max(_sizes(one.dilation_rate)) > 1
+    ]
+    if found:
+        raise ValueError(
+            "LiteRT has no transposed convolution with a dilation. Received: the layers "
+            f"{', '.join(found)} with dilation_rate above 1. Build them with dilation_rate=1, or pass activations=None."
+        )
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _check_random(model: Any, batches: Iterator[Any]) -> None:
+    """Refuses layers that draw random numbers in inference, as the sampling of a variational autoencoder does."""
+    # Keras's own layers (dropout, noise, augmentation) draw in training only.
+    own = [one for one in model._flatten_layers() if not type(one).__module__.startswith("keras.")]
+    seeds = [(one.name, seed.state) for one in own for seed in getattr(one, "_seed_generators", ())]
+    if not seeds:
+        return
+    before = [np.array(array_of(state)) for _, state in seeds]
+    model(next(batches), training=False)
+    drawn = []
+    for (name, state), value in zip(seeds, before, strict=True):
+        if not np.array_equal(array_of(state), value):
+            drawn.append(name)
+            state.assign(value)
+    if drawn:
+        raise ValueError(
+            "An integer file computes the same outputs from the same inputs. Received: the layers "
+            f"{', '.join(dict.fromkeys(drawn))}, which draw random numbers in inference. Quantize the parts before and "
+            "after them as models of their own, keras.Model(inputs, outputs)."
+        )
 
 
 def _check_states(model: Any) -> None:

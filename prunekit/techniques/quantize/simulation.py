@@ -17,6 +17,7 @@ from prunekit.anatomy.model_graph import graph_of
 from prunekit.core.patching import shadowed
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.core.variable_values import full_value, with_values
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.linear_units import linear_results
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rounding import Rounding, activated, rounds_inside
@@ -217,7 +218,7 @@ class _UnitRun:
         return args, kwargs | {name: v for name, v in self._context.items() if name in known and v is not None}
 
     def _divided(self, divisor: Any, x1: Any, x2: Any) -> Any:
-        reciprocal = np.asarray(1 / ops.convert_to_numpy(divisor).astype("float64"), "float32")
+        reciprocal = np.asarray(1 / array_of(divisor).astype("float64"), "float32")
         return x1 * ops.cast(self._rounding.constant(reciprocal), x1.dtype)
 
     def _rescaled(self, layer: Any, call: Any, between: Range, inputs: Any) -> Any:

@@ -24,6 +24,7 @@ from prunekit.anatomy.linear_kinds import (
     kind_of,
 )
 from prunekit.anatomy.model_graph import graph_of
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids import Granularity
 from prunekit.techniques.quantize.rules import FUSING, MOVES, Rule, activation_rule, is_relu, rule_of
 
@@ -118,7 +119,7 @@ class Unit:
         elif call.kind not in ("Where", "Maximum", "Minimum", "Pad"):
             return False
         constants = [leaf for leaf in leaves if leaf is not None and not isinstance(leaf, keras.KerasTensor)]
-        return any(bool(np.any(keras.ops.convert_to_numpy(constant))) for constant in constants)
+        return any(bool(np.any(array_of(constant))) for constant in constants)
 
     @functools.cached_property
     def has_normalization(self) -> bool:
@@ -229,7 +230,7 @@ def divisor(call: Call) -> Any:
     if call.kind not in _DIVISIONS or not isinstance(first, keras.KerasTensor) or "float" not in first.dtype:
         return None
     is_known = isinstance(second, int | float) or _is_array(second)
-    return second if is_known and bool(np.all(keras.ops.convert_to_numpy(second))) else None
+    return second if is_known and bool(np.all(array_of(second))) else None
 
 
 def is_constant(leaf: Any) -> bool:

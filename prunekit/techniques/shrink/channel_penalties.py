@@ -22,6 +22,7 @@ from prunekit.core.optimizers import optimizers_for
 from prunekit.core.snapshot import Snapshot
 from prunekit.core.update_observer import updates_of
 from prunekit.sparsity.arguments import kept_fraction, positive, whole
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.scores import get_criterion
 
 
@@ -241,7 +242,7 @@ class GrowingRegularization(ChannelPenalty):
         gone = np.zeros(found.channel_of.size, bool)
         gone[order.removed(order.first(min(round((1 - self.channels) * order.total), order.length)))] = True
         self.selected = {found.groups[i].name: np.flatnonzero(gone[found.groups[i].channels]) for i in free}
-        self._begun = min((int(ops.convert_to_numpy(one.iterations)) for one in optimizers), default=0)
+        self._begun = min((int(array_of(one.iterations)) for one in optimizers), default=0)
 
     def state(self) -> Snapshot:
         """Returns the selected channels, and the optimizer's updates before the selection."""

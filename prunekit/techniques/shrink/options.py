@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypedDict
 
 from prunekit.anatomy.channel_normalization import APPROXIMATIONS
@@ -61,7 +62,8 @@ class Target:
     def __post_init__(self) -> None:
         share = float(positive(self.measure, self.share))
         if share > 1:
-            hint = f" For {share:g} %, pass {share / 100:g}." if share <= 100 else ""
+            counted = f"; for a count, pass its share of all {self.measure}" if isinstance(self.share, Integral) else ""
+            hint = f" For {share:g} %, pass {share / 100:g}{counted}." if share <= 100 else ""
             raise ValueError(
                 f"{self.measure} is the share that is left, in (0, 1]. Received: {self.measure}={self.share}.{hint}"
             )

@@ -16,6 +16,7 @@ from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.channel_importance import GroupImportance, entry_scores, ranking_weights, reasons_to_stay
+from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import Progress
 from prunekit.sparsity.automatic import AutomaticCriterion
@@ -42,6 +43,10 @@ from prunekit.techniques.shrink.zero_channels import zero_channels
 
 # Largest relative difference of outputs that is rounding, in float32.
 OUTPUTS_ROUNDING = 1e-4
+_GRIDS = (
+    "The model was quantized by pk.quantize: the kept weights have the values of its grids, and the ranges of its "
+    "tensors do not belong to the smaller model. Call pk.quantize on the smaller model before an export."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +132,8 @@ def shrunk(
         ValueError, TypeError: As for `pk.shrink`.
     """
     repair = options.repair_with(data)
+    if repair != "none":
+        check_off_grids(model, "A repair", 'Shrink first, then quantize; or pass repair="none" and quantize again.')
     found = find_channels(model, options.approximate)
     if data is not None:
         data = CheckedData(model, data)
@@ -152,6 +159,8 @@ def shrunk(
     removed = order.removed(counts)
     built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
     notes = [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
+    if on_grids(model):
+        notes.append(_GRIDS)
     notes += [*built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:

@@ -1,5 +1,7 @@
 """Pruning in rounds with rewinding: the trainings in plain NumPy, exact counts, and the refusals."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -174,3 +176,47 @@ def test_an_override_is_reached_in_the_last_round_in_proportion_to_the_sparsity(
     pk.prune_in_rounds(model, counted, 0.75, rounds=2, overrides={"first": 0.9}, allocation="uniform")
     # 120 and 100 weights; the first round prunes half of all.
     assert zeros == [[0, 0], [72, 38], [108, 57]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "metric"),
+    [
+        (lambda history: history, "val_mae"),
+        (lambda history: {"loss": [1.0], "mae": [3.0, 2.0]}, 2.0),
+        (lambda history: {"loss": 1.5, "mae": 0.5}, 0.5),
+        (lambda history: {"loss": [1.0, 0.25]}, 0.25),
+    ],
+    ids=["History", "without validation", "of evaluate", "loss alone"],
+)
+def test_what_fit_returns_is_read_as_its_main_metric(returned, metric):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    # Keras sorts the names of a History: the main metric is the first compiled one.
+    model.compile("sgd", "mse", metrics=["mae", "accuracy"])
+    x, y = np.ones((8, 4), "float32"), np.zeros((8, 3), "float32")
+    histories = []
+
+    def train(model):
+        histories.append(model.fit(x, y, epochs=2, verbose=0, validation_data=(x[:2], y[:2])))
+        return returned(histories[-1])
+
+    rows = pk.prune_in_rounds(model, train, 0.5, rounds=1).rounds
+    expected = [one.history[metric][-1] for one in histories] if isinstance(metric, str) else [metric, metric]
+    assert [row.metric for row in rows] == expected
+
+
+@pytest.mark.parametrize("returned", [[1.0, 2.0], "0.9 of all", {"other": 1.0}], ids=["a list", "a text", "no metric"])
+def test_a_training_that_returns_no_number_is_told_what_to_return(returned):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match="`train` returns a metric as one number, what `fit` returns, or nothing"):
+        pk.prune_in_rounds(model, lambda model: returned, 0.5, rounds=1)
+
+
+def test_rounds_and_scans_leave_no_warning_of_numpy_in_the_terminal():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 4), "float32"), np.zeros((8, 3), "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        pk.prune_in_rounds(model, lambda model: model.train_on_batch(x, y), 0.5, rounds=1)
+        assert pk.sensitivity(model, (x, y)).rows

@@ -403,3 +403,10 @@ def test_scans_that_do_not_fit_are_refused(scan, options, message):
     choice = choose_bits(model, data, budget=3000)
     with pytest.raises(ValueError, match=message):
         choose_bits(model, data, budget=3000, scan=scan(choice), **options)
+
+
+def test_one_number_of_bits_needs_no_list():
+    model, data = network()
+    assert set(choose_bits(model, data, budget=10_000, candidates=8).bits.values()) == {8}
+    with pytest.raises(TypeError, match="`candidates` are numbers of bits, such as"):
+        choose_bits(model, data, budget=10_000, candidates="48")

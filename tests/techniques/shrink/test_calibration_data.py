@@ -10,6 +10,10 @@ import prunekit as pk
 from prunekit.core.calibration import CheckedData, check_inputs
 
 READERS = {
+    "choose_bits": lambda model, data: pk.choose_bits(model, data, budget=10_000),
+    "prune_in_rounds": lambda model, data: pk.prune_in_rounds(model, fitted, 0.5, data, rounds=1, criterion="wanda"),
+    "quantize": lambda model, data: pk.quantize(model, data),
+    "sensitivity": lambda model, data: pk.sensitivity(model, data),
     "prune": lambda model, data: pk.prune(model, 0.5, data=data, criterion="magnitude", allocation="uniform"),
     "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
     "remove_zero_channels": lambda model, data: pk.remove_zero_channels(model, data=data),
@@ -33,7 +37,13 @@ BAD = {
 def with_named_input():
     inputs = keras.Input((5,), name="features")
     x = L.Dense(6, "relu")(inputs)
-    return keras.Model(inputs, L.Dense(3)(L.Add()([x, L.Dense(6)(x)])))
+    model = keras.Model(inputs, L.Dense(3)(L.Add()([x, L.Dense(6)(x)])))
+    model.compile("sgd", "mse")
+    return model
+
+
+def fitted(model):
+    """A training that changes nothing."""
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
@@ -88,3 +98,50 @@ def test_texts_are_for_inputs_of_texts():
         check_inputs(declared, np.ones((2, 1), "float32"))
     with pytest.raises(TypeError, match="arrays of texts. Received: str"):
         check_inputs(declared, "a b")
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_images_of_another_size_are_refused_without_a_name_that_keras_made_up(reader):
+    layers = [L.Conv2D(4, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(2)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"^The shape of the input is \(None, 8, 8, 1\).* of shape \(4, 16, 16, 1\)"):
+        reader(model, np.ones((4, 16, 16, 1), "float32"))
+
+
+def test_one_of_several_inputs_without_names_has_the_name_of_its_layer():
+    first, second = keras.Input((2,)), keras.Input((3,))
+    model = keras.Model([first, second], L.Dense(2)(L.Concatenate()([first, second])))
+    name = second._keras_history.operation.name
+    with pytest.raises(ValueError, match=rf"The shape of the input '{name}' is \(None, 3\)"):
+        check_inputs(model, [np.ones((4, 2)), np.ones((4, 4))])
+
+
+def test_a_generator_function_is_read_as_often_as_needed():
+    model, calls = with_named_input(), []
+
+    def examples():
+        calls.append(None)
+        for row in np.linspace(0, 1, 40, dtype="float32").reshape(8, 1, 5):
+            yield [row]
+
+    batches = [inputs for inputs, _, _ in CheckedData(model, examples)]
+    assert len(batches) == 8 and batches[0].shape == (1, 5) and len(calls) == 1
+    report = pk.prune(model, 0.5, examples)
+    other = with_named_input()
+    assert report.layer_errors and pk.quantize(other, examples).report.weights
+    assert len(calls) > 2
+
+
+def test_a_generator_function_without_an_end_is_read_up_to_a_bound():
+    def endless():
+        while True:
+            yield np.ones((500, 5), "float32")
+
+    assert len(list(CheckedData(with_named_input(), endless))) == 5
+
+
+@pytest.mark.parametrize("made", [lambda: None, lambda: GOOD], ids=["nothing", "an array"])
+def test_a_function_that_makes_no_iterator_is_refused(made):
+    with pytest.raises(TypeError, match="Received: a function that returns (NoneType|ndarray)"):
+        list(CheckedData(with_named_input(), made))

@@ -326,3 +326,42 @@ def test_a_report_has_sections_and_json(data):
     titles = [section.title for section in report.sections()]
     assert titles == ["Groups of channels", "Channels that stay", "Errors of the layers"]
     assert "one: 16 -> 8 channels" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (dict(channels=48), r"To keep 48 of the model's 96 removable channels, pass channels=0\.5\.$"),
+        (dict(parameters=1000), r"To keep 1000 of the model's [\d,]+ parameters, pass parameters=0\.\d+\.$"),
+        (dict(macs=50), r"For 50 %, pass 0\.5; for a count, pass its share of all macs\.$"),
+        (dict(channels=2.5), r"Received: channels=2\.5\. For 2\.5 %, pass 0\.025\.$"),
+    ],
+)
+def test_a_count_is_answered_with_the_share_that_it_would_be(target, message):
+    with pytest.raises(ValueError, match=message):
+        pk.shrink(cnn(), **target)
+
+
+def test_a_quantized_model_is_repaired_before_its_quantization_or_not_at_all(data):
+    model = cnn()
+    pk.quantize(model, data[0])
+    before = model.get_weights()
+    for change in (lambda: pk.shrink(model, channels=0.5, data=data), lambda: pk.prune(model, 0.5, data)):
+        with pytest.raises(ValueError, match=r"put one/kernel, two/kernel, hidden/kernel and 1 more on grids"):
+            change()
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+    _, report = pk.shrink(model, channels=0.5, data=data, repair="none")
+    assert any("Call pk.quantize on the smaller model" in note for note in report.notes)
+    # A weight that was trained since is free.
+    for weight in model.trainable_weights:
+        weight.assign(weight + 0.123 * keras.random.normal(weight.shape, seed=1))
+    assert pk.shrink(model, channels=0.5, data=data)[1].channels == (96, 48)
+
+
+def test_zeros_lie_on_grids_so_that_a_quantized_model_is_pruned_without_repair(data):
+    model = cnn()
+    quantized = pk.quantize(model, data[0])
+    assert pk.prune(model, 0.5).target_sparsity == pytest.approx(0.5, abs=1e-3)
+    quantized.found.check_unchanged()
+    with pytest.raises(ValueError, match="on grids"):
+        pk.prune(model, 0.6, data)
