@@ -207,7 +207,7 @@ def remove_blocks(model: str, output: str, number: int, force: bool, as_json: bo
     from prunekit.techniques.shrink.block_removal import remove_blocks as remove_blocks_of
 
     found = load_model(model, compile=False)
-    given = read_examples(*(options.pop(name) for name in ("data", "label", "examples")), found)
+    given = read_examples(options.pop("data"), options.pop("label"), options.pop("examples"), found)
     with showing_progress("Ranking", shown=True) as progress:
         smaller, report = remove_blocks_of(found, number, given, progress=progress, **options)
     return _written(smaller, report, output, as_json)
