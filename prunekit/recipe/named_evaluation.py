@@ -56,23 +56,24 @@ def evaluate_named(path: str, data: str, label: str | None, like: str | None, ba
     Raises:
         RecipeError: The model or the data cannot be read, or do not fit together.
     """
-    original = compiled_model(path if like is None else like) if like or path.endswith(".keras") else None
-    model: Any = original if path.endswith(".keras") else LiteRTModel(path)
+    named = path if path.endswith(".keras") else like
+    original = None if named is None else compiled_model(named)
+    file = None if path.endswith(".keras") else LiteRTModel(path)
     if original is None and Path(data).is_dir():
         raise RecipeError(f"images are prepared as a Keras model needs them: name the one of {path} with --like.")
-    found, part = measured_data(named_source(data, label, original or model))
-    subject: Any = original or model
+    subject: Any = file if original is None else original
+    found, part = measured_data(named_source(data, label, subject))
     compiled = bool(subject.compiled)
     if not compiled:
         compile_for(subject, found)
     try:
-        if original is None or model is original:
-            # LiteRT does not run inside a compiled function.
-            model.run_eagerly = model.run_eagerly or original is None
-            arrays = found.test.evaluation_data(batch_size)
-            metrics = as_floats(model.evaluate(*arrays, batch_size=batch_size, verbose=0, return_dict=True))
+        if original is not None and file is not None:
+            metrics = _measured_like(original, file, found.test, batch_size)
         else:
-            metrics = _measured_like(original, model, found.test, batch_size)
+            # LiteRT does not run inside a compiled function.
+            subject.run_eagerly = subject.run_eagerly or file is not None
+            arrays = found.test.evaluation_data(batch_size)
+            metrics = as_floats(subject.evaluate(*arrays, batch_size=batch_size, verbose=0, return_dict=True))
     except RecipeError:
         raise
     except Exception as error:
