@@ -151,9 +151,15 @@ class Shrink(Settings):
         return CRITERIA[name_of(self.criterion)].needs
 
     @property
+    def may_repair(self) -> bool:
+        """True if the step repairs where the recipe has data: removed channels that are zero need no repair."""
+        return self.repair is None and not self.nonzero
+
+    @property
     def reads_data(self) -> bool:
-        """True if criterion or repair need a pass over data."""
-        return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)
+        """True if the step cannot do without a pass over data."""
+        repairs = self.repair in ("outputs", "weights") or (self.may_repair and self.calibration is not None)
+        return repairs or "data" in sources_of(self.needs)
 
 
 class RemoveBlocks(Settings):

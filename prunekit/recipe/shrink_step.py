@@ -151,7 +151,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     """Removes the channels of the next round, and goes on with the smaller model; adds a row to the rounds."""
     run, state = workspace.run, workspace.state
     options = _options(settings, run)
-    data = calibration_data(run, settings.calibration) if settings.reads_data else None
+    data = calibration_data(run, settings.calibration) if settings.reads_data or settings.may_repair else None
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
     options = dataclasses.replace(options, tolerance=None)
 

@@ -58,7 +58,11 @@ MISTAKES = {
     "allocation": ("shrink: {macs: 0.5, allocation: globl}", "8:37", "'globl'. Did you mean 'global'?"),
     "rounds": ("shrink: {macs: 0.5, rounds: 3}", "8:33", "3 rounds train after each removal: add 'epochs_per_round'"),
     "learning rate": ("shrink: {macs: 0.5, learning_rate: 0.1}", "8:40", "'learning_rate' needs 'epochs_per_round'"),
-    "calibration": ("shrink: {macs: 0.5, calibration: 64}", "8:38", "'calibration' needs 'repair', or a criterion"),
+    "calibration": (
+        "shrink: {macs: 0.5, repair: none, calibration: 64}",
+        "8:52",
+        "'calibration' needs 'repair', or a criterion",
+    ),
     "another word": (
         "shrink: {channels: zero}",
         "8:24",
