@@ -1,6 +1,7 @@
 """The models that several sections train, and the sparsity that they are pruned to."""
 
 from collections.abc import Callable
+from typing import Any
 
 FINAL_SPARSITY = 0.9
 
@@ -51,3 +52,21 @@ MODELS: dict[str, tuple[Callable, int, tuple[int, ...], tuple[str, dict], int]] 
     "resnet20": (resnet20, 32, (32, 32, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 2),
     "mobilenetv2": (mobilenetv2, 16, (96, 96, 3), ("SGD", {"learning_rate": 1e-3, "momentum": 0.9}), 5),
 }
+
+
+def network(name: str, smoke: bool) -> Any:
+    """A model with weights drawn at random; in a smoke test a tiny perceptron, whatever the name."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    if smoke:
+        build, *_, width = MODELS["perceptron"]
+        return build(keras, width=width)
+    return keras.applications.ResNet50(weights=None) if name == "resnet50" else MODELS[name][0](keras)
+
+
+def images_for(model: Any, count: int) -> Any:
+    """Inputs drawn from the normal distribution, in the model's shape."""
+    import numpy as np
+
+    return np.random.default_rng(0).normal(size=(count, *model.input_shape[1:])).astype("float32")

@@ -163,7 +163,7 @@ def test_subclassed_models_are_searched_through_attributes_lists_and_dicts():
     model = Subclassed()
     model(np.ones((2, 3)))
     assert names(model) == ["first/kernel", "same/kernel", "same#2/kernel", "out/kernel"]
-    assert "register_layer(Subclassed, scale=...)" in reasons(model)["scale"]
+    assert "pk.register_layer(Subclassed, scale=pk.WeightSpec(" in reasons(model)["scale"]
     assert names(model, include="scale") == ["scale"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.figures import number, spread, turn_ratios, verdict
 from benchmarks.first_steps import fits_of_one_step
 from benchmarks.machine import numbered, peak, timed
-from benchmarks.models import MODELS
+from benchmarks.models import images_for, network
 from benchmarks.tables import table
 from benchmarks.trainings import CPU, WALL, Plan, ratios, steps, trainings
 from benchmarks.workers import Workers
@@ -45,24 +45,6 @@ SECONDS = 20.0
 
 
 # The worker -----------------------------------------------------------------------------------------------------------
-
-
-def network(name: str, smoke: bool) -> Any:
-    """A model with weights drawn at random; in a smoke test a tiny perceptron, whatever the name."""
-    import keras
-
-    keras.utils.set_random_seed(0)
-    if smoke:
-        build, *_, width = MODELS["perceptron"]
-        return build(keras, width=width)
-    return keras.applications.ResNet50(weights=None) if name == "resnet50" else MODELS[name][0](keras)
-
-
-def images_for(model: Any, count: int) -> Any:
-    """Inputs drawn from the normal distribution, in the model's shape."""
-    import numpy as np
-
-    return np.random.default_rng(0).normal(size=(count, *model.input_shape[1:])).astype("float32")
 
 
 def take_statistics(model: Any, images: Any) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.figures import number, spread, turn_ratios
 from benchmarks.machine import in_turns, peak, turns
-from benchmarks.sections.quantization import images_for, network
+from benchmarks.models import images_for, network
 from benchmarks.tables import table
 from benchmarks.workers import Workers
 

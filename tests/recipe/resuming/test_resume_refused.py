@@ -38,7 +38,7 @@ def edited():
         ("weights", "the model is not what it started from"),
         ("activation", "the model is not what it started from"),
         ("version", "keras was .* and is 3.99"),
-        ("unasked", "contains an unfinished run. .* with --resume, or start over with --force, which deletes it"),
+        ("unasked", "contains an unfinished run. .* with --resume .resume=True., or start over with --force"),
         ("export", "dense.keras has changed since the unfinished run wrote it"),
         ("start", "start.json is damaged"),
         ("start nested", "start.json is damaged"),
