@@ -39,7 +39,7 @@ def shrunk_advice(perceptron, sparsity):
     smaller, _ = pk.shrink(perceptron, channels=0.5)
     before = inspect(perceptron)
     if sparsity:
-        prune(smaller, sparsity, allocation="uniform")
+        prune(smaller, sparsity)
     return {line.runtime: line for line in runtime_advice(inspect(smaller), smaller, before)}
 
 
@@ -63,7 +63,7 @@ def test_files_are_compared_with_those_of_the_model_before_the_removal(perceptro
 
 
 def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):
-    lines = advice_for(prune(perceptron, 0.9, allocation="uniform"))
+    lines = advice_for(prune(perceptron, 0.9))
     assert lines["download (gzip)"].what_it_buys.startswith("about 0.")
     for runtime in ("LiteRT on x86", "LiteRT on ARM64", "LiteRT.js (WebAssembly)", "OpenVINO", "GPU"):
         assert lines[runtime].what_it_buys == "nothing"
@@ -71,7 +71,7 @@ def test_unstructured_zeros_of_dense_layers_buy_size_and_no_speed(perceptron):
 
 def test_large_dense_blocks_buy_speed_on_x86():
     model = keras.Sequential([keras.Input((256,)), layers.Dense(256), layers.Dense(4)])
-    line = advice_for(prune(model, 0.9, block=4, allocation="uniform"))["LiteRT on x86"]
+    line = advice_for(prune(model, 0.9, block=4))["LiteRT on x86"]
     assert line.what_it_buys.startswith("4.3x on 1 Dense kernel at")
 
 
@@ -88,7 +88,7 @@ def test_sparse_convolutions_are_advised_only_where_the_graph_qualifies(middle, 
 def test_what_cannot_be_checked_is_said():
     model = Pointwise()
     model(np.zeros((1, 4, 4, 3), "float32"))
-    line = advice_for(prune(model, 0.9, allocation="uniform"))["LiteRT on ARM64"]
+    line = advice_for(prune(model, 0.9))["LiteRT on ARM64"]
     assert line.what_it_buys == "not known" and "subclassed" in line.why
 
 

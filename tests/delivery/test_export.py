@@ -76,7 +76,7 @@ def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity,
     images, classes = digits[0][1400:1500], digits[1][1400:1500]
     model = digits_network()
     model.set_weights(trained)
-    prune(model, sparsity, block, criterion="magnitude", allocation="uniform")
+    prune(model, sparsity, block)
     expected = float((keras.ops.convert_to_numpy(model(images)).argmax(-1) == classes).mean())
     refused = {"litert-float16-sparse"} if block == 4 else set()
     if BACKEND != "tensorflow":
@@ -104,7 +104,7 @@ def test_the_keras_file_keeps_every_zero_and_nothing_of_the_optimizer(digits, tm
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(digits[0][:64], digits[1][:64], verbose=0)
     optimizer, iterations = model.optimizer, int(model.optimizer.iterations)
-    prune(model, 0.7, allocation="uniform")
+    prune(model, 0.7)
 
     (row,) = export(model, tmp_path, ["keras"], digits[0][:8])
 
@@ -264,7 +264,7 @@ def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)])
     samples = np.random.default_rng(0).normal(size=(6, 64))
-    prune(model, 0.9, block=4, allocation="uniform")
+    prune(model, 0.9, block=4)
     (row,) = export(model, tmp_path, ["litert-float16-sparse"], samples)
     assert row.status == "refused" and "float16 blocks of 1x4" in row.note
     monkeypatch.setattr(export_module, "read_verdict", lambda content: Verdict(1, 1, False, None, None))

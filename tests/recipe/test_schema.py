@@ -47,20 +47,20 @@ def test_every_schedule_of_prunekit_has_its_settings():
 @pytest.mark.parametrize("kind", SCHEDULES)
 class TestEverySchedule:
     def test_it_resolves_to_its_class(self, kind):
-        step = load_recipe(recipe(prune(SCHEDULES[kind], allocation="uniform"))).steps[0].prune
+        step = load_recipe(recipe(prune(SCHEDULES[kind]))).steps[0].prune
         schedule = step.schedule.resolve(steps_per_epoch=10)
         assert type(schedule) is schedules.SCHEDULES[kind]
         assert schedule.final_sparsity == step.final_sparsity == 0.5
         assert schedule.landing_step == (0 if kind == "constant" else 30)
 
     def test_it_counts_from_the_start_of_its_step(self, kind):
-        settings = load_recipe(recipe(prune(SCHEDULES[kind], allocation="uniform"))).steps[0].prune.schedule
+        settings = load_recipe(recipe(prune(SCHEDULES[kind]))).steps[0].prune.schedule
         early, late = settings.resolve(10), settings.resolve(10, offset=500)
         assert late.begin_step == early.begin_step + 500
         assert late.landing_step == early.landing_step + 500
 
     def test_written_out_and_read_again_it_is_the_same(self, kind):
-        loaded = load_recipe(recipe(prune(SCHEDULES[kind], allocation="uniform")))
+        loaded = load_recipe(recipe(prune(SCHEDULES[kind])))
         assert load_recipe(yaml.safe_load(dump_recipe(loaded))) == loaded
 
     @pytest.mark.parametrize("percent", [1, 1.0, 50, 90, 100, -0.1])
@@ -71,7 +71,7 @@ class TestEverySchedule:
         else:
             changed[next(key for key in changed if key.endswith("sparsity"))] = percent
         with pytest.raises(RecipeError, match=r"expected a fraction in \[0, 1\)\. Received: "):
-            load_recipe(recipe(prune(changed, allocation="uniform")))
+            load_recipe(recipe(prune(changed)))
 
     def test_a_moment_after_the_last_epoch_of_the_step_is_refused(self, kind):
         changed = copy.deepcopy(SCHEDULES[kind])
@@ -80,12 +80,12 @@ class TestEverySchedule:
         else:
             changed["at" if kind == "one_shot" else "end"] = {"epochs": 4.5}
         with pytest.raises(RecipeError, match=r"trains for 4 epochs, and this comes after 4\.5 epochs"):
-            load_recipe(recipe(prune(changed, allocation="uniform")))
+            load_recipe(recipe(prune(changed)))
 
     def test_an_unknown_key_names_the_nearest(self, kind):
         key = next(key for key in SCHEDULES[kind] if key != "type")
         with pytest.raises(RecipeError, match=f"unknown key '{key}s'. Did you mean '{key}'"):
-            load_recipe(recipe(prune(SCHEDULES[kind] | {f"{key}s": 1}, allocation="uniform")))
+            load_recipe(recipe(prune(SCHEDULES[kind] | {f"{key}s": 1})))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ class TestEverySchedule:
     ],
 )
 def test_defaults_of_a_schedule_are_those_of_its_class(kind, minimal, arguments):
-    settings = load_recipe(recipe(prune({"type": kind, **minimal}, allocation="uniform"))).steps[0].prune.schedule
+    settings = load_recipe(recipe(prune({"type": kind, **minimal}))).steps[0].prune.schedule
     assert settings.resolve(1000) == schedules.SCHEDULES[kind](**arguments)
 
 
@@ -114,10 +114,8 @@ ACCEPTED = {
     "gradual 2:4": recipe(prune(pattern="2:4")),
     "block with pooling": recipe(one_shot(pattern="block:4x1", pooling="max")),
     "by the rules of tfmot": recipe(prune(SCHEDULES["polynomial_decay"], compat="tfmot", pattern="block:4x1")),
-    "schedule in steps, end unknown": recipe(
-        prune(SCHEDULES["linear"] | {"end": {"steps": 10**6}}, allocation="uniform")
-    ),
-    "end with the step": recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 4}}, allocation="uniform")),
+    "schedule in steps, end unknown": recipe(prune(SCHEDULES["linear"] | {"end": {"steps": 10**6}})),
+    "end with the step": recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 4}})),
     "two exports": recipe(export("keras", name="dense"), one_shot(), export("keras")),
     "raw and compressed bounds": recipe(export("litert"), {"expect": {"bytes": {"litert": {"gzip_max": 9, "max": 9}}}}),
     "npz": recipe(data={"npz": "x.npz", "arrays": {"train_inputs": "images"}, "scale": 255}),
@@ -178,7 +176,7 @@ def test_durations_round_to_whole_steps():
 
 
 def test_durations_in_different_units_are_compared_only_with_the_data():
-    late = prune(SCHEDULES["linear"] | {"begin": {"steps": 500}, "end": {"epochs": 1}}, allocation="uniform")
+    late = prune(SCHEDULES["linear"] | {"begin": {"steps": 500}, "end": {"epochs": 1}})
     settings = load_recipe(recipe(late)).steps[0].prune.schedule
     assert settings.resolve(1000).landing_step == 1000
     with pytest.raises(ValueError, match="begin_step <= end_step"):

@@ -27,16 +27,11 @@ REFUSED = {
         r"steps\[1\]\.expect: this step measures accuracy, and the recipe has no 'data'",
     ),
     "end before begin": (
-        recipe(
-            prune(
-                {"type": "linear", "final_sparsity": 0.5, "begin": {"epochs": 2}, "end": {"epochs": 1}},
-                allocation="uniform",
-            )
-        ),
+        recipe(prune({"type": "linear", "final_sparsity": 0.5, "begin": {"epochs": 2}, "end": {"epochs": 1}})),
         r"schedule\.end: the schedule ends before it begins: begin=2 epochs, end=1 epochs",
     ),
     "initial above final": (
-        recipe(prune(SCHEDULES["linear"] | {"initial_sparsity": 0.6}, allocation="uniform")),
+        recipe(prune(SCHEDULES["linear"] | {"initial_sparsity": 0.6})),
         r"initial_sparsity: a schedule never restores pruned weights",
     ),
     "stages that fall": (
@@ -45,28 +40,18 @@ REFUSED = {
                 {
                     "type": "multi_step",
                     "sparsities": [{"at": {"steps": 1}, "sparsity": 0.5}, {"at": {"steps": 2}, "sparsity": 0.2}],
-                },
-                allocation="uniform",
+                }
             )
         ),
         r"sparsities\[1\]\.sparsity: sparsities rise",
     ),
     "a duration of both kinds": (
-        recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 1, "steps": 5}}, allocation="uniform")),
+        recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 1, "steps": 5}})),
         r"end\.epochs: expected only one of steps, epochs",
     ),
-    "a bare duration": (
-        recipe(prune(SCHEDULES["linear"] | {"end": 5}, allocation="uniform")),
-        r"such as \{epochs: 9\} or \{steps: 500\}",
-    ),
-    "schedule without type": (
-        recipe(prune({"final_sparsity": 0.5}, allocation="uniform")),
-        r"schedule: 'type' is missing. Valid here: poly",
-    ),
-    "unknown schedule": (
-        recipe(prune({"type": "lineal"}, allocation="uniform")),
-        r"type: unknown type 'lineal'. Did you mean 'linear'",
-    ),
+    "a bare duration": (recipe(prune(SCHEDULES["linear"] | {"end": 5})), r"such as \{epochs: 9\} or \{steps: 500\}"),
+    "schedule without type": (recipe(prune({"final_sparsity": 0.5})), r"schedule: 'type' is missing. Valid here: poly"),
+    "unknown schedule": (recipe(prune({"type": "lineal"})), r"type: unknown type 'lineal'. Did you mean 'linear'"),
     "schedule without epochs": (recipe(prune(epochs=None)), "a schedule needs 'epochs' in the same step"),
     "one-shot with epochs": (recipe(one_shot(epochs=3)), r"epochs: 'sparsity' prunes in one shot"),
     "one-shot by movement": (

@@ -36,7 +36,7 @@ def mobile_network(middle, sparsity=0.9, stem=True, head="dense"):
         "flatten": lambda: layers.Dense(5)(layers.Flatten()(x)),
         "two outputs": lambda: [layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), layers.Conv2D(2, 1)(x)],
     }[head]()
-    return prune(keras.Model(inputs, outputs), sparsity, allocation="uniform")
+    return prune(keras.Model(inputs, outputs), sparsity)
 
 
 def identity(x):

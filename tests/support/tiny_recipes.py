@@ -14,14 +14,8 @@ def recipe(*steps, **others):
 
 
 def prune(epochs=2, **others):
-    return {
-        "prune": {
-            "epochs": epochs,
-            "schedule": {**SCHEDULE, **others.pop("schedule", {})},
-            **others,
-            "allocation": "uniform",
-        }
-    }
+    schedule = {**SCHEDULE, **others.pop("schedule", {})}
+    return {"prune": {"epochs": epochs, "schedule": schedule, "allocation": "uniform", **others}}
 
 
 ONE_SHOT = recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}})
