@@ -95,7 +95,7 @@ def test_pixels_are_the_codes_of_an_input_that_is_calibrated_from_0_to_255(tmp_p
 
 def test_uint8_is_refused_for_activations_of_16_bits(tmp_path):
     x = keras.Input((8,), name="x")
-    done = pk.quantize(keras.Model(x, L.Dense(16)(x)), np.ones((4, 8), "float32"), activations=16)
+    done = pk.quantize(keras.Model(x, L.Dense(16)(x)), np.random.default_rng(0).normal(size=(4, 8)), activations=16)
     with pytest.raises(ValueError, match="of uint8 are those of files with activations=8"):
         done.export(tmp_path / "m.tflite", integer_io="uint8")
     assert not list(tmp_path.iterdir())

@@ -19,6 +19,7 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import sources_of
+from prunekit.techniques.pruning.choices import chosen_options
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.held_masks import holding
 from prunekit.techniques.pruning.one_shot import OneShotPruning
@@ -275,7 +276,8 @@ def _checked(  # noqa: PLR0913
         raise ValueError("`sparsity` is greater than 0. Received: 0.")
     if rewind not in REWINDS:
         raise ValueError(f"`rewind` is one of {', '.join(REWINDS)}. Received: {rewind!r}.")
-    settings = as_options(options)
+    # No repair between the rounds, so that the data decide nothing.
+    settings = chosen_options(as_options(options), model, training=False, data=False)
     check_options_of_rounds(settings)
     resolved_targets(model, OneShot(sparsity=sparsity), settings, training=True)
     _pruning_to(sparsity, model, sparsity, settings, data)

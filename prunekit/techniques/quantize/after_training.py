@@ -227,7 +227,8 @@ def _pruned(model: Any, options: QuantizationOptions) -> ResolvedTargets | None:
     """Returns what is pruned while it is rounded; None where no zeros are wanted."""
     if options.sparsity is None:
         return None
-    chosen = PruningOptions(pattern=options.pattern, include=options.include, exclude=options.exclude, misfits="skip")
+    where = {"include": options.include, "exclude": options.exclude}
+    chosen = PruningOptions("magnitude", options.pattern, "uniform", **where, misfits="skip")
     return resolved_targets(model, OneShot(sparsity=options.sparsity), chosen, training=False)
 
 
