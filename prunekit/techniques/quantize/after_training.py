@@ -227,8 +227,7 @@ def _pruned(model: Any, options: QuantizationOptions) -> ResolvedTargets | None:
     """Returns what is pruned while it is rounded; None where no zeros are wanted."""
     if options.sparsity is None:
         return None
-    where = {"include": options.include, "exclude": options.exclude}
-    chosen = PruningOptions("magnitude", options.pattern, "uniform", **where, misfits="skip")
+    chosen = PruningOptions("magnitude", options.pattern, "uniform", options.include, options.exclude, misfits="skip")
     return resolved_targets(model, OneShot(sparsity=options.sparsity), chosen, training=False)
 
 

@@ -136,7 +136,6 @@ REFUSED = [
     ({"include": ["hiden"]}, "hiden"),
     ({"pattern": "block:9x9"}, "block"),
     ({"criterion": "wanda"}, "is collected from data. Received: no data"),
-    ({"data": X, "criterion": "synflow"}, "Leave `data` out"),
 ]
 
 
