@@ -122,9 +122,9 @@ def _prune(model: keras.Model, steps_per_epoch: int) -> list[str]:
         "        begin: {epochs: 0}",
         f"        end: {{epochs: {_ENDS}}}        # the remaining epochs train at the final sparsity",
         f"        frequency: {frequency}            # optimizer updates between two mask updates",
-        "      criterion: magnitude      # which weights go: l2, movement, taylor ...",
+        "      criterion: auto           # which weights go: magnitude, movement, taylor ...",
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
-        "      allocation: uniform       # global and erk prune large layers more",
+        "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",
         *_exclude(model),
         f"  - finetune: {{epochs: {_FINETUNE}, learning_rate: 0.0001}}",
     ]
@@ -180,7 +180,7 @@ def steps_without_data(model: keras.Model) -> list[str]:
         "  - prune:",
         "      sparsity: $sparsity",
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
-        "      allocation: uniform       # global and erk prune large layers more",
+        "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",
         *_exclude(model),
         *(_export(("litert", "litert-dynamic-int8")) if known else _EXPORT_NEEDS_DATA),
     ]
