@@ -188,7 +188,7 @@ class Prune(Settings):
             raise refusal("'repair' belongs to one-shot pruning with 'sparsity': training repairs by itself.", "repair")
         if self.repair is not None and self.compat is not None:
             raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
-        if self.calibration is not None and not (self.reads_data or self.is_repairable):
+        if self.calibration is not None and not self.reads_data:
             raise refusal("'calibration' needs 'repair', or a criterion or allocation that reads data.", "calibration")
 
     def _check_moments(self) -> None:
@@ -263,7 +263,8 @@ class Prune(Settings):
     @property
     def reads_data(self) -> bool:
         """True if criterion, allocation, policy or repair need data."""
-        return self.repair in ("outputs", "weights") or "data" in sources_of(self.needs)
+        repairs = self.repair in ("outputs", "weights") or (self.is_repairable and self.calibration is not None)
+        return repairs or "data" in sources_of(self.needs)
 
     @property
     def is_repairable(self) -> bool:

@@ -186,9 +186,9 @@ class ERK(Allocation):
     sum(shape) / prod(shape). The factor e is chosen to meet the overall sparsity; density above 1 is redistributed to
     the other weights. Small and narrow weights stay denser.
 
-    Counts are exact integers: round(sparsity * n) of all n entries are removed, each weight keeps at least one entry,
-    and a weight's kept count never grows with rising sparsity. Kept entries are apportioned by Webster's method: weight
-    i receives its k-th entry at e = (k - 1/2) / sum_i, which rounds e * sum_i to the nearest count.
+    Counts are exact integers: round(sparsity * n) of all n entries are removed, fewer only where each weight keeps a
+    single entry, and a weight's kept count never grows with rising sparsity. Kept entries are apportioned by Webster's
+    method: weight i receives its k-th entry at e = (k - 1/2) / sum_i, which rounds e * sum_i to the nearest count.
 
     Source: Evci et al. 2020, arXiv:1911.11134, section 3, (1) Sparsity distribution.
     """
@@ -199,12 +199,7 @@ class ERK(Allocation):
         """The sparsity of each weight; densities are proportional to sum / product of lengths, at most 1."""
         _check(sparsity, targets)
         sizes = [math.prod(target.shape) for target in targets]
-        kept = sum(sizes) - pruned_count(sparsity, sum(sizes))
-        if kept < len(targets):
-            raise ValueError(
-                f"ERK keeps at least one entry of every weight. Received: sparsity={sparsity} for {len(targets)} "
-                f"weights with {sum(sizes)} entries, which leaves {kept}. Ask for less sparsity, or leave weights out."
-            )
+        kept = max(sum(sizes) - pruned_count(sparsity, sum(sizes)), len(targets))
         sums = [_sum_of_lengths(target.shape, target.in_axes, target.out_axes) for target in targets]
         counts = _dealt(kept, sizes, sums)
         return [(size - count) / size for size, count in zip(sizes, counts, strict=True)]

@@ -94,7 +94,9 @@ def test_operations_without_a_bias_that_share_a_kernel_have_biases_of_zeros(tmp_
 
 def test_an_operation_without_a_bias_that_has_a_kernel_alone_gets_none(tmp_path):
     model = keras.Sequential([keras.Input((16,)), L.Dense(8, use_bias=False)])
-    pk.quantize(model, np.random.default_rng(0).normal(size=(8, 16)), correct_biases=False).export(tmp_path / "w.tflite")
+    pk.quantize(model, np.random.default_rng(0).normal(size=(8, 16)), correct_biases=False).export(
+        tmp_path / "w.tflite"
+    )
     graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
     (dense,) = [one for one in graph.operators if graph.kind(one) == "FULLY_CONNECTED"]
     assert list(dense.inputs)[2:] in ([], [-1])

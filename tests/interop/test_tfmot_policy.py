@@ -71,7 +71,7 @@ def test_the_rules_that_compat_names():
     assert PruningOptions(compat="tfmot").policy == PruningOptions(policy="tfmot").policy == TfmotPolicy()
     targets, _ = find_targets(keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)]))
     kinds = (MaskCalculator, ThresholdCalculator)
-    assert [kind(targets, PruningOptions(), 0.5).units_pruned(0.5) for kind in kinds] == [[4], [3]]
+    assert [kind(targets, PruningOptions(allocation="uniform"), 0.5).units_pruned(0.5) for kind in kinds] == [[4], [3]]
 
 
 def test_compat_and_another_policy_contradict_each_other():

@@ -83,7 +83,7 @@ def targets_of(model, compat):
     except ValueError as error:
         assert "has no weights to prune" in str(error)
         return []
-    options = PruningOptions(compat=compat)
+    options = PruningOptions(allocation="uniform", compat=compat)
     try:
         get_policy(options.policy).calculator(model, targets, options, 0.5)
     except ValueError as error:

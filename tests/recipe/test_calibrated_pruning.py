@@ -27,7 +27,7 @@ def network():
 
 
 def recipe(step):
-    return {"version": 1, "seed": 1, "steps": [{"prune": step}]}
+    return {"version": 1, "seed": 1, "steps": [{"prune": {"allocation": "uniform", **step}}]}
 
 
 def run(step, data):
@@ -40,13 +40,14 @@ def test_a_step_repairs_and_reports_the_layer_errors(data):
     assert np.count_nonzero(kernel == 0) == round(0.75 * kernel.size)
     kept = kernel != 0
     assert not np.array_equal(kernel[kept], np.array(network().get_layer("hidden").kernel)[kept])
-    (section,) = repaired.report.steps[0]["sections"]
+    chosen, section = repaired.report.steps[0]["sections"]
+    assert chosen["title"] == "Chosen for auto" and chosen["rows"][0][:2] == ["criterion", "output_error"]
     assert section["title"] == "Output errors"
     assert [row[0] for row in section["rows"]] == ["hidden/kernel", "head/kernel"]
 
 
 def test_without_repair_a_criterion_of_weights_changes_no_kept_weight(data):
-    model = run({"sparsity": 0.75}, data).model
+    model = run({"sparsity": 0.75, "repair": "none"}, data).model
     kernel, start = np.array(model.get_layer("hidden").kernel), np.array(network().get_layer("hidden").kernel)
     np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
 
@@ -67,7 +68,10 @@ def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ({"sparsity": 0.5, "calibration": 10}, "'calibration' needs 'repair', or a criterion or allocation that reads"),
+        (
+            {"sparsity": 0.5, "calibration": 10, "repair": "none"},
+            "'calibration' needs 'repair', or a criterion or allocation that reads",
+        ),
         (
             {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "repair": "weights"},
             "'repair' belongs to one-shot pruning",

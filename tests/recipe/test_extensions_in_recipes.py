@@ -22,7 +22,7 @@ def registered():
 
 
 def evolving(**options):
-    settings = {"epochs": 3, "schedule": CONSTANT, "criterion": "input_weighted"}
+    settings = {"epochs": 3, "schedule": CONSTANT, "criterion": "input_weighted", "allocation": "uniform"}
     return {"prune": {**settings, "policy": {"type": "evolving", "fraction": 0.5, "value": 0.01, **options}}}
 
 

@@ -260,7 +260,7 @@ def test_a_locked_recipe_is_the_same_recipe(load):
     locked = dump_recipe(recipe)
     assert load(locked) == recipe
     assert dump_recipe(load(locked)) == locked
-    assert yaml.safe_load(locked)["steps"][1]["prune"]["criterion"] == "magnitude"
+    assert yaml.safe_load(locked)["steps"][1]["prune"]["criterion"] == "auto"
 
 
 def test_a_recipe_is_returned_as_it_is(load):

@@ -245,7 +245,7 @@ def test_what_tfmot_refuses_is_refused_before_anything_runs(perceptron, pairs):
 
 
 def test_a_plan_for_a_global_allocation_says_that_counts_follow_from_the_weights(perceptron):
-    found = plan(recipe({"prune": {"sparsity": 0.5, "allocation": "global"}}), perceptron)
+    found = plan(recipe({"prune": {"sparsity": 0.5, "criterion": "magnitude", "allocation": "global"}}), perceptron)
     assert "follows from their values" in found.notes[0]
     assert found.steps[0].pruning == ((0, 0.5),)
 
@@ -280,6 +280,7 @@ def test_a_plan_notes_a_bound_in_the_wrong_direction_and_a_schedule_that_is_not_
     )
     assert [note.partition(",")[0] for note in found.notes] == [
         "The schedule rises from step 0 to step 8",
+        "prune: criterion: magnitude",
         "expect: loss has only the bound 'min'",
     ]
-    assert plan(recipe(prune()), perceptron, pairs).notes == ()
+    assert plan(recipe(prune(criterion="magnitude")), perceptron, pairs).notes == ()

@@ -114,8 +114,8 @@ def test_the_plan_lists_the_sparsity_of_each_round(pairs):
     (_, rounds) = plan(of(), network(), pairs).steps
     assert (rounds.epochs, rounds.updates, rounds.pruning) == (6, 30, ((10, 0.5), (20, 0.75)))
     assert [(target.name, target.pruned) for target in rounds.targets] == [("hidden/kernel", 96)]
-    assert rounds.text.startswith("2 rounds to 0.75, 2 epochs each, rewinding weights, magnitude")
-    (note,) = plan(of(allocation="global"), network(), pairs).notes
+    assert rounds.text.startswith("2 rounds to 0.75, 2 epochs each, rewinding weights, auto")
+    (note,) = plan(of(criterion="magnitude", allocation="global"), network(), pairs).notes
     assert note.startswith("allocation global: how many weights of each target are pruned follows from their values")
 
 

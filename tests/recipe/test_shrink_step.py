@@ -89,7 +89,7 @@ def test_check_describes_the_step(tmp_path, run):
     step = "shrink: {macs: 0.5, rounds: 3, epochs_per_round: 2, allocation: global, multiple: 8, exclude: [conv_1]}"
     (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))
     code, out, _ = run("check", "r.yaml")
-    text = "macs to 0.5, in 3 rounds, 2 epochs each, magnitude, global, multiple 8, exclude conv_1"
+    text = "macs to 0.5, in 3 rounds, 2 epochs each, auto, global, multiple 8, exclude conv_1"
     assert code == 0 and f"  3. shrink: {text}\n" in out
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_run_is_refused_before_a_weight_moves(pairs, settings, messa
 
 def test_the_plan_shows_the_sizes_and_later_targets_of_the_smaller_model(pairs):
     found = plan(recipe(shrink(), prune()), network(), pairs)
-    assert found.steps[0].text == "channels to 0.5, magnitude, uniform: parameters 464 -> 186, MACs 368 -> 136"
+    assert found.steps[0].text == "channels to 0.5, auto, uniform: parameters 464 -> 186, MACs 368 -> 136"
     targets = {target.name: target.shape for target in found.steps[1].targets}
     assert targets == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
     assert found.notes == ("shrink leaves channels: hidden 8 of 16, second 6 of 12.",)
@@ -190,7 +190,8 @@ def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
     assert shapes(keras.models.load_model(tmp_path / "run" / "exports" / "model.keras", compile=False)) == sizes
     assert shapes(keras.models.load_model(tmp_path / "run" / "model.keras")) == sizes
     values = json.loads((tmp_path / "run" / "report.json").read_text())
-    groups, stops, errors = values["steps"][1]["sections"]
+    groups, stops, chosen, errors = values["steps"][1]["sections"]
+    assert chosen["rows"] == [["criterion", "output_error", "since data were given"]]
     assert [row[:3] for row in groups["rows"]] == [["hidden", 16, 8], ["second", 12, 6]]
     assert errors["title"] == "Errors of the layers"
     assert result.report.before.parameters == 464 and result.report.after.parameters == 186

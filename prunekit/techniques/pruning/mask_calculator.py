@@ -262,9 +262,9 @@ class MaskCalculator:
             fractions = self._joint_fractions(sparsity, units, masks, statistics)
         else:
             fractions = self.fractions(sparsity, scores, statistics)
-            # A kept entry that returned at zero ties with pruned entries, so that by importances a target may get
-            # fewer pruned entries than it has.
-            if not self.shares_known:
+            # A target may have more pruned entries than it would get: zeros that were adopted, or, by importances, a
+            # kept entry that returned at zero and ties with pruned ones. The others then get fewer.
+            if type(self.allocation) is not Uniform:
                 pruned = [int(mask.size - np.count_nonzero(mask)) for mask in map(array_of, masks)]
                 rows = zip(fractions, self.targets, pruned, strict=True)
                 if any(round(fraction * target.size) < count for fraction, target, count in rows):

@@ -172,3 +172,18 @@ def test_channels_are_ranked_by_what_is_given():
         for one, other in zip(smaller.get_weights(), written.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
     assert report.damage.outputs[0].error > 0 and f"criterion: {criterion}" in str(report)
+
+
+@pytest.mark.parametrize("allocation", ["erk", "lamp", "auto"])
+def test_zeros_that_were_there_count_so_that_the_sparsity_stays_as_asked(allocation):
+    model = network()
+    # Three quarters of the smallest weight: more than a share by shapes or importances would take.
+    pk.prune(model, 0.75, criterion="magnitude", allocation="uniform", include="head")
+    report = pk.prune(model, 0.5, allocation=allocation)
+    assert report.target_sparsity == 0.5
+    assert next(row for row in report.weights if row.name == "head/kernel").zeros >= 48
+
+
+def test_a_sparsity_that_would_empty_all_weights_keeps_one_entry_of_each():
+    report = pk.prune(network(), 0.999, policy="gradual", allocation="erk")
+    assert [row.size - row.zeros for row in report.weights if row.name.endswith("kernel")] == [1, 1, 1]

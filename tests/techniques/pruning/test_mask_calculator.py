@@ -104,6 +104,10 @@ def updates(calculator):
         yield masks, update.nans.tolist(), update.leaks.tolist(), update.kept.tolist()
 
 
+def named(**options):
+    return PruningOptions(**{"criterion": "magnitude", "allocation": "uniform", **options})
+
+
 def calculators(model, options):
     targets, _ = find_targets(model, (), (), training=False)
     final = {"2:4": 0.5, "3:24": 0.875}.get(str(options.pattern), 0.8)
@@ -121,7 +125,7 @@ def calculators(model, options):
 @pytest.mark.every_backend(cases=0)
 def test_masks_are_the_same_however_they_are_calculated(chosen, dtype):
     model = model_of([kind for kind in WEIGHTS if kind != "nan"], dtype)
-    ways = [list(updates(calculator)) for calculator in calculators(model, PruningOptions(**chosen))]
+    ways = [list(updates(calculator)) for calculator in calculators(model, named(**chosen))]
     for compiled, *others in zip(*ways, strict=True):
         assert not any(compiled[1]) and any(compiled[2])
         for other in others:
@@ -134,7 +138,7 @@ def test_masks_are_the_same_however_they_are_calculated(chosen, dtype):
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "block:3x2", "block:3x2:max", "channel"])
 def test_units_with_nan_are_counted_alike_however_masks_are_calculated(pattern, dtype):
     model = model_of(["wide", "nan"], dtype)
-    ways = [next(updates(one))[1:3] for one in calculators(model, PruningOptions(pattern=pattern))]
+    ways = [next(updates(one))[1:3] for one in calculators(model, named(pattern=pattern))]
     assert any(ways[0][0])
     assert ways[1] == ways[0] and ways[2] == ways[0]
 
@@ -160,7 +164,7 @@ def test_importances_of_one_weight_are_held_at_a_time():
             return importance
 
     targets, _ = find_targets(model_of(["wide", "ties"], "float32"), (), (), training=False)
-    calculator = Watching(targets, PruningOptions(), 0.8)
+    calculator = Watching(targets, PruningOptions("magnitude", allocation="uniform"), 0.8)
     calculator.choose(0.8, [ops.ones(target.shape, "bool") for target in targets])
     # The former importance is released after the next one exists.
     assert len(most) == len(targets) and max(most) <= 2
