@@ -266,7 +266,7 @@ def test_a_model_without_anything_to_prune_is_refused_in_one_line(make, match):
         lambda model: pk.Pruner(model, pk.OneShot(sparsity=0.5), allocation="uniform"),
     ):
         with pytest.raises(ValueError, match=match) as refused:
-            prune(make(), allocation="uniform")
+            prune(make())
         assert "\n" not in str(refused.value)
 
 

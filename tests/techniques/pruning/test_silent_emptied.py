@@ -111,7 +111,8 @@ def test_masks_of_compat_tfmot_are_as_they_were_and_it_has_no_such_option(headed
 
 
 def test_keep_one_of_a_recipe_is_in_its_report_plan_and_schema(headed, load):
-    text = "version: 1\nmodel: {file: none.keras}\nsteps:\n  - prune: {sparsity: 0.95, allocation: uniform, keep_one: %s}\n"
+    step = "prune: {sparsity: 0.95, allocation: uniform, keep_one: %s}"
+    text = f"version: 1\nmodel: {{file: none.keras}}\nsteps:\n  - {step}\n"
     for keep_one, left in (("true", 1), ("false", 0)):
         model = keras.models.clone_model(headed)
         planned = plan(load(text % keep_one), model).steps[0].targets
