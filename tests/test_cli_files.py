@@ -70,7 +70,10 @@ data: {npz: data.npz}
 compile: {optimizer: adam, from_logits: true, batch_size: 16}
 steps:
   - train: {epochs: 1}
-  - prune: {epochs: 2, schedule: {type: polynomial_decay, final_sparsity: 0.75, end: {epochs: 2}, frequency: 3}}
+  - prune:
+      allocation: uniform
+      epochs: 2
+      schedule: {type: polynomial_decay, final_sparsity: 0.75, end: {epochs: 2}, frequency: 3}
   - export: {formats: [keras]}
   - expect: {sparsity: {min: 0.75, max: 0.75}}
 """

@@ -28,14 +28,20 @@ def write_new(text: str, target: Path, force: bool) -> None:
 
 def make_folder(target: Path) -> None:
     """Makes the folder of a file to write, and says so on standard error if it did not exist."""
-    note_new_folder(target)
+    is_new = not target.parent.exists()
     target.parent.mkdir(parents=True, exist_ok=True)
+    if is_new:
+        _say_new(target.parent)
 
 
 def note_new_folder(target: Path) -> None:
     """Says on standard error that the folder of a file to write does not exist yet."""
     if not target.parent.exists():
-        click.echo(f"note: the folder {target.parent} does not exist; it is made.", err=True)
+        _say_new(target.parent)
+
+
+def _say_new(folder: Path) -> None:
+    click.echo(f"note: the folder {folder} does not exist; it is made.", err=True)
 
 
 def no_run(directory: str, reason: str) -> click.UsageError:

@@ -104,8 +104,8 @@ class Histogram:
         return Sample(values.astype("float32")[None], counts[None])
 
     def _widen(self, bound: float) -> None:
-        """Doubles the bins until they reach a magnitude; counts of neighbouring bins are added."""
-        if bound <= self._bound or not bound:
+        """Doubles the bins until a magnitude lies below their end; counts of neighbouring bins are added."""
+        if bound < self._bound or not bound:
             return
         # A power of two, below which the magnitude lies.
         wanted = 2.0 ** math.frexp(bound)[1]

@@ -17,6 +17,7 @@ BATCHES = {
     "negative": [-RNG.exponential(size=(8, 50)) for _ in range(3)],
     "zeros first": [np.zeros((8, 50)), RNG.normal(size=(8, 50))],
     "huge after tiny": [RNG.normal(size=(8, 50)) * 1e-30, RNG.normal(size=(8, 50)) * 1e30],
+    "the end of the bins in a later batch": [np.full((8, 50), 0.9), np.full((8, 50), 1.0), np.full((8, 50), -1.0)],
     "powers of two": [2.0 ** RNG.integers(-5, 5, (8, 50)) for _ in range(3)],
     "largest": [np.array([np.finfo("float32").max, np.finfo("float32").min])],
 }
