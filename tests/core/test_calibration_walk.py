@@ -60,7 +60,7 @@ def test_memory_changes_no_mask_and_outputs_by_rounding_alone():
     found = []
     for memory in (1e9, 1.0):
         model = inverted_residuals()
-        pk.prune(model, 0.5, IMAGES, memory=memory)
+        pk.prune(model, 0.5, IMAGES, criterion="magnitude", allocation="uniform", memory=memory)
         zeros = [ops.convert_to_numpy(weight) == 0 for weight in model.weights]
         found.append((ops.convert_to_numpy(model(IMAGES)), zeros))
     (outputs, zeros), (others, other_zeros) = found
