@@ -46,6 +46,8 @@ HEAD = f"""# Measured: pruning after training
 Accuracy on the 10,000 test images of MNIST of a convolutional network that was trained elsewhere (421,642 parameters,
 dense: DENSE), pruned by `pk.prune` with {EXAMPLES:,} training images and no training. The images are drawn from the
 training set with seed 0; test images and their labels are used for nothing but the accuracies below. One run each.
+The row of `output_error` with `layer_error` is what `pk.prune(model, s, data)` takes; the other rows of `output_error`
+and `layer_error` were measured before `output_error` refitted between rounds and `layer_error` took the product.
 `scripts/study after-training` makes this page, and measures what it shows as "–". How to prune this way:
 [pruning without training](../after-training.md).
 """
