@@ -163,7 +163,7 @@ def test_the_plan_shows_the_sizes_and_later_targets_of_the_smaller_model(pairs):
     assert found.steps[0].text == "channels to 0.5, auto, uniform: parameters 464 -> 186, MACs 368 -> 136"
     targets = {target.name: target.shape for target in found.steps[1].targets}
     assert targets == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
-    assert found.notes == ("shrink leaves channels: hidden 8 of 16, second 6 of 12.",)
+    assert found.notes[0] == "shrink leaves channels: hidden 8 of 16, second 6 of 12."
 
 
 def test_the_plan_notes_sizes_that_follow_from_the_weights(pairs):
