@@ -97,7 +97,7 @@ def starting_steps(
         *train,
         *removal,
         *prune,
-        *_export(chosen.formats),
+        *_export(chosen.formats, pruned=bool(prune)),
         *(_quantize(model, chosen, goal) if chosen.integers else []),
         "  - expect:                     # the run ends with exit code 1 if a bound is not met",
         f"      drop: {{{metric}: 0.1, relative: true}}  # worse than before the changes by at most this; choose it",
@@ -182,7 +182,7 @@ def steps_without_data(model: keras.Model) -> list[str]:
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
         "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",
         *_exclude(model),
-        *(_export(("litert", "litert-dynamic-int8")) if known else _EXPORT_NEEDS_DATA),
+        *(_export(("litert", "litert-dynamic-int8"), pruned=True) if known else _EXPORT_NEEDS_DATA),
     ]
 
 
@@ -200,9 +200,9 @@ def _exclude(model: keras.Model) -> list[str]:
     return [f"      exclude: [{pattern}]  # the last layer is small, and pruning it costs the most"]
 
 
-def _export(formats: Sequence[str]) -> list[str]:
+def _export(formats: Sequence[str], *, pruned: bool) -> list[str]:
     found = ["keras", *(formats if backend.on_tensorflow() else ())]
-    more = "  # litert-sparse: a smaller file of pruned layers" if len(found) > 1 else ""
+    more = "  # litert-sparse: a smaller file of pruned layers" if pruned and len(found) > 1 else ""
     return [f"  - export: {{formats: [{', '.join(found)}]}}{more}"]
 
 
