@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import keras
-import numpy as np
 from keras import ops
 
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
+from prunekit.sparsity.lamp import entries_kept
+from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
 
 Axes = Sequence[int]
@@ -228,26 +228,8 @@ class LAMP(Allocation):
         removed = min(pruned_count(sparsity, sum(sizes)), sum(sizes) - len(sizes))
         if not targets:
             return []
-        shares = np.concatenate([_shares_left(array_of(score)) for score in scores or ()])
-        kept = keep_largest_of_array(shares, len(shares) - removed)
-        counts = [int(np.count_nonzero(part)) for part in np.split(kept, np.cumsum(sizes)[:-1])]
+        counts = entries_kept([array_of(score) for score in scores or ()], sum(sizes) - removed)
         return [(size - count) / size for size, count in zip(sizes, counts, strict=True)]
-
-
-def _shares_left(importance: np.ndarray) -> np.ndarray:
-    """Returns the LAMP scores of one weight, ascending, shape (entries,)."""
-    # Sorted before the cast: half as many bytes.
-    ascending = np.sort(importance.reshape(-1)).astype("float64")
-    if len(ascending) and not ascending[0] >= 0:
-        raise ValueError(
-            f"LAMP needs importances that are at least 0. Received: {ascending[0]:g}. Choose another criterion or "
-            "another allocation."
-        )
-    squares = np.square(ascending / (ascending[-1] or 1.0))
-    left = np.cumsum(squares[::-1])[::-1]
-    found = np.divide(squares, left, out=np.zeros_like(squares), where=left > 0)
-    found[-1:] = 1.0
-    return found
 
 
 def get_allocation(allocation: str | Allocation) -> Allocation:

@@ -76,7 +76,7 @@ TABLES = {
     "training": Table(
         "Zeros, in a training",
         "model.fit(..., callbacks=[pk.PruningCallback(schedule)])",
-        [*(("magnitude", name) for name in ("erk", "global", "lamp")), FORMER],
+        [*(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")), FORMER],
         SPARSITIES[1:],
         data=False,
         trains=True,

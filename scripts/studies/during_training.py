@@ -71,7 +71,7 @@ def _gradual() -> Iterator[tuple[str, Row]]:
         ("magnitude", "uniform", TWO),
         ("magnitude", "erk", TWO),
         ("magnitude", "global", EVERY),
-        ("magnitude", "lamp", ("mlp",)),
+        ("magnitude", "lamp", TWO),
         ("magnitude", {"type": "global", "normalization": "l2"}, ("mlp",)),
         ("magnitude", {"type": "global", "normalization": "mean"}, ("mlp",)),
         ("magnitude", "layer_error", ("mlp",)),
@@ -102,6 +102,7 @@ def _before() -> Iterator[tuple[str, Row]]:
         ("synflow", "global"),
         ("grasp", "global"),
         ("magnitude", "erk"),
+        ("magnitude", "lamp"),
         ("random", "erk"),
     ]:
         options = {"criterion": criterion, "allocation": allocation}

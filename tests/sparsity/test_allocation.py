@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from prunekit.sparsity.allocation import ERK, LAMP, Allocation, Global, Layout, Uniform, get_allocation
+from prunekit.sparsity.lamp import entries_kept
 from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
 
@@ -242,6 +243,36 @@ def test_lamp_removes_the_least_scores_of_the_paper_over_all_weights():
     assert LAMP().sparsities(0.6, layouts, [100 * np.abs(weights[0]), *map(np.abs, weights[1:])]) == pytest.approx(
         expected
     )
+
+
+AWKWARD = {
+    "normal": lambda random, n: np.abs(random.normal(size=n)),
+    "few values": lambda random, n: random.integers(0, 4, n) / 3,
+    "mostly zeros": lambda random, n: np.abs(random.normal(size=n)) * (random.random(n) < 0.1),
+    "zeros": lambda random, n: np.zeros(n),
+    "equal": lambda random, n: np.full(n, 0.37),
+    "many magnitudes": lambda random, n: 10.0 ** random.uniform(-30, 30, n),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_lamp_counts_what_sorting_all_scores_counts(kind, dtype):
+    random = np.random.default_rng(5)
+    weights = [AWKWARD[kind](random, n).astype(dtype) for n in (1, 6, 70, 3000)]
+    weights.append(np.abs(random.normal(size=2000)).astype(dtype))
+    scores = []
+    for weight in weights:
+        squares = np.square(np.sort(weight).astype("float64") / (weight.max() or 1))
+        left = np.cumsum(squares[::-1])[::-1]
+        score = np.divide(squares, left, out=np.zeros_like(squares), where=left > 0)
+        score[-1] = 1.0
+        scores.append(score)
+    owners, joined = np.repeat(np.arange(5), [len(score) for score in scores]), np.concatenate(scores)
+    for kept in (5, 9, 400, 2500, 5000, len(joined)):
+        # Of equal scores the first weight keeps its own.
+        order = np.argsort(-joined, kind="stable")[:kept]
+        assert entries_kept(weights, kept) == np.bincount(owners[order], minlength=5).tolist()
 
 
 def test_lamp_refuses_importances_below_zero_and_keeps_an_entry_of_zeros():

@@ -1,5 +1,6 @@
 """Chooses criterion and allocation where they are "auto", by what was best in docs/measured/defaults.md."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,8 @@ from prunekit.sparsity.scores import L2, Criterion, Magnitude, get_criterion
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import get_policy
 
-# Most bytes of the Hessians of all layers, which layer_error holds at once, and bytes for each of their entries.
+# Most bytes of what an allocation holds of all layers at once: Hessians for layer_error, importances for lamp in a
+# training; and bytes for each entry of a Hessian.
 _MOST_AT_ONCE, _KEPT = 2 << 30, 12
 
 
@@ -44,7 +46,7 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
             targets, _ = get_policy(options.policy).select(model, options, training=False)
             found = _allocation_for_data(targets)
         else:
-            found = _allocation(options, criterion, training=training)
+            found = _allocation(options, criterion, model, training=training)
         made.append(Choice("allocation", *found))
         allocation = get_allocation(made[-1].value)
     return replace(options, criterion=criterion, allocation=allocation, choices=tuple(made))
@@ -60,16 +62,19 @@ def _criterion(options: PruningOptions, *, training: bool, data: bool) -> tuple[
     return "magnitude", "since no data were given"
 
 
-def _allocation(options: PruningOptions, criterion: Criterion, *, training: bool) -> tuple[str, str]:
+def _allocation(options: PruningOptions, criterion: Criterion, model: Any, *, training: bool) -> tuple[str, str]:
     if criterion.before_training:
         return "global", f"with the criterion {criterion}"
-    if training:
-        return "erk", "since the weights are trained"
     if not isinstance(options.pattern, Unstructured):
         return "erk", f"with the pattern {options.pattern}"
-    if type(criterion) in (Magnitude, L2):
+    if type(criterion) not in (Magnitude, L2):
+        return "erk", f"with the criterion {criterion}"
+    if not training:
         return "lamp", "since no data were given"
-    return "erk", f"with the criterion {criterion}"
+    size = 4 * sum(math.prod(weight.shape) for weight in model.trainable_variables)
+    if size > _MOST_AT_ONCE:
+        return "erk", f"since the importances of all weights have {size / 2**30:.1f} GiB"
+    return "lamp", "since the weights are trained"
 
 
 def _allocation_for_data(targets: Sequence[Target]) -> tuple[str, str]:

@@ -69,7 +69,7 @@ def test_an_allocation_is_chosen_for_a_criterion_that_is_named(criterion):
     assert taken(report) == {"allocation": allocation}
 
 
-@pytest.mark.parametrize("policy, allocation", [("gradual", "erk"), ("set", "erk"), ("channel_groups", "uniform")])
+@pytest.mark.parametrize("policy, allocation", [("gradual", "lamp"), ("set", "erk"), ("channel_groups", "uniform")])
 def test_a_training_takes_magnitudes(policy, allocation):
     model = network()
     model.compile("sgd", "mse")
@@ -86,6 +86,15 @@ def test_large_hessians_are_not_held_at_once(monkeypatch):
     assert taken(report) == {"criterion": "output_error", "allocation": "erk"}
     assert report.choices[1].reason == "since the Hessians of all layers have 0.0 GiB"
     assert len(report.layer_errors) == 3
+
+
+def test_large_importances_are_not_held_at_once_in_a_training(monkeypatch):
+    monkeypatch.setattr(choices, "_MOST_AT_ONCE", 1000)
+    model = network()
+    model.compile("sgd", "mse")
+    callback = pk.PruningCallback(pk.OneShot(0.5))
+    model.fit(inputs(), np.zeros((64, 4)), verbose=0, callbacks=[callback])
+    assert taken(callback.report) == {"criterion": "magnitude", "allocation": "erk"}
 
 
 def test_a_layer_that_is_too_large_is_pruned_without_repair_and_named(monkeypatch):
