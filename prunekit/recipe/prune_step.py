@@ -159,8 +159,8 @@ def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
     if prune.schedule is None or prune.epochs is None or steps_per_epoch is None:
         return OneShot(sparsity=prune.final_sparsity)
     # No offset: callback and recipe both count updates from the start of the step's `fit`.
-    schedule = prune.schedule.resolve(steps_per_epoch)
     steps = prune.epochs * steps_per_epoch
+    schedule = prune.schedule.resolve(steps_per_epoch).fitted(steps)
     if schedule.landing_step > steps:
         raise ValueError(
             f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.landing_step:,}, and the step "

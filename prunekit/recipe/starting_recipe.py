@@ -1,6 +1,5 @@
 """Writes a commented recipe for a given model and given data, as a start."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +109,7 @@ def starting_recipe(start: Start) -> str:
     compiled, metric = compile_lines(model, data)
     # A model from a file is trained already; a built-in model is not.
     trained = source.file is not None
-    steps = starting_steps(model, start.goal, math.ceil(data.train.examples / _BATCH), text_of(metric), trained=trained)
+    steps = starting_steps(model, start.goal, text_of(metric), trained=trained)
     return _joined(start, [*model_lines, "data:", *data_lines, *compiled, *steps], variables_of(steps))
 
 

@@ -18,8 +18,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 
 Goal: TypeAlias = Literal["phone", "microcontroller", "server"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
-_UPDATES = 30  # mask updates of the pruning step, about
-_EPOCHS, _ENDS, _FINETUNE = 6, 4, 2
+_EPOCHS, _FINETUNE = 6, 2
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,12 @@ _PLANS: dict[Goal | None, _Plan] = {
 }
 
 
-def starting_steps(
-    model: keras.Model, goal: Goal | None, steps_per_epoch: int, metric: str, *, trained: bool
-) -> list[str]:
+def starting_steps(model: keras.Model, goal: Goal | None, metric: str, *, trained: bool) -> list[str]:
     """Returns the lines of the steps for a model with data.
 
     Args:
         model: The built model.
         goal: Where it will run; None keeps its size.
-        steps_per_epoch: Optimizer updates of an epoch.
         metric: Name of the main metric, as text of YAML.
         trained: False for a model that is trained first.
 
@@ -90,7 +86,7 @@ def starting_steps(
     chosen = _PLANS[goal]
     train = [] if trained else ["  - train: {epochs: 10}"]
     removal = [] if chosen.share is None else _shrink(model, *chosen.share)
-    prune = _prune(model, steps_per_epoch) if chosen.prunes else []
+    prune = _prune(model) if chosen.prunes else []
     return [
         *(f"# {line}" for line in chosen.why),
         "steps:",
@@ -111,17 +107,12 @@ def variables_of(steps: Sequence[str]) -> list[str]:
     return [line] if any("$final" in step for step in steps) else []
 
 
-def _prune(model: keras.Model, steps_per_epoch: int) -> list[str]:
-    frequency = max(1, round(_ENDS * steps_per_epoch / _UPDATES))
+def _prune(model: keras.Model) -> list[str]:
     return [
         "  - prune:",
         f"      epochs: {_EPOCHS}",
-        "      schedule:",
-        "        type: polynomial_decay  # fast at first, slow at the end; linear, cosine and others",
-        "        final_sparsity: $final",
-        "        begin: {epochs: 0}",
-        f"        end: {{epochs: {_ENDS}}}        # the remaining epochs train at the final sparsity",
-        f"        frequency: {frequency}            # optimizer updates between two mask updates",
+        "      # The sparsity rises in the first three quarters of the epochs; begin, end and frequency change that.",
+        "      schedule: {type: polynomial_decay, final_sparsity: $final}  # linear, cosine and others",
         "      criterion: auto           # which weights go: magnitude, movement, taylor ...",
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
         "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",

@@ -106,8 +106,8 @@ def _prune_text(prune: Prune) -> str:
     if prune.schedule is None:
         parts = [f"to {prune.final_sparsity:g} at once"]
     else:
-        moments = ", ".join(f"{path[-1]} {moment}" for path, moment in prune.schedule.moments().items())
-        parts = [f"{prune.epochs} epochs, {prune.schedule.type} to {prune.final_sparsity:g}, {moments}"]
+        moments = [f"{path[-1]} {moment}" for path, moment in prune.schedule.moments().items()]
+        parts = [f"{prune.epochs} epochs", f"{prune.schedule.type} to {prune.final_sparsity:g}", *moments]
     if prune.learning_rate is not None:
         parts.append(f"learning rate {prune.learning_rate:g}")
     parts += [str(prune.criterion), prune.pattern, str(prune.allocation)]

@@ -170,8 +170,9 @@ class Prune(Settings):
             )
         if self.sparsity is not None and self.epochs is not None:
             raise refusal(
-                "'sparsity' prunes in one shot, without training. To train as well, leave out 'epochs' and add a "
-                f"finetune step, or write schedule: {{type: one_shot, sparsity: {self.sparsity:g}}}.",
+                "'sparsity' prunes in one shot, without training. To prune while training, write "
+                f"schedule: {{type: polynomial_decay, final_sparsity: {self.sparsity:g}}}; to train afterwards, leave "
+                "'epochs' out and add a finetune step.",
                 "epochs",
             )
         if self.epochs is None:

@@ -41,7 +41,7 @@ Frequency = Annotated[int, Field(ge=1, le=2**53)]
 class _ScheduleSettings(Settings):
     """Base class of all schedules of a recipe."""
 
-    example: ClassVar[str] = "{type: polynomial_decay, final_sparsity: 0.9, end: {epochs: 9}}"
+    example: ClassVar[str] = "{type: polynomial_decay, final_sparsity: 0.9}"
     type: str
 
     def final_at(self) -> tuple[str | int, ...]:
@@ -52,33 +52,32 @@ class _ScheduleSettings(Settings):
         """Returns every duration of the schedule, by its path inside the mapping."""
         raise NotImplementedError
 
-    def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
-        """Returns the arguments of the schedule's class, with durations as optimizer updates plus `offset`."""
+    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
+        """Returns the arguments of the schedule's class, with durations as optimizer updates."""
         raise NotImplementedError
 
-    def resolve(self, steps_per_epoch: int, offset: int = 0) -> Schedule:
+    def resolve(self, steps_per_epoch: int) -> Schedule:
         """Returns the schedule in optimizer updates.
 
         Args:
             steps_per_epoch: Optimizer updates in one epoch.
-            offset: Optimizer updates before the start of the recipe step; added to every duration.
 
         Raises:
             ValueError: Durations in different units contradict each other, for example an end before the begin.
         """
-        return SCHEDULES[self.type](**self.numbers(steps_per_epoch, offset))
+        return SCHEDULES[self.type](**self.numbers(steps_per_epoch))
 
 
 class _Gradual(_ScheduleSettings):
     initial_sparsity: Sparsity = PolynomialDecay.initial_sparsity
     final_sparsity: Sparsity
     begin: Duration = START
-    end: Duration
-    frequency: Frequency = PolynomialDecay.frequency
+    end: Duration | None = None
+    frequency: Frequency | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.begin.after(self.end):
+        if self.end is not None and self.begin.after(self.end):
             raise refusal(f"the schedule ends before it begins: begin={self.begin}, end={self.end}.", "end")
         if self.initial_sparsity > self.final_sparsity:
             raise refusal(
@@ -89,11 +88,12 @@ class _Gradual(_ScheduleSettings):
         return self
 
     def moments(self) -> Moments:
-        return {("begin",): self.begin, ("end",): self.end}
+        return {("begin",): self.begin} | ({} if self.end is None else {("end",): self.end})
 
-    def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
+    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
         others = self.model_dump(exclude={"type", "begin", "end"})
-        begin, end = (offset + moment.in_steps(steps_per_epoch) for moment in (self.begin, self.end))
+        begin = self.begin.in_steps(steps_per_epoch)
+        end = None if self.end is None else self.end.in_steps(steps_per_epoch)
         return others | {"begin_step": begin, "end_step": end}
 
 
@@ -151,9 +151,9 @@ class ConstantSettings(_ScheduleSettings):
             moments["end",] = self.end
         return moments
 
-    def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
-        end = -1 if self.end is None else offset + self.end.in_steps(steps_per_epoch)
-        begin = offset + self.begin.in_steps(steps_per_epoch)
+    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
+        end = -1 if self.end is None else self.end.in_steps(steps_per_epoch)
+        begin = self.begin.in_steps(steps_per_epoch)
         others = {"target_sparsity": self.target_sparsity, "frequency": self.frequency}
         return others | {"begin_step": begin, "end_step": end}
 
@@ -176,8 +176,8 @@ class OneShotSettings(_ScheduleSettings):
     def moments(self) -> Moments:
         return {("at",): self.at}
 
-    def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
-        return {"sparsity": self.sparsity, "step": offset + self.at.in_steps(steps_per_epoch)}
+    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
+        return {"sparsity": self.sparsity, "step": self.at.in_steps(steps_per_epoch)}
 
 
 class Stage(Settings):
@@ -221,8 +221,8 @@ class MultiStepSettings(_ScheduleSettings):
     def moments(self) -> Moments:
         return {("sparsities", i, "at"): stage.at for i, stage in enumerate(self.sparsities)}
 
-    def numbers(self, steps_per_epoch: int, offset: int) -> dict[str, Any]:
-        pairs = tuple((offset + stage.at.in_steps(steps_per_epoch), stage.sparsity) for stage in self.sparsities)
+    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
+        pairs = tuple((stage.at.in_steps(steps_per_epoch), stage.sparsity) for stage in self.sparsities)
         return {"sparsities": pairs}
 
 

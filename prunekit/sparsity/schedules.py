@@ -8,7 +8,8 @@ import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from prunekit.sparsity.arguments import LARGEST, fraction, positive, whole
@@ -19,8 +20,9 @@ class Schedule(ABC):
     """The target sparsity at each step, and the steps at which masks are recomputed (the update steps).
 
     Subclasses are frozen dataclasses. They define `begin_step`, `final_sparsity`, `landing_step`, `last_update`,
-    `frequency` and `_sparsity`. The update steps are begin_step, begin_step + frequency, ..., and always `last_update`,
-    even if `frequency` does not divide last_update - begin_step.
+    `frequency` and `_sparsity`; `fitted` and `is_open` where their steps may follow from the length of a training. The
+    update steps are begin_step, begin_step + frequency, ..., and always `last_update`, even if `frequency` does not
+    divide last_update - begin_step.
     """
 
     @property
@@ -52,6 +54,19 @@ class Schedule(ABC):
     def _sparsity(self, step: int) -> float:
         """The sparsity at a step in [begin_step, landing_step)."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the steps are unknown until `fitted` is told the length of the training."""
+        return False
+
+    def fitted(self, steps: int | None) -> "Schedule":
+        """Returns the schedule for a training of `steps` optimizer updates; unchanged if all of its steps are given.
+
+        Raises:
+            ValueError: The schedule is open, and `steps` is None: nobody knows the length of the training.
+        """
+        return self
+
     def __call__(self, step: int) -> float:
         """The target sparsity at `step`: 0 before `begin_step`, exactly `final_sparsity` from `landing_step` on."""
         step = operator.index(step)
@@ -78,6 +93,10 @@ class Schedule(ABC):
         return [*range(self.begin_step, self.last_update, self.frequency), self.last_update]
 
 
+# What trainings take whose schedule has no `end_step` and no `frequency`: docs/measured/schedules.md.
+_END, _UPDATES = 0.75, 60
+
+
 @dataclass(frozen=True)
 class _Decay(Schedule):
     """Raises the sparsity from `initial_sparsity` at `begin_step` to `final_sparsity` at `end_step`.
@@ -88,37 +107,64 @@ class _Decay(Schedule):
     initial_sparsity: float = 0.0
     final_sparsity: float = 0.8
     begin_step: int = 0
-    end_step: int = 1000
+    end_step: int | None = None
 
     def __post_init__(self) -> None:
         _set(self, "initial_sparsity", fraction("initial_sparsity", self.initial_sparsity))
         _set(self, "final_sparsity", fraction("final_sparsity", self.final_sparsity))
         _set(self, "begin_step", whole("begin_step", self.begin_step, minimum=0))
-        _set(self, "end_step", whole("end_step", self.end_step, minimum=0))
-        _set(self, "frequency", whole("frequency", self.frequency, minimum=1))
+        if self.frequency is not None:
+            _set(self, "frequency", whole("frequency", self.frequency, minimum=1))
         if self.initial_sparsity > self.final_sparsity:
             raise ValueError(
                 "A schedule never restores pruned weights, so it needs initial_sparsity <= final_sparsity. "
                 f"Received: initial_sparsity={self.initial_sparsity}, final_sparsity={self.final_sparsity}."
             )
-        _check_order(self.begin_step, self.end_step)
+        if self.end_step is not None:
+            _set(self, "end_step", whole("end_step", self.end_step, minimum=0))
+            _check_order(self.begin_step, self.end_step)
+            if self.frequency is None:
+                _set(self, "frequency", max(1, (self.end_step - self.begin_step) // _UPDATES))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no `end_step` yet."""
+        return self.end_step is None
+
+    def fitted(self, steps: int | None) -> Schedule:
+        """Returns the schedule with an `end_step` after three quarters of the updates that follow `begin_step`."""
+        if self.end_step is not None:
+            return self
+        if steps is None:
+            raise self._of_unknown_end()
+        left = max(whole("steps", steps, minimum=0) - self.begin_step, 0)
+        return replace(self, end_step=self.begin_step + round(_END * left))
 
     @property
     def landing_step(self) -> int:
         """`end_step`; `begin_step` if the initial sparsity equals the final sparsity."""
-        return self.end_step if self.initial_sparsity < self.final_sparsity else self.begin_step
+        return self.last_update if self.initial_sparsity < self.final_sparsity else self.begin_step
 
     @property
     def last_update(self) -> int:
         """`end_step`, for every frequency."""
+        if self.end_step is None:
+            raise self._of_unknown_end()
         return self.end_step
+
+    def _of_unknown_end(self) -> ValueError:
+        return ValueError(
+            "A schedule without `end_step` takes it from the length of the training, which is not known here. "
+            f"Received: {self}. Pass end_step, or steps_per_epoch to `fit`; in a loop of your own, pass "
+            "schedule.fitted(steps) for `steps` optimizer updates."
+        )
 
     @abstractmethod
     def _rise(self, progress: float) -> float:
         """The fraction, in [0, 1], of the rise from initial to final sparsity completed at `progress` in [0, 1]."""
 
     def _sparsity(self, step: int) -> float:
-        progress = (step - self.begin_step) / (self.end_step - self.begin_step)
+        progress = (step - self.begin_step) / (self.last_update - self.begin_step)
         # Computed upwards from the initial sparsity: rounding then keeps that value exact and the sequence monotonic.
         sparsity = self.initial_sparsity + (self.final_sparsity - self.initial_sparsity) * self._rise(progress)
         return min(sparsity, self.final_sparsity)
@@ -132,15 +178,18 @@ class PolynomialDecay(_Decay):
         initial_sparsity: Sparsity at `begin_step`, in [0, 1).
         final_sparsity: Sparsity from `end_step` on, in [initial_sparsity, 1).
         begin_step: First update step.
-        end_step: Last update step. If equal to `begin_step`, the sparsity is `final_sparsity` from that step on.
+        end_step: Last update step. If equal to `begin_step`, the sparsity is `final_sparsity` from that step on. None:
+            after three quarters of the training's updates, which a `PruningCallback` and a recipe know; elsewhere, call
+            `fitted`.
         power: Exponent, more than 0. 3 prunes fast at first and slowly towards the end; 1 equals `LinearDecay`.
         frequency: Steps between updates. `end_step` is an update step even if `frequency` does not divide the length.
+            None: about 60 updates.
 
     Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 (there with power 3).
     """
 
     power: float = 3
-    frequency: int = 100
+    frequency: int | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,7 +208,7 @@ class LinearDecay(_Decay):
     Source: Zhu & Gupta 2017, arXiv:1710.01878, eq. 1 with exponent 1.
     """
 
-    frequency: int = 100
+    frequency: int | None = None  # type: ignore[assignment]
 
     def _rise(self, progress: float) -> float:
         return progress
@@ -176,7 +225,7 @@ class CosineDecay(_Decay):
     Source: Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5 (cosine annealing), without restarts, for the sparsity.
     """
 
-    frequency: int = 100
+    frequency: int | None = None  # type: ignore[assignment]
 
     def _rise(self, progress: float) -> float:
         # sin^2(pi p / 2) equals (1 - cos(pi p)) / 2 but avoids the cancellation near p = 0.
@@ -195,7 +244,7 @@ class ExponentialDecay(_Decay):
         section 1, as a function of the step.
     """
 
-    frequency: int = 100
+    frequency: int | None = None  # type: ignore[assignment]
 
     def _rise(self, progress: float) -> float:
         # log1p, because the difference of two logarithms is 0 for neighbouring sparsities: a division by zero below.
@@ -371,19 +420,21 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """Returns a `Schedule`; converts a schedule of a package in `SCHEDULE_SOURCES`.
+    """Returns a `Schedule`; converts a schedule of a package in `SCHEDULE_SOURCES`, and a final sparsity.
 
     Raises:
-        TypeError: `schedule` is neither.
+        TypeError: `schedule` is none of these.
         ValueError: The schedule of the other package has no equivalent.
     """
+    if isinstance(schedule, Real) and not isinstance(schedule, bool):
+        return PolynomialDecay(final_sparsity=schedule)
     packages = [base.__module__.partition(".")[0] for base in type(schedule).__mro__]
     source = next((SCHEDULE_SOURCES[package] for package in packages if package in SCHEDULE_SOURCES), None)
     found = schedule if source is None else source.load()(schedule)
     if not isinstance(found, Schedule):
         raise TypeError(
             "`schedule` must be a schedule, for example "
-            f"pk.PolynomialDecay(final_sparsity=0.8, end_step=1000). Received: {schedule!r}."
+            f"pk.PolynomialDecay(final_sparsity=0.8), or a sparsity. Received: {schedule!r}."
         )
     return found
 

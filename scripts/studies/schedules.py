@@ -33,10 +33,10 @@ HEAD = f"""# Measured: schedules
 
 What networks keep with {SPARSITY:.0%} zeros after a `pk.PolynomialDecay` from 0, by its begin and end as shares of the
 training, and by the number of mask updates: mean of {len(SEEDS)} seeds, of the networks of [defaults](defaults.md).
-"Trained before": {LATER} epochs more of the trained network, learning rate 0.001. "From the first step on": the network's
-own training, whose learning rate falls to a fifth after 70 % of the epochs. Criterion and allocation are the defaults of
-`pk.PruningCallback`. `scripts/study schedules` makes this page. A schedule without `end_step` and `frequency` takes the
-row in bold.
+"Trained before": {LATER} epochs more of the trained network, learning rate 0.001. "From the first step on": the
+network's own training, whose learning rate falls to a fifth after 70 % of the epochs. Criterion and allocation are the
+defaults of `pk.PruningCallback`. A schedule without `end_step` and `frequency` takes the row in bold.
+`scripts/study schedules` makes this page.
 """
 #: The row that `PolynomialDecay` takes by itself.
 DEFAULT = (0.0, 0.75, 60)

@@ -20,6 +20,7 @@ from prunekit.sparsity.schedules import (
     OneShot,
     PolynomialDecay,
     Schedule,
+    as_schedule,
 )
 
 DECAYS = [PolynomialDecay, LinearDecay, CosineDecay, ExponentialDecay]
@@ -37,7 +38,7 @@ RANGES = [
 FAMILY = (
     [decay(**arguments) for decay in DECAYS for arguments in RANGES]
     + [PolynomialDecay(power=power, end_step=300, frequency=7) for power in (0.5, 1, 2.5, 40)]
-    + [decay() for decay in SCHEDULES.values()]
+    + [decay().fitted(1000) for decay in SCHEDULES.values()]
     + [
         ConstantSparsity(0.5, begin_step=3, end_step=50, frequency=7),
         ConstantSparsity(0.0, begin_step=0, end_step=0),
@@ -190,6 +191,9 @@ def test_a_percentage_is_refused_with_the_fraction_it_means():
 @pytest.mark.parametrize(("name", "build"), STEPS)
 @pytest.mark.parametrize("value", [*BAD_KINDS, 100.0, float("nan")], ids=repr)
 def test_a_step_that_is_no_int_is_refused(name, build, value):
+    if value is None and getattr(build(), name) is None:
+        assert build(**{name: value}).is_open
+        return
     with pytest.raises(TypeError, match=f"{name} must be an int.* Received: {name}="):
         build(**{name: value})
 
@@ -341,3 +345,41 @@ def test_schedules_import_neither_numpy_nor_keras_nor_tensorflow():
     code = "import sys, prunekit.sparsity.schedules; print(sorted({'numpy','keras','tensorflow'} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+# The length of a training -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_decay_without_end_takes_three_quarters_of_the_training_and_sixty_updates(decay):
+    schedule = decay(final_sparsity=0.9, begin_step=200)
+    assert schedule.is_open
+    fitted = schedule.fitted(2200)
+    assert fitted == decay(final_sparsity=0.9, begin_step=200, end_step=1700, frequency=25)
+    assert not fitted.is_open and fitted.fitted(10) is fitted
+    assert decay(end_step=40).frequency == 1
+    assert decay(frequency=7).fitted(400) == decay(end_step=300, frequency=7)
+    # A training that ends before the schedule begins.
+    assert schedule.fitted(100).end_step == 200
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_an_open_schedule_names_what_it_needs(decay):
+    schedule = decay()
+    for ask in (
+        lambda: schedule(3),
+        lambda: schedule.landing_step,
+        lambda: schedule.update_steps(9),
+        lambda: schedule.latest_update(5),
+        lambda: schedule.fitted(None),
+    ):
+        with pytest.raises(ValueError, match=r"length of the training, .* Received: .*end_step=None.* Pass end_step"):
+            ask()
+
+
+def test_a_sparsity_is_a_schedule_for_the_whole_training():
+    assert as_schedule(0.9) == PolynomialDecay(final_sparsity=0.9)
+    with pytest.raises(ValueError, match=r"For 80 %, pass 0.8\."):
+        as_schedule(80)
+    with pytest.raises(TypeError, match="`schedule` must be a schedule"):
+        as_schedule(True)

@@ -44,6 +44,11 @@ class ForwardPassSchedule(Schedule):
                 'leave compat="tfmot" out, which does not support custom schedule classes. '
                 f"Received: {self.inner!r}."
             )
+        if self.inner.is_open:
+            raise ValueError(
+                "tensorflow-model-optimization does not know the length of a training. Received: "
+                f"{self.inner!r}. Pass end_step, and frequency=100, its default."
+            )
         if isinstance(self.inner, PolynomialDecay) and self.inner.begin_step == self.inner.end_step:
             raise ValueError(
                 "tensorflow-model-optimization divides by the length of a PolynomialDecay, and fails where it is 0. "

@@ -41,8 +41,9 @@ class PruningCallback(keras.callbacks.Callback):
     batch before the first update, as Keras would build it. The callback then selects the weights to prune.
 
     Args:
-        schedule: A `Schedule` (step -> sparsity) or a schedule of tensorflow-model-optimization; steps are optimizer
-            updates since this callback's first `fit` began.
+        schedule: A `Schedule` (step -> sparsity), a schedule of tensorflow-model-optimization, or the final sparsity of
+            a `PolynomialDecay`; steps are optimizer updates since this callback's first `fit` began. A schedule without
+            `end_step` fits its steps to that `fit`.
         criterion: Importance criterion. `prunekit.techniques.pruning.options.PruningOptions` lists the values of this
             option and of the following options.
         pattern: Sparsity pattern.
@@ -83,7 +84,7 @@ class PruningCallback(keras.callbacks.Callback):
         self.notes: list[str] = []
         self._pruner: Pruner | None = None
         self._function: Any = None
-        self._begun = False
+        self._begun, self._first_epoch = False, 0
         self.resumption = Resumption()
         self._companions: _Companions | None = None
 
@@ -102,7 +103,8 @@ class PruningCallback(keras.callbacks.Callback):
     @property
     def has_landed(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
-        return self._pruner is not None and self._pruner.updater.has_landed
+        known = self._pruner is not None and not self._pruner.schedule.is_open
+        return known and self._pruner.updater.has_landed
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
@@ -135,7 +137,6 @@ class PruningCallback(keras.callbacks.Callback):
     def _prepare_training(self) -> None:
         if self._companions is not None:
             self._companions.refuse_shared_targets()
-        self.announce([*abrupt(self.schedule), *self.pruner.shortfall(self._planned_steps())])
         if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
             # Another callback may have taken over the function, and this one's pruner has got other masks.
             self._store = self.pruner.store
@@ -143,15 +144,19 @@ class PruningCallback(keras.callbacks.Callback):
 
     # Masks are initialised here, because callbacks listed later still load weights in on_train_begin.
     def on_epoch_begin(self, epoch, logs=None) -> None:
-        if self._pruner is not None and not self._begun:
-            self._begin()
+        if not self._begun:
+            self._first_epoch = epoch
+            if self._pruner is not None:
+                self._begin()
 
     def _begin(self) -> None:
         self._begun = True
         self.resumption.begin(self)
+        self.announce([*abrupt(self.pruner.schedule), *self.pruner.shortfall(self._planned_steps())])
 
     def start(self) -> None:
         """Applies the schedule's sparsity at the first step of a training that resumes none."""
+        self.pruner.fit_schedule(self._planned_steps())
         self.pruner.begin()
 
     def snapshot(self) -> Snapshot:
@@ -257,7 +262,7 @@ class PruningCallback(keras.callbacks.Callback):
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
         if not (steps and epochs):
             return None
-        return self.pruner.step_count + updates_in(steps * epochs, self.pruner.optimizers)
+        return self.pruner.step_count + updates_in(steps * (epochs - self._first_epoch), self.pruner.optimizers)
 
     def announce(self, notes: Sequence[str]) -> None:
         """Warns with each message and adds it to the notes of the report."""

@@ -1,7 +1,7 @@
 """MaskUpdater: applies a policy's mask updates to the masks of a training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -80,6 +80,10 @@ class MaskUpdater:
         """
         self.kept = kept
         self.store.replace(masks, self._counter.optimizers)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Replaces the schedule, before the first update."""
+        self._plan = replace(self._plan, schedule=schedule)
 
     def due(self, step: int) -> int | None:
         """Returns the schedule's update step to apply at `step`, or None."""

@@ -3,12 +3,14 @@
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 
 from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
 from prunekit.anatomy.model_weights import check_built
+from prunekit.anatomy.reports import Choice
 from prunekit.core import backend, distribution, jax_state, train_function
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
@@ -36,7 +38,7 @@ class Pruner:
 
     Args:
         model: A built Keras model; only its weights are changed, in place.
-        schedule: A `Schedule` (step -> sparsity) or a schedule of tensorflow-model-optimization.
+        schedule: A `Schedule` (step -> sparsity) with an end, or a schedule of tensorflow-model-optimization.
         optimizer: Keras optimizer of the loop, or a list of optimizers. None uses the compiled model's optimizer.
             Without any optimizer, `step()` counts its own calls as steps and re-imposes the masks at each call; the
             loop then passes its gradients through `mask_gradients` before using them.
@@ -65,6 +67,7 @@ class Pruner:
     def __init__(self, model, schedule: Schedule, optimizer=None, *, data: Any = None, **options: Unpack[Options]):
         with contextlib.ExitStack() as undo:
             self._prepare(model, schedule, optimizer, as_options(options), data=data)
+            self.fit_schedule(None)
             undo.enter_context(train_function.fresh_train_function(model))
             undo.enter_context(self.enforcing())
             self.begin()
@@ -113,6 +116,7 @@ class Pruner:
         # Number of updates before the next `step()` has work to do.
         self._quiet = 0
         self._finished = False
+        self._planned_steps: int | None = None
 
     @property
     def enforces_masks_only(self) -> bool:
@@ -126,6 +130,22 @@ class Pruner:
 
     def _counted(self, optimizers: Sequence[Any]) -> Sequence[Any]:
         return [] if self.policy.counts_forward_passes else optimizers
+
+    def fit_schedule(self, steps: int | None) -> None:
+        """Fits an open schedule to a training of `steps` updates, before its first one; other schedules stay as given.
+
+        Raises:
+            ValueError: The schedule is open, and `steps` is None.
+        """
+        if not self.schedule.is_open:
+            return
+        fitted, self._planned_steps = self.schedule.fitted(steps), steps
+        made = [Choice("end_step", str(fitted.last_update), f"for a training of {steps} updates")]
+        if self.schedule.frequency is None:
+            made.append(Choice("frequency", str(fitted.frequency), "between begin_step and end_step"))
+        self.options = replace(self.options, choices=(*self.options.choices, *made))
+        self.schedule = fitted
+        self.updater.follow(fitted)
 
     # The loop -------------------------------------------------------------------------------------------------------
 
@@ -318,6 +338,7 @@ class Pruner:
             events=tuple(self.events),
             statistics=self._collectors.state(),
             pruned_values=self.store.pruned_values,
+            planned_steps=self._planned_steps,
         )
 
     def restore(self, state: PrunerState) -> None:
@@ -326,6 +347,7 @@ class Pruner:
         Raises:
             ValueError: The state has no statistics of the training although the criterion needs them.
         """
+        self.fit_schedule(state.planned_steps)
         masks = [state.masks[target.name] for target in self.targets]
         self.updater.replace(masks, np.array([np.count_nonzero(mask) for mask in masks]))
         self.updater.last_update = state.last_update

@@ -36,6 +36,7 @@ class PrunerState:
         events: Mask updates so far.
         statistics: State of the statistics from training.
         pruned_values: Weight name -> values at pruned positions, where the policy trains these, too; else empty.
+        planned_steps: Number of updates that an open schedule was fitted to; None for other schedules.
     """
 
     masks: dict[str, np.ndarray]
@@ -46,6 +47,7 @@ class PrunerState:
     events: tuple[Event, ...]
     statistics: Snapshot
     pruned_values: dict[str, np.ndarray] = field(default_factory=dict)
+    planned_steps: int | None = None
 
     def to_snapshot(self) -> Snapshot:
         """Returns the state as plain values and arrays; a mask takes one bit per entry."""
@@ -57,6 +59,7 @@ class PrunerState:
             "last_update": self.last_update,
             "events": [asdict(event) for event in self.events],
             "statistics": self.statistics.values,
+            "planned_steps": self.planned_steps,
         }
         arrays = {f"mask/{name}": np.packbits(mask) for name, mask in self.masks.items()}
         arrays |= {f"pruned_values/{name}": array for name, array in self.pruned_values.items()}
@@ -87,6 +90,7 @@ class PrunerState:
             events=tuple(Event(**event) for event in values["events"]),
             statistics=Snapshot(values["statistics"], arrays_under(snapshot.arrays, "statistics/")),
             pruned_values=arrays_under(snapshot.arrays, "pruned_values/"),
+            planned_steps=values.get("planned_steps"),
         )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from prunekit.anatomy.targets import Target
@@ -82,6 +82,15 @@ class Steps(Schedule):
     def frequency(self) -> int:
         """Number of steps between two updates."""
         return self.inner.frequency
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the steps of the schedule are unknown yet."""
+        return self.inner.is_open
+
+    def fitted(self, steps: int | None) -> Schedule:
+        """Returns the schedule for a training of `steps` optimizer updates."""
+        return replace(self, inner=self.inner.fitted(steps))
 
     def _sparsity(self, step: int) -> float:
         return 1.0 - kept_of(self.m, self.inner(step)) / self.m

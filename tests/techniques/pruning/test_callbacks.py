@@ -78,13 +78,66 @@ def test_a_schedule_longer_than_the_training_is_announced_before_and_after_with_
 
 
 def test_a_schedule_that_changes_masks_once_is_announced_with_a_frequency(compiled, samples):
-    schedule = PolynomialDecay(final_sparsity=0.5, end_step=4)
+    schedule = PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=100)
     pruning = PruningCallback(schedule, allocation="uniform")
     with pytest.warns(
         UserWarning, match="from step 0 to step 4, but the masks change at step 4 only, because frequency=100"
     ):
         compiled.fit(*samples, epochs=2, batch_size=16, verbose=0, callbacks=[pruning])
     assert pruning.notes[0].endswith("pass a smaller frequency, such as 1.")
+
+
+def test_a_sparsity_alone_fits_its_schedule_to_the_training(compiled, samples):
+    pruning = PruningCallback(0.5)
+    compiled.fit(*samples, epochs=4, batch_size=len(samples[0]) // 10, verbose=0, callbacks=[pruning])
+    steps = int(compiled.optimizer.iterations)
+    end = round(0.75 * steps)
+    assert pruning.pruner.schedule == PolynomialDecay(final_sparsity=0.5, end_step=end, frequency=max(1, end // 60))
+    assert pruning.report.events[-1].step == end and pruning.pruner.sparsity == 0.5
+    assert {(one.option, one.value) for one in pruning.report.choices} >= {("end_step", str(end)), ("frequency", "1")}
+    # A second fit goes on with what the first one fitted, and zeros stay.
+    compiled.fit(*samples, epochs=1, verbose=0, callbacks=[pruning])
+    assert pruning.pruner.schedule.end_step == end and pruning.pruner.sparsity == 0.5
+
+
+def test_a_training_from_a_later_epoch_on_fits_its_schedule_to_the_rest(compiled, samples):
+    pruning = PruningCallback(0.5)
+    size = len(samples[0]) // 8
+    compiled.fit(*samples, epochs=6, initial_epoch=4, batch_size=size, verbose=0, callbacks=[pruning])
+    assert pruning.pruner.schedule.end_step == round(0.75 * int(compiled.optimizer.iterations))
+
+
+def test_an_interrupted_training_goes_on_with_the_schedule_that_it_fitted(compiled, samples, tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def train(*more):
+        pruning = PruningCallback(0.5)
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        compiled.fit(*samples, epochs=4, batch_size=32, verbose=0, callbacks=[pruning, backup, *more])
+        return pruning
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Stop())
+    done = int(compiled.optimizer.iterations)
+    compiled.optimizer.iterations.assign(0)
+    pruning = train()
+    assert int(compiled.optimizer.iterations) == 2 * done
+    assert pruning.pruner.schedule.end_step == round(0.75 * 2 * done)
+    assert pruning.report.events[-1].step == pruning.pruner.schedule.end_step
+
+
+def test_an_epoch_of_unknown_length_needs_an_end(compiled, samples):
+    def batches():
+        while True:
+            yield samples[0][:8], samples[1][:8]
+
+    with pytest.raises(ValueError, match="steps_per_epoch to `fit`"):
+        compiled.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[PruningCallback(0.5)])
+    with pytest.raises(ValueError, match="length of the training"):
+        Pruner(compiled, PolynomialDecay())
 
 
 @pytest.mark.one_backend
@@ -140,6 +193,6 @@ def test_steps_count_from_where_pruning_begins_on_a_model_trained_before(compile
 @pytest.mark.one_backend
 def test_bad_options_are_refused_at_construction():
     with pytest.raises(TypeError, match="`schedule` must be a schedule"):
-        PruningCallback(0.5, allocation="uniform")
+        PruningCallback("0.5", allocation="uniform")
     with pytest.raises(TypeError, match="frequency"):
         PruningCallback(ConstantSparsity(0.5), frequency=3, allocation="uniform")
