@@ -76,7 +76,7 @@ TABLES = {
     "training": Table(
         "Zeros, in a training",
         "model.fit(..., callbacks=[pk.PruningCallback(schedule)])",
-        [*(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")), FORMER],
+        [*(("magnitude", name) for name in ("lamp", "erk", "global")), FORMER],
         SPARSITIES[1:],
         data=False,
         trains=True,
@@ -84,7 +84,7 @@ TABLES = {
     "channels": Table(
         "Channels, without data",
         "pk.shrink(model, channels=c)",
-        [("geometric_median", "uniform"), ("geometric_median", "global"), ("l2", "uniform"), FORMER],
+        [("l2", "uniform"), ("geometric_median", "uniform"), ("geometric_median", "global"), FORMER],
         CHANNELS,
         data=False,
         shrinks=True,
@@ -166,13 +166,45 @@ def key(name: str, table: str, row: Row, share: float) -> str:
 
 def page(results: Results) -> str:
     """Returns the page as Markdown."""
-    parts = [HEAD]
+    parts = [HEAD, *_first_calls(results)]
     for name, table in TABLES.items():
         parts += [f"\n## {table.title}\n", f"`{table.call}`. Regrets in points:\n", *_regrets(results, name)]
         for share in table.shares:
             of = f"{share:.0%} of the channels left" if table.shrinks else f"{share:.0%} zeros"
             parts += [f"\n{of}:\n", *_kept(results, name, share)]
     return "\n".join(parts) + "\n"
+
+
+#: (network, table, size): calls that a newcomer writes.
+FIRST_CALLS = [
+    *(("fashion-cnn", table, share) for table in ("no data", "data") for share in (0.8, 0.9)),
+    *(("mnist", table, share) for table in ("no data", "data") for share in (0.9, 0.95)),
+    ("digits-cnn", "no data", 0.8),
+    ("digits-cnn", "training", 0.95),
+    ("depthwise", "data", 0.9),
+    ("unet", "data", 0.8),
+    ("unet", "training", 0.9),
+    ("regression", "data", 0.8),
+    ("mnist", "channels", 0.5),
+    ("fashion-cnn", "channels, data", 0.5),
+]
+
+
+def _first_calls(results: Results) -> list[str]:
+    """Returns the table of the defaults before and now."""
+    lines = [
+        "\n## First calls\n",
+        "| network | call | dense | former default | default |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for name, table, share in FIRST_CALLS:
+        rows = TABLES[table].rows
+        values = [results.values.get(key(name, table, row, share)) for row in (rows[-1], rows[0])]
+        cells = ["–" if value is None else f"{value:.4f}" for value in (results.values.get(f"{name} / dense"), *values)]
+        call = TABLES[table].call.replace("channels=c", f"channels={share:g}").replace("model, s", f"model, {share:g}")
+        call = call.replace("pk.PruningCallback(schedule)", f"pk.PruningCallback({share:g})")
+        lines.append(f"| {KINDS[name].title} | `{call}` | {' | '.join(cells)} |")
+    return lines
 
 
 def _regrets(results: Results, name: str) -> list[str]:

@@ -75,7 +75,7 @@ class ShrinkOptions:
 
     Args:
         criterion: Importance of single weights, as in `pk.prune`; a channel's is the mean over its entries. "auto":
-            "output_error" with data, "geometric_median" without.
+            "output_error" with data, "l2" without.
         reduction: How the axes that a channel occurs in are reduced to one importance: "mean", "sum" or "max".
         normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
             each weight counts alike, and large weights do not decide alone.

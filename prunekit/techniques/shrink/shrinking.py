@@ -182,9 +182,9 @@ def _criterion(found: Channels, options: ShrinkOptions, data: Any) -> tuple[Crit
         return criterion, ()
     value, reason = "output_error", "since data were given"
     if data is None:
-        value, reason = "geometric_median", "since no data were given"
+        value, reason = "l2", "since no data were given"
     elif lacking := unfitted(ranking_weights(found)):
-        value, reason = "geometric_median", f"since the output error of {next(iter(lacking))} cannot be calculated"
+        value, reason = "magnitude", f"since the output error of {next(iter(lacking))} cannot be calculated"
     return get_criterion(value), (Choice("criterion", value, reason),)
 
 
