@@ -93,3 +93,12 @@ def test_doubtful_data_are_told_by_a_warning_the_report_and_the_export(trained, 
         done = pk.quantize(model, X * 0)
     (problem,) = [str(one.message) for one in told]
     assert done.report.notes[0] == done.export(tmp_path / "zeros.tflite").notes[0] == problem
+
+
+def test_few_examples_for_gptq_are_named(trained):
+    few, enough, nearest = (
+        pk.quantize(copied(trained), data, weights=bits).report.notes
+        for data, bits in ((X, 4), (np.concatenate([X, X]), 4), (X, 8))
+    )
+    assert any(note.startswith("96 examples were read. Outputs rounded by GPTQ") for note in few)
+    assert not any("examples were read" in note for note in (*enough, *nearest))
