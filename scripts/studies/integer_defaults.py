@@ -37,6 +37,17 @@ SAME = {
     True: {'method="nearest"', 'method="nearest", equalize=True', 'weight_ranges="minmax"', "correct_biases=False"},
     False: {'method="gptq"', 'weight_ranges="mse"', "correct_biases=True"},
 }
+#: Arguments of `pk.QuantizationCallback` besides the bits, the defaults first; a share of the training for a step.
+CALLBACKS: dict[str, dict[str, Any]] = {
+    "the defaults": {},
+    "begin_step: half": {"begin_step": 0.5},
+    "freeze_step: half": {"freeze_step": 0.5},
+    "freeze_step=-1": {"freeze_step": -1},
+    "range_learning_rate=1e-4": {"range_learning_rate": 1e-4},
+    "range_learning_rate=1e-2": {"range_learning_rate": 1e-2},
+    'weight_ranges="minmax"': {"weight_ranges": "minmax"},
+}
+TRAINED, TRAINED_BITS, EPOCHS, BATCH = ("digits-cnn", "depthwise", "unet", "regression", "text"), (4, 2), 8, 64
 PAGE = Path("docs/measured/integer-defaults.md")
 HEAD = f"""# Measured: defaults of integers
 
@@ -63,6 +74,24 @@ def measured(name: str, bits: int, options: dict[str, Any], examples: int) -> li
         with report.simulating():
             error = float(np.mean(np.square(_outputs(name, model) - outputs)))
             return [score(name, model), error]
+
+
+def measured_training(name: str, bits: int, options: dict[str, Any]) -> list[float]:
+    """Returns the same for a network that is trained on integers."""
+    model, weights, outputs = _network(name)
+    model.set_weights(weights)
+    kind = KINDS[name]
+    inputs, labels = kind.data()[0]
+    steps = EPOCHS * -(-len(inputs) // BATCH)
+    chosen = {option: round(value * steps) if value == 0.5 else value for option, value in options.items()}
+    callback = pk.QuantizationCallback(inputs[:EXAMPLES], weights=bits, **chosen)
+    keras.utils.set_random_seed(0)
+    model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001, steps)), kind.loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model.fit(inputs, labels, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[callback])
+    with callback.quantized.simulating():
+        return [score(name, model), float(np.mean(np.square(_outputs(name, model) - outputs)))]
 
 
 @functools.lru_cache(maxsize=1)
@@ -92,6 +121,12 @@ def page(results: Results) -> str:
     parts = [HEAD]
     for bits in BITS:
         parts += _at(results, bits)
+    parts += ["\n## In a training\n", f"`pk.QuantizationCallback(data, weights=bits)`, {EPOCHS} epochs.\n"]
+    parts += [f"| network | bits | {' | '.join(CALLBACKS)} |", "|---|---:|" + "---:|" * len(CALLBACKS)]
+    for name in TRAINED:
+        for bits in TRAINED_BITS:
+            values = [results.values.get(key(name, bits, f"training, {row}")) for row in CALLBACKS]
+            parts.append(f"| {KINDS[name].title} | {bits} | {' | '.join(_cell(value) for value in values)} |")
     parts += ["\n## Number of examples\n", "The defaults, by the number of training inputs.\n"]
     parts += [f"| network | bits | {' | '.join(map(str, COUNTS))} |", "|---|---:|" + "---:|" * len(COUNTS)]
     for name, kind in KINDS.items():
@@ -144,6 +179,12 @@ def main() -> None:
         for bits, row, options, count in wanted:
             found = results.get(key(name, bits, row), lambda case=(name, bits, options, count): measured(*case))
             print(f"{found}  {key(name, bits, row)}", flush=True)
+        for bits in TRAINED_BITS if name in TRAINED else ():
+            for row, arguments in CALLBACKS.items():
+                of_training = key(name, bits, f"training, {row}")
+                if fnmatch.fnmatch(of_training, only):
+                    found = results.get(of_training, lambda case=(name, bits, arguments): measured_training(*case))
+                    print(f"{found}  {of_training}", flush=True)
         PAGE.write_text(page(results), encoding="utf-8")
 
 
