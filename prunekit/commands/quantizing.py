@@ -68,7 +68,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     metavar="BYTES",
     help="4 or 8 bits for each weight, so that all fit in so many bytes.",
 )
-@click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes each kernel while it is rounded.")
+@click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes before the rounding.")
 @click.option("--pattern", default="unstructured", help="Pattern of these zeros, such as 2:4.  [default: unstructured]")
 @click.option(
     "--misfits",

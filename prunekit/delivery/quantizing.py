@@ -205,7 +205,7 @@ def quantize(
         TypeError: `model` is not a Keras 3 model; an option is unknown.
 
     Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
-        Frantar & Alistarh 2023, arXiv:2301.00774 (zeros in the same pass); Lin et al. 2023, arXiv:2306.00978 (AWQ).
+        Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
     check_names(options, [field.name for field in fields(QuantizationOptions)])
     chosen, memory = QuantizationOptions(**options), positive("memory", memory)

@@ -95,7 +95,7 @@ class Quantize(Settings):
         activation_ranges: Ranges of tensors.
         correct_biases: Whether biases make up for mean errors; None means with GPTQ.
         equalize: Whether the ranges of channels are equalized first.
-        sparsity: Fraction of each kernel that becomes zero while it is rounded; None = no further zeros.
+        sparsity: Fraction of the weights that are pruned before they are rounded; None = no further zeros.
         pattern: Pattern of these zeros.
         sparse: Whether kernels of the file are encoded sparsely where that is smaller.
         integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a

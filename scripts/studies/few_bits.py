@@ -8,18 +8,13 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_products import product_of
-from prunekit.core.statistics import Collectors
 from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
-from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.reconstruction import output_error
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks
 
 # (sparsity, bits)
 SPARSE = ((0.5, 4), (0.5, 3), (0.75, 4), (0.75, 3), (0.9, 4))
-ORDERS = ("zeros, then nearest values", "zeros, then GPTQ", "one pass")
+ORDERS = ("zeros, then nearest values", "zeros, then GPTQ")
 BITS = (4, 3)
 METHODS = ("nearest", "awq", "gptq")
 # Bytes of the weights with chosen bits, between those of 4 bits (0) and of 8 bits (1).
@@ -28,8 +23,8 @@ BUDGETS = (0.25, 0.5)
 SIZES = (None, 128, 32)
 SECONDS = 10.0
 FLOAT = "float32"
-# Ends of the keys of results of groups, and of errors of layers.
-GROUPS, LAYERS = ", groups", ", layers"
+# Ends of the keys of results of groups, and of zeros and few bits in one call.
+GROUPS, ONE_CALL = ", groups", ", one call"
 PAGE = Path("docs/measured/few-bits.md")
 HEAD = f"""# Measured: few bits after training
 
@@ -68,41 +63,14 @@ class FewBits(Study):
         self._reduce(sparsity, bits, order)
         return self._measured()
 
-    def layers(self) -> dict[str, Any]:
-        """Returns the errors of the layers with zeros and few bits, by weight.
-
-        The squared change of a layer's outputs on the inputs that it has in the model in floating point, relative to
-        the squared outputs.
-        """
-        keras.utils.set_random_seed(0)
-        self._model.set_weights(self._weights)
-        targets, _ = find_targets(self._model)
-        statistics = Collectors(["hessian"], self._model, targets, self.images).values() or []
-        hessians = [one["hessian"]["hessian"] for one in statistics]
-        products = [product_of(target) for target in targets]
-
-        def matrices() -> list[np.ndarray]:
-            weights = (array_of(target.variable).astype("float64") for target in targets)
-            return [product.matrix(weight) for product, weight in zip(products, weights, strict=True)]
-
-        before = matrices()
-        whole = [output_error(*one) for one in zip(before, hessians, strict=True)]
-        found: dict[str, Any] = {}
-        for zeros, bits in SPARSE:
-            for order in ORDERS:
-                self._reduce(zeros, bits, order)
-                errors = [
-                    float(output_error(after - former, hessian) / total)
-                    for after, former, hessian, total in zip(matrices(), before, hessians, whole, strict=True)
-                ]
-                names = [target.name for target in targets]
-                found.setdefault(f"{zeros} {bits}", {})[order] = dict(zip(names, errors, strict=True))
-        return found
+    def one_call(self) -> dict[str, Any]:
+        """Error and accuracy of `pk.quantize` with `sparsity`, by zeros and bits."""
+        return {f"{zeros} {bits}": self.sparse(zeros, bits, "one call") for zeros, bits in SPARSE}
 
     def _reduce(self, sparsity: float, bits: int, order: str) -> None:
         self._model.set_weights(self._weights)
         options: dict[str, Any] = {"weights": bits, "activations": None}
-        if order == "one pass":
+        if order == "one call":
             pk.quantize(self._model, self.images, sparsity=sparsity, **options)
         else:
             pk.prune(self._model, sparsity, self.images, criterion="sparsegpt", allocation="uniform")
@@ -177,19 +145,19 @@ def page(results: Results) -> str:
     measured = {title: results.values[name] for name, title in NETWORKS.items() if name in results.values}
     lines = [HEAD, "## Zeros and few bits", ""]
     lines += [
-        "`pk.quantize(model, images, weights=bits, sparsity=zeros)`, the same fraction in each kernel, beside",
+        "One call: `pk.quantize(model, images, weights=bits, sparsity=zeros)`, beside `pk.prune(model, zeros, images,",
+        'criterion="sparsegpt", allocation="uniform")` and `pk.quantize` after it. Error / accuracy.',
         "",
+        f"| network | zeros | bits | {' | '.join(ORDERS)} | one call |",
+        "|---|---:|---:|" + "---:|" * (len(ORDERS) + 1),
     ]
-    lines[-2] += (
-        '\n`pk.prune(model, zeros, images, criterion="sparsegpt", allocation="uniform")` and `pk.quantize` after it. '
-        "Error / accuracy."
-    )
-    lines += [f"| network | zeros | bits | {' | '.join(ORDERS)} |", "|---|---:|---:|" + "---:|" * len(ORDERS)]
-    for title, found in measured.items():
-        for zeros, bits in SPARSE:
+    for name, title in NETWORKS.items():
+        found, one_call = results.values.get(name), results.values.get(f"{name}{ONE_CALL}", {})
+        for zeros, bits in SPARSE if found else ():
             cells = [_cell(found["sparse"][f"{zeros} {bits}"][how]) for how in ORDERS]
+            one = one_call.get(f"{zeros} {bits}")
+            cells.append("–" if one is None else _cell(one))
             lines.append(f"| {title} | {zeros:.0%} | {bits} | {' | '.join(cells)} |")
-    lines += _of_layers(results)
     lines += ["", "## Methods", "", "All weights with few bits, no zeros. Error / accuracy; float32: accuracy.", ""]
     lines += ["| network | bits | nearest | awq | gptq | float32 |", "|---|---:|---:|---:|---:|---:|"]
     for title, found in measured.items():
@@ -209,29 +177,6 @@ def page(results: Results) -> str:
                 f"| {title} | {one['bytes']:,} | {one['least']:,} / {one['most']:,} | {one['few']} | {_cell(one)} |"
             )
     return "\n".join([*lines, *_of_groups(results)]) + "\n"
-
-
-def _of_layers(results: Results) -> list[str]:
-    """Returns the lines about the errors of layers."""
-    lines = [
-        "",
-        "The same for the layers themselves: the squared change of a layer's outputs, on the inputs that it has",
-    ]
-    lines += [
-        "in float32, relative to the squared outputs. Geometric means over the layers, and in how many layers one pass",
-        "has the smallest error of the three.",
-        "",
-        f"| network | zeros | bits | {' | '.join(ORDERS)} | layers |",
-        "|---|---:|---:|" + "---:|" * (len(ORDERS) + 1),
-    ]
-    for name, title in NETWORKS.items():
-        found = results.values.get(f"{name}{LAYERS}")
-        for zeros, bits in SPARSE if found else ():
-            errors = np.array([[*found[f"{zeros} {bits}"][order].values()] for order in ORDERS])
-            means = " | ".join(f"{one:.2g}" for one in np.exp(np.log(errors).mean(axis=1)))
-            best = int((errors.argmin(axis=0) == len(ORDERS) - 1).sum())
-            lines.append(f"| {title} | {zeros:.0%} | {bits} | {means} | {best} of {errors.shape[1]} |")
-    return lines
 
 
 def _of_groups(results: Results) -> list[str]:
@@ -257,14 +202,14 @@ def _of_groups(results: Results) -> list[str]:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    kinds = {GROUPS: FewBits.groups, LAYERS: FewBits.layers}
+    kinds = {GROUPS: FewBits.groups, ONE_CALL: FewBits.one_call}
     end = next((end for end in kinds if name.endswith(end)), "")
     return kinds.get(end, FewBits.measure)(FewBits(name.removesuffix(end)))
 
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    names = [f"{name}{end}" for end in ("", GROUPS, LAYERS) for name in NETWORKS]
+    names = [f"{name}{end}" for end in ("", GROUPS, ONE_CALL) for name in NETWORKS]
     measure_networks(__doc__, names, PAGE, _measured, page)
 
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from keras import ops
+import numpy as np
 
 from prunekit.anatomy.linear_kinds import is_table
 from prunekit.anatomy.reports import Skipped
@@ -17,8 +17,9 @@ from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.core.variable_values import assigned
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
+from prunekit.sparsity.selection import pruned_count
+from prunekit.techniques.pruning.one_shot import OneShotPruning
 from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.sparsegpt import RunSelection, SparseGPT
 from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
 from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.channel_scaling import ChannelScaling, output_kernel
@@ -30,9 +31,6 @@ from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_
 from prunekit.techniques.quantize.rescaling import rescalable
 from prunekit.techniques.quantize.spans import joined
 from prunekit.techniques.quantize.weight_rounding import WeightRounder
-
-# Least number of runs of a layer that is pruned while it is rounded.
-_RUNS = 4
 
 
 def quantized(
@@ -72,7 +70,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     selection, placement = selected_and_placed(model, options)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
-    pruned = _pruned(model, options)
+    pruned = _to_prune(model, options)
     form, rule = options.activation_format, rule_name(options.activation_rule)
     weights = tuple(
         (
@@ -109,6 +107,11 @@ class _Quantization(Preparation):
         """Quantizes the model."""
         self.check_scale()
         with contextlib.ExitStack() as scope:
+            pruned = _to_prune(self.model, self.options)
+            if pruned is not None and self._lacks_zeros(pruned):
+                # Restores the model if anything fails.
+                scope.enter_context(assigned([(one, one.value) for one in self.model.weights]))
+                self._prune(pruned)
             if self.options.equalize:
                 equalization = equalized(self.placement, wanted=self._changes_rounding)
                 self._note_scaling("Equalization", [one.producer for one in equalization.layers], equalization.pairs)
@@ -174,59 +177,51 @@ class _Quantization(Preparation):
             except ValueError:
                 # No product of rows with a matrix is known for this weight.
                 others.append(weight)
-        options, rest, prunings = self.options, self.nearest(others), self._prunings(fitted)
+        rest = self.nearest(others)
         rounder = WeightRounder(
             fitted,
             lambda target, value: self.grid_of(weights[id(target.variable)], value),
             method="gptq" if self._method == "gptq" else "nearest",
             corrects_biases=self._corrects_biases,
-            damping=options.damping,
-            prunings=prunings,
+            damping=self.options.damping,
         )
         work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values, self._memory)
         work.run(list(self.inputs()))
         return RoundedWeights(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 
-    def _prunings(self, fitted: Sequence[Target]) -> dict[int, RunSelection]:
-        """Returns what prunes each weight, by the id of its variable; {} where no zeros are wanted.
+    def _rounds(self, target: Target) -> bool:
+        return any(one.variable is target.variable for one in self.weights)
 
-        Weights that have enough zeros are left out.
+    def _lacks_zeros(self, pruned: ResolvedTargets) -> bool:
+        """Returns True if the weights that are rounded have fewer zeros than `sparsity` asks for."""
+        values = [array_of(target.variable) for target in pruned.targets if self._rounds(target)]
+        zeros = sum(value.size - int(np.count_nonzero(value)) for value in values)
+        return zeros < pruned_count(pruned.schedule.final_sparsity, sum(value.size for value in values))
 
-        Args:
-            fitted: The weights for which a product is known.
-
-        Raises:
-            ValueError: A weight that is to be pruned is not among them.
-        """
-        pruned = _pruned(self.model, self.options)
-        if pruned is None:
-            return {}
+    def _prune(self, pruned: ResolvedTargets) -> None:
+        """Prunes the weights that are rounded, as `pk.prune` does with the calibration data."""
+        left = [target.name for target in pruned.targets if not self._rounds(target)]
+        options = PruningOptions(
+            pattern=self.options.pattern,
+            include=self.options.include,
+            exclude=[*pruned.options.exclude, *left],
+            misfits="skip",
+        )
+        pruning = OneShotPruning(
+            self.model, pruned.schedule, options, self._data, memory=self._memory, progress=self._progress
+        )
+        pruning.run()
+        taken = ", ".join(f"{choice.option} {choice.value}" for choice in pruning.pruner.options.choices)
+        self._notes.append(f"Pruned to {pruned.schedule.final_sparsity:g} before the rounding, by pk.prune: {taken}.")
+        self._notes += pruning.notes
         self._notes += [f"Not pruned: {one.name}, since {one.reason}." for one in _misfits(pruned)]
-        calculator = pruned.calculator
-        calculator.once = True
-        allowed = [array_of(target.variable) != 0.0 for target in pruned.targets]
-        sparsity = pruned.schedule.final_sparsity
-        planned = calculator.choose(sparsity, [ops.convert_to_tensor(mask) for mask in allowed]).masks
-        known, rounded = {id(target.variable) for target in fitted}, {id(one.variable) for one in self.weights}
-        found = {}
-        for index, (target, plan, mask) in enumerate(zip(pruned.targets, map(array_of, planned), allowed, strict=True)):
-            key = id(target.variable)
-            if key not in rounded or not (plan != mask).any():
-                continue
-            if key not in known:
-                raise ValueError(
-                    f"Weights are pruned and rounded through the inputs of their layer. Received: {target.name}, whose "
-                    "layer computes in a way of its own. Leave it out with `exclude`."
-                )
-            run = _run(product_of(target).inputs)
-            found[key] = RunSelection(calculator.array_maker(index), calculator.pattern, plan, mask, run)
-        return found
 
 
-def _pruned(model: Any, options: QuantizationOptions) -> ResolvedTargets | None:
-    """Returns what is pruned while it is rounded; None where no zeros are wanted."""
+def _to_prune(model: Any, options: QuantizationOptions) -> ResolvedTargets | None:
+    """Returns which weights are pruned before they are rounded; None where no zeros are wanted."""
     if options.sparsity is None:
         return None
+    # Criterion and allocation change nothing in the choice of the weights.
     chosen = PruningOptions("magnitude", options.pattern, "uniform", options.include, options.exclude, misfits="skip")
     return resolved_targets(model, OneShot(sparsity=options.sparsity), chosen, training=False)
 
@@ -235,8 +230,3 @@ def _misfits(pruned: ResolvedTargets) -> list[Skipped]:
     """Returns the weights that the pattern does not fit, with reasons."""
     start = f"the pattern {pruned.calculator.pattern} does not fit"
     return [one for one in pruned.skipped if one.reason.startswith(start)]
-
-
-def _run(inputs: int) -> int:
-    """Returns how many inputs are chosen together: in one run for all inputs nothing is rounded before the choice."""
-    return max(min(SparseGPT.run, inputs // _RUNS), 1)

@@ -4,17 +4,14 @@ NumPy only. X stands for the calibration inputs of the layer, W for its matrix o
 H = X^T X for the Hessian of the squared output error |X W - X W'|^2. Leading axes, written "...", number matrices that
 share no inputs; they are rounded together.
 
-Sources: Frantar et al. 2022, arXiv:2210.17323 (GPTQ); with pruning in the same pass Frantar & Alistarh 2023,
-    arXiv:2301.00774, section 3.5.
+Source: Frantar et al. 2022, arXiv:2210.17323 (GPTQ).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from prunekit.sparsity.reconstruction import DAMPING, InverseFactor, Rounding, Selection, inverse_factor, reconstruct
+from prunekit.sparsity.reconstruction import DAMPING, Rounding, Selection, inverse_factor, reconstruct
 from prunekit.techniques.quantize.grids import IntegerFormat
 
 # Rows that change one by one; the rows after them change once, by a matrix product.
@@ -67,42 +64,6 @@ def gptq(
     result = np.empty(matrix.shape, "float32")
     np.put_along_axis(result, rows, found.astype("float32"), -2)
     return result
-
-
-def sparse_gptq(
-    matrix: np.ndarray,
-    factor: InverseFactor,
-    scale: np.ndarray,
-    form: IntegerFormat,
-    runs: Iterable[slice],
-    select: Selection,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Prunes and rounds a matrix in one pass: weights are chosen after all inputs before their run are rounded.
-
-    With a single run the result is that of `reconstruct` followed by `gptq` with the mask, in the order of the rows.
-    This is the order here, since the units of patterns are consecutive rows.
-
-    Args:
-        matrix: W, shape (inputs, outputs).
-        factor: Factor of the inverse of the damped Hessian.
-        scale: As for `gptq`. Pruning enlarges the kept weights, so the scales are best chosen for the matrix that
-            `reconstruct` returns with this selection and without rounding: with those of W, range rule
-            `MeanSquaredError` and 75 % zeros, the error is 5 to 20 % larger.
-        form: The codes, symmetric.
-        runs: Consecutive runs of inputs whose weights are chosen together.
-        select: Chooses the kept weights of a run.
-
-    Returns:
-        The new matrix, float32, `Grid.values` of the codes, and its mask; both of shape (inputs, outputs).
-
-    Raises:
-        ValueError: The format is not symmetric.
-
-    Source: Frantar & Alistarh 2023, arXiv:2301.00774, section 3.5.
-    """
-    nearest = rounding(np.broadcast_to(scale, matrix.shape), form)
-    found, mask = reconstruct(matrix, factor, runs, select, nearest)
-    return found.astype("float32"), mask
 
 
 def rounding(scale: np.ndarray, form: IntegerFormat) -> Rounding:

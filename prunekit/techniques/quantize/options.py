@@ -67,9 +67,9 @@ class QuantizationOptions:
         equalize: True: before they are rounded, the weights that compute a channel and those that read it are given
             the same range (cross-layer equalization), which leaves the model's outputs as they are.
         damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
-        sparsity: Fraction of the entries of each kernel that become zero in the same pass, in [0, 1), chosen while the
-            weights before them are rounded (SparseGPT and GPTQ over the same Hessians); entries that are zero count.
-            Tables and depthwise kernels are not pruned. None: entries that are zero stay so, and no others are chosen.
+        sparsity: Fraction of the entries of all kernels and tables together that are zero at the end, in [0, 1): the
+            model is pruned before it is rounded, as `pk.prune(model, sparsity, data)` does; entries that are zero
+            count. None: entries that are zero stay so, and no others are chosen.
         pattern: Pattern of these zeros, as in `pk.prune`: "unstructured", "2:4", a `Pattern`. Kernels that it does not
             fit are not pruned, with a note.
         include: Names, globs or `re:` patterns of layers and weights to quantize; empty = all.
@@ -155,12 +155,7 @@ class QuantizationOptions:
         known = isinstance(self.sparsity, Real) and not isinstance(self.sparsity, bool)
         if not known or not 0 <= self.sparsity < 1:
             raise ValueError(
-                f"`sparsity` is a fraction of each kernel, in [0, 1), or None. Received: {self.sparsity!r}."
-            )
-        if self.method not in ("auto", "gptq"):
-            raise ValueError(
-                f'Weights are pruned while they are rounded by "gptq". Received: sparsity={self.sparsity} and '
-                f"method={self.method!r}. Leave `method` out, or call pk.prune before."
+                f"`sparsity` is a fraction of the weights, in [0, 1), or None. Received: {self.sparsity!r}."
             )
 
     @property

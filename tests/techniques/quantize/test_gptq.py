@@ -1,4 +1,4 @@
-"""GPTQ against optimal brain quantization in plain loops, nearest values and Keras's GPTQ; with pruning in one pass."""
+"""GPTQ against optimal brain quantization in plain loops, nearest values and Keras's GPTQ."""
 
 import keras
 import numpy as np
@@ -6,11 +6,8 @@ import pytest
 from keras.src.quantizers.gptq import GPTQ
 from plain_quantization import plain_brain_quantization, plain_limits
 
-from prunekit.sparsity.patterns import NM, Unstructured
-from prunekit.sparsity.reconstruction import curvatures, inverse_factor, output_error, reconstruct
-from prunekit.sparsity.selection import keep_largest_of_array
-from prunekit.techniques.pruning.sparsegpt import _select
-from prunekit.techniques.quantize.gptq import gptq, sparse_gptq
+from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
+from prunekit.techniques.quantize.gptq import gptq
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
 
@@ -230,65 +227,6 @@ def test_groups_are_rounded_together_as_each_alone(inputs, damping):
         rows = zip(matrices, hessians, scales, given, strict=True)
         expected = [gptq(*row, IntegerFormat(4), mask=kept, damping=damping) for *row, kept in rows]
         np.testing.assert_array_equal(found, np.stack(expected))
-
-
-# Pruning in the same pass --------------------------------------------------------------------------------------------
-
-
-def selection(matrix, factor, kept, pattern=None):
-    """Returns SparseGPT's selection of a fraction of the weights of a layer, and how many weights it keeps."""
-    pattern = pattern or Unstructured()
-    pooled = np.asarray(pattern.pool(np.square(matrix) * curvatures(factor)[:, None], (0,), (1,)))
-    chosen = keep_largest_of_array(pooled, round(kept * matrix.size))
-    planned = np.asarray(pattern.expand(chosen, matrix.shape, (0,), (1,)))
-    return _select(planned, np.ones_like(planned), pattern), planned.sum()
-
-
-def runs_of(length, inputs):
-    return [slice(start, min(start + length, inputs)) for start in range(0, inputs, length)]
-
-
-@INPUTS
-@pytest.mark.parametrize(("kept", "bits"), [(0.5, 4), (0.5, 3), (0.25, 3)], ids=["50 %, 4", "50 %, 3", "75 %, 3"])
-def test_one_pass_is_not_worse_than_pruning_before_rounding(draw, kept, bits):
-    form, errors = IntegerFormat(bits), []
-    for seed in range(4):
-        matrix, hessian = layer(64, 128, seed=seed, draw=draw)
-        factor, runs = inverse_factor(hessian), runs_of(16, 64)
-        select, planned = selection(matrix, factor, kept)
-        pruned, mask = reconstruct(matrix, factor, runs, select)
-        # One grid for all three, chosen for the matrix that is pruned before it is rounded.
-        grid = grid_of(pruned, form, BY_OUTPUT, MeanSquaredError())
-        joint, chosen = sparse_gptq(matrix, factor, grid.scale, form, runs, select)
-        assert chosen.sum() == planned and not joint[~chosen].any()
-        compensated = gptq(pruned, hessian, grid.scale, form, mask=mask, descending=False)
-        errors.append([error(found, matrix, hessian) for found in (joint, grid.nearest(pruned), compensated)])
-    joint, nearest, compensated = np.mean(errors, axis=0)
-    assert joint < nearest
-    # Where each input is like the one before it, the mask hardly matters, and either may be a little better.
-    assert joint < compensated * (1.05 if draw is neighbouring else 1.0)
-
-
-def test_with_a_single_run_one_pass_is_pruning_and_then_rounding_with_the_mask():
-    # Nothing is rounded before the mask is chosen.
-    matrix, hessian = layer(64, 32)
-    factor, runs = inverse_factor(hessian), [slice(0, 64)]
-    select, _ = selection(matrix, factor, 0.5)
-    pruned, mask = reconstruct(matrix, factor, runs, select)
-    grid = grid_of(pruned, IntegerFormat(4), BY_OUTPUT)
-    joint, chosen = sparse_gptq(matrix, factor, grid.scale, grid.format, runs, select)
-    np.testing.assert_array_equal(chosen, mask)
-    np.testing.assert_array_equal(joint, gptq(pruned, hessian, grid.scale, grid.format, mask=mask, descending=False))
-
-
-def test_one_pass_keeps_two_of_every_four():
-    matrix, hessian = layer(64, 32)
-    factor, runs = inverse_factor(hessian), runs_of(16, 64)
-    select, planned = selection(matrix, factor, 0.5, NM(2, 4))
-    grid = grid_of(matrix, IntegerFormat(4), BY_OUTPUT)
-    found, mask = sparse_gptq(matrix, factor, grid.scale, grid.format, runs, select)
-    assert (mask.reshape(16, 4, 32).sum(axis=1) == 2).all() and planned == mask.sum() and not found[~mask].any()
-    np.testing.assert_array_equal(found, grid.nearest(found))
 
 
 # Keras ---------------------------------------------------------------------------------------------------------------
