@@ -30,9 +30,9 @@ ORDER = (
     ),
     (
         "core",
-        "backend arguments compilation patching layer_precision variable_values kept_grids optimizers environment "
-        "jax_state step_state train_function calibration model_building distribution layer_observer layer_calls "
-        "update_observer losses differentiation partial_files snapshot joined_variables output_metrics graph_steps "
+        "partial_files backend arguments compilation patching layer_precision variable_values kept_grids optimizers "
+        "environment jax_state step_state train_function calibration model_building distribution layer_observer "
+        "layer_calls update_observer losses differentiation snapshot joined_variables output_metrics graph_steps "
         "model_function suffix_runs weight_scan baseline statistics channel_statistics layer_products layer_inputs "
         "input_statistics input_scale calibration_walk inner_inputs layer_fit layerwise channel_importance "
         "random_state step_counter backup_sync last_callback",
@@ -104,10 +104,10 @@ ORDER = (
         "train_step planned_counts prune_step rounds_step "
         "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan starting_steps "
         "starting_recipe execution build_report runner grid sweep_process workers sweep sensitivity named_scan "
-        "named_evaluation",
+        "named_evaluation named_export",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output files start runs results scan evaluation models removals quantizing"),
+    ("commands", "output files start runs results scan evaluation models removals quantizing exporting"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

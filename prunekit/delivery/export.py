@@ -80,7 +80,7 @@ def export(  # noqa: PLR0913
     Raises:
         ValueError: A format is unknown, the model is not built, or samples or labels do not fit the model.
     """
-    chosen = _checked_formats(formats)
+    chosen = checked_formats(formats)
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
@@ -111,7 +111,13 @@ def _export_each(
     return rows
 
 
-def _checked_formats(formats: Sequence[str]) -> list[str]:
+def checked_formats(formats: Sequence[str]) -> list[str]:
+    """Returns the names of formats, each once.
+
+    Raises:
+        TypeError: `formats` is a text.
+        ValueError: A format is unknown.
+    """
     if isinstance(formats, str):
         raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
     for key in formats:
@@ -130,7 +136,7 @@ def _hint(key: str) -> str:
 def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
     note, found = str(unfit), unfit.found
     with contextlib.suppress(OSError):
-        if key in FORMATS and target.exists():
+        if key in FORMATS and target.is_file():
             note += f". The {target.name} in {target.parent} is from an earlier export"
     return ExportRow(key, None, None, None, unfit.status, note, *_figures(found))
 
