@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.core.calibration import check_inputs
 from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Measure, Subject
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
@@ -85,6 +86,7 @@ def export(  # noqa: PLR0913
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
         subject = Subject(model, samples, labels, batch_size, scratch, measure)
+        check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
         with contextlib.suppress(Unfit):  # raise the caller's error before any work
             _ = subject.reference
         rows = _export_each(subject, chosen, Path(directory), name, keep_going)
