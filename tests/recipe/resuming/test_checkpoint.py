@@ -79,9 +79,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_made_up(pairs, tmp_path, unfini
         file.write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="not a snapshot of this version of prunekit: no other is left"),
-        pytest.raises(
-            RecipeError, match="are damaged, so nothing can be resumed: start over with --force"
-        ),
+        pytest.raises(RecipeError, match="are damaged, so nothing can be resumed: start over with --force"),
     ):
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
 
