@@ -91,10 +91,10 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         return dataclasses.replace(step, text=f"{step.text}: {_sizes(prepared.rows)}")
 
     def plan_notes(self, prepared: PreparedShrink) -> Sequence[str]:
-        """Returns what stands for "auto", the channels that are left, and whether the run may leave others."""
+        """Returns the channels that are left, what stands for "auto", and whether the run may leave others."""
         changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
-        notes = [f"shrink: {choice}" for choice in prepared.choices]
-        notes += [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
+        notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
+        notes += [f"shrink: {choice}" for choice in prepared.choices]
         if not prepared.settings.plans_widths:
             given = "channels nonzero" if prepared.settings.nonzero else f"allocation {prepared.settings.allocation}"
             notes.append(
