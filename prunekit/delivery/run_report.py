@@ -164,16 +164,13 @@ class RunReport(Displayed):
 
     @property
     def pruned(self) -> list[WeightRow]:
-        """Rows of the pruned weights; if the report names no targets, of all weights with a pattern of zeros.
-
-        Rounding to integers makes zeros, too: where a run quantized and pruned nothing, these are the weights that had
-        zeros before it.
-        """
+        """Rows of the pruned weights; if the report names no targets, of all weights with a pattern of zeros."""
         names = set(self.after.targets)
         if names:
             return [row for row in self.after.weights if row.name in names]
         found = [row for row in self.after.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
-        if any(step.get("kind") == "quantize" for step in self.steps if isinstance(step, Mapping)):
+        if any(step.get("kind") == "quantize" for step in self.steps):
+            # Rounding makes zeros, too: those that were there before the run are of an earlier pruning.
             former = {row.name for row in self.before.weights if row.zeros}
             found = [row for row in found if row.name in former]
         return found
