@@ -173,7 +173,7 @@ def test_metrics_and_outputs_before_and_after_are_in_the_report():
         ({}, True, False),
         ({"criterion": "magnitude"}, False, False),
         ({"pattern": "channel"}, False, False),
-        ({"compat": "tfmot"}, False, False),
+        ({"compat": "tfmot"}, False, True),
     ],
 )
 def test_a_pruning_without_data_notes_what_data_would_give(options, data, noted):
