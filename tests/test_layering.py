@@ -16,7 +16,8 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection lamp allocation automatic bounds convex_shares sensitivity_table sensitivity_allocation reconstruction",
+        "detection lamp allocation automatic bounds convex_shares sensitivity_table sensitivity_allocation "
+        "reconstruction",
     ),
     (
         "anatomy",
