@@ -1,9 +1,9 @@
 """The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
-inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | evaluate | convert | doctor.
+inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | export | evaluate | convert | doctor.
 
 The commands are in `prunekit/commands/`.
-Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a run was not reproduced or an
-essential feature is missing; 2 a user error (one line); 70 a defect of prunekit (with a traceback).
+Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a file was not exported, a run was not
+reproduced or an essential feature is missing; 2 a user error (one line); 70 a defect of prunekit (with a traceback).
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from prunekit.commands import evaluation, models, quantizing, removals, results, runs, scan, start
+from prunekit.commands import evaluation, exporting, models, quantizing, removals, results, runs, scan, start
 from prunekit.missing_packages import missing_backend
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__
@@ -23,7 +23,7 @@ COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
     *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.simplify, removals.remove_blocks),
-    *(quantizing.quantize, evaluation.evaluate, models.convert, models.doctor),
+    *(quantizing.quantize, exporting.export, evaluation.evaluate, models.convert, models.doctor),
 )
 
 

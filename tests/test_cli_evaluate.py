@@ -70,6 +70,81 @@ class TestEvaluate:
         assert_mistake(run("evaluate", *arguments), message)
 
 
+@pytest.fixture
+def two_inputs():
+    """Models with two inputs, as a list and as a dictionary, and their data as npz files and as a saved data set."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    inputs = {name: keras.Input((size,), name=name) for name, size in (("one", 4), ("two", 6))}
+    output = keras.layers.Dense(3, activation="softmax")(keras.layers.Concatenate()(list(inputs.values())))
+    models = {"list": keras.Model(list(inputs.values()), output), "dictionary": keras.Model(inputs, output)}
+    for name, model in models.items():
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.save(f"{name}.keras")
+    random = np.random.default_rng(0)
+    x = {"two": random.normal(size=(20, 6)).astype("float32"), "one": random.normal(size=(20, 4)).astype("float32")}
+    y = keras.ops.convert_to_numpy(models["dictionary"](x)).argmax(-1)
+    np.savez("two.npz", **x, y=y)
+    np.savez("labels.npz", **x, labels=y)
+    np.savez("inputs.npz", **x)
+    return x, y
+
+
+class TestSeveralInputs:
+    @pytest.mark.every_backend
+    @pytest.mark.parametrize("model", ["list", "dictionary"])
+    @pytest.mark.parametrize("data", ["two.npz", "labels.npz"])
+    def test_they_stand_under_their_names_beside_the_labels(self, run, two_inputs, model, data):
+        code, out, err = run("evaluate", f"{model}.keras", "--data", data, "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert (found["examples"], found["metrics"]["accuracy"], found["compiled"]) == (20, 1.0, True)
+
+    def test_inputs_without_labels_are_refused_with_the_way_to_save_both(self, run, two_inputs):
+        message = "several inputs under their names in the model, beside y."
+        assert_mistake(run("evaluate", "list.keras", "--data", "inputs.npz"), "it has 'two', 'one'", message)
+
+    def test_a_saved_data_set_is_read_for_a_file_of_each_kind(self, run, two_inputs):
+        import tensorflow as tf
+
+        tf.data.Dataset.from_tensor_slices(two_inputs).save("saved")
+        assert run("quantize", "list.keras", "--data", "two.npz", "-o", "two.tflite")[0] == 0
+        for words in (["dictionary.keras"], ["two.tflite"], ["two.tflite", "--like", "list.keras"]):
+            for data in ("saved", "two.npz"):
+                code, out, _ = run("evaluate", *words, "--data", data, "--json")
+                assert code == 0 and json.loads(out)["metrics"]["accuracy"] >= 0.9
+
+    def test_other_commands_read_the_labels_too(self, run, two_inputs):
+        words = ("prune", "list.keras", "--sparsity", "0.5", "--data", "two.npz", "-o", "new.keras", "--json")
+        found = json.loads(run(*words)[1])["report"]
+        assert found["damage"]["examples"] == 20
+        words = ("sensitivity", "list.keras", "--data", "two.npz", "--sparsity", "0.5", "-o", "scan", "--json")
+        assert "accuracy" in json.loads(run(*words)[1])["dense"]
+        assert run("init", "list.keras", "--data", "two.npz", "-o", "two.yaml")[0] == 0
+        assert run("check", "two.yaml", "--plan")[0] == 0
+
+
+def test_a_folder_of_images_is_measured_as_the_model_reads_it(run, tmp_path):
+    import keras
+    from data_folders import write_images
+
+    write_images(tmp_path / "images", classes=("cat", "dog"), each=6)
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(2, activation="softmax")]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.save("net.keras")
+    assert run("quantize", "net.keras", "--data", "images", "-o", "net.tflite")[0] == 0
+    found = [
+        json.loads(run("evaluate", *words, "--data", "images", "--json")[1])
+        for words in (["net.keras"], ["net.tflite", "--like", "net.keras"])
+    ]
+    assert [(one["part"], one["examples"]) for one in found] == [("all examples", 12)] * 2
+    assert found[1]["metrics"]["loss"] == pytest.approx(found[0]["metrics"]["loss"], rel=0.05)
+    assert_mistake(run("evaluate", "net.tflite", "--data", "images"), "name the one of net.tflite with --like")
+
+
 @pytest.mark.parametrize("command", [["prune", "--sparsity", "0.5"], ["shrink", "--macs", "1.0"], ["simplify"]])
 def test_the_only_source_is_never_replaced(run, files, tmp_path, command):
     before = (tmp_path / "net.keras").read_bytes()

@@ -16,7 +16,8 @@ ORDER = (
     (
         "sparsity",
         "arguments shorthands schedules array_ops selection sums scores gradient_scores channel_scores patterns "
-        "detection allocation automatic bounds convex_shares sensitivity_table sensitivity_allocation reconstruction",
+        "detection lamp allocation automatic bounds convex_shares sensitivity_table sensitivity_allocation "
+        "reconstruction",
     ),
     (
         "anatomy",
@@ -30,9 +31,9 @@ ORDER = (
     ),
     (
         "core",
-        "backend arguments compilation patching layer_precision variable_values kept_grids optimizers environment "
-        "jax_state step_state train_function calibration model_building distribution layer_observer layer_calls "
-        "update_observer losses differentiation partial_files snapshot joined_variables output_metrics graph_steps "
+        "partial_files backend arguments compilation patching layer_precision variable_values kept_grids optimizers "
+        "environment jax_state step_state train_function calibration model_building distribution layer_observer "
+        "layer_calls update_observer losses differentiation snapshot joined_variables output_metrics graph_steps "
         "model_function suffix_runs weight_scan baseline statistics channel_statistics layer_products layer_inputs "
         "input_statistics input_scale calibration_walk inner_inputs layer_fit layerwise channel_importance "
         "random_state step_counter backup_sync last_callback",
@@ -61,8 +62,8 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "grids fake_quantization ranges histogram gptq bit_allocation rules units placement subpixels spans "
-        "stored_bytes "
+        "text_inputs grids fake_quantization ranges histogram gptq bit_allocation rules units placement subpixels "
+        "spans stored_bytes "
         "channel_scaling rescaling equalization awq activation_scaling rounding linear_units simulation calibration "
         "options targeting weight_rounding report_pictures quantization_report quantized_model fit_watch preparation "
         "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",
@@ -104,10 +105,10 @@ ORDER = (
         "train_step planned_counts prune_step rounds_step "
         "shrink_step layer_steps export_step quantize_step expectations expect_step preparation plan starting_steps "
         "starting_recipe execution build_report runner grid sweep_process workers sweep sensitivity named_scan "
-        "named_evaluation",
+        "named_evaluation named_export",
     ),
     ("", "doctor options terminal"),
-    ("commands", "output files start runs results scan evaluation models removals quantizing"),
+    ("commands", "output files start runs results scan evaluation models removals quantizing exporting"),
     ("", "cli __main__"),
 )
 NAMES = [f"{folder}/{module}".strip("/") for folder, modules in ORDER for module in modules.split()]

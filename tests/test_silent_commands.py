@@ -93,7 +93,7 @@ def test_resume_without_the_first_runs_values_says_what_to_set(stopped, run):
     code, _, err = run("compress", "r.yaml", "-o", "run", "--resume")
     assert code == 2 and err.count("\n") == 1
     assert "variables of the recipe have other values (epochs: 3 before, 2 now, rate: 0.2 before, 0.1 now)" in err
-    assert "resume with --set epochs=3 --set rate=0.2. Undo these changes" in err
+    assert "resume with --set epochs=3 --set rate=0.2 (overrides={'epochs': 3, 'rate': 0.2}). Undo these changes" in err
     assert run("compress", "r.yaml", "-o", "run", "--resume", "--set", "rate=0.2", "--set", "epochs=3")[0] == 0
     assert keras.models.load_model(stopped / "run" / "model.keras").built
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from prunekit.commands.output import note_new_folder
+from prunekit.commands.output import check_new, note_new_folder
 
 Command = Callable[..., Any]
 
@@ -47,12 +47,10 @@ def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:
 
 def write_model(model: Any, target: Path) -> None:
     """Writes a .keras file; an interruption leaves no part of it."""
-    from prunekit.core.partial_files import partial_file
+    from prunekit.core.partial_files import replace_model
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Keras chooses the format by the ending of the name.
-    with partial_file(target, f".unfinished-{target.name}") as partial:
-        model.save(partial)
+    replace_model(target, model)
 
 
 def data_options(purpose: str, required: bool = False) -> Callable[[Command], Command]:
@@ -108,22 +106,22 @@ def check_files(
             the model's own file, whatever `force` is.
     """
     endings = " or ".join(suffixes)
-    for name, path, ending in (("MODEL", model, ".keras"), (option, output, endings)):
-        if Path(path).is_dir():
-            raise click.UsageError(f"{name} takes the name of a {ending} file. Received: the folder {path!r}.")
-    if not Path(model).is_file():
-        raise click.UsageError(f"{model}: no such file.")
+    check_model(model)
+    if Path(output).is_dir():
+        raise click.UsageError(f"{option} takes the name of a {endings} file. Received: the folder {output!r}.")
     if not output.endswith(tuple(suffixes)):
         raise click.UsageError(f"{option} takes the name of a {endings} file. Received: {output!r}.")
     check_distinct((model, "MODEL"), (output, option))
-    if Path(output).exists() and not force:
-        raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
-    folder = next(parent for parent in Path(output).absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise click.UsageError(f"{output} cannot be written: {folder} is a file, not a folder.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.UsageError(f"{output} cannot be written: no permission to write in {folder}.")
+    check_new(output, force)
     note_new_folder(Path(output))
+
+
+def check_model(model: str) -> None:
+    """Raises a usage error unless there is a file of a model."""
+    if Path(model).is_dir():
+        raise click.UsageError(f"MODEL takes the name of a .keras file. Received: the folder {model!r}.")
+    if not Path(model).is_file():
+        raise click.UsageError(f"{model}: no such file.")
 
 
 def check_distinct(one: tuple[str, str], other: tuple[str, str]) -> None:

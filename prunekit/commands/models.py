@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from prunekit.commands.output import print_json, print_sections
+from prunekit.commands.output import noting_new_folder, print_json, print_sections
 from prunekit.options import input_shape_option, json_option
 from prunekit.terminal import console, load_keras_quietly
 
@@ -75,7 +75,8 @@ def convert(old: str, new: str, force: bool, as_json: bool) -> int:
     load_keras_quietly()
     from prunekit.interop.tfmot.conversion import convert as convert_model
 
-    converted = convert_model(old, new, force=force)
+    with noting_new_folder(Path(new).parent):
+        converted = convert_model(old, new, force=force)
     if as_json:
         print_json({"path": new, **converted.to_dict()})
     else:

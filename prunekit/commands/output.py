@@ -1,10 +1,15 @@
 """Prints JSON and sections, writes new files, and words errors that several commands have."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+
+from prunekit.core.partial_files import replace_file, write_problem
 
 
 def print_json(data: Any) -> None:
@@ -18,12 +23,23 @@ def write_new(text: str, target: Path, force: bool) -> None:
     Raises:
         UsageError: The file exists, and `force` is False.
     """
+    check_new(target, force)
     make_folder(target)
-    try:
-        with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise click.UsageError(f"{target} exists already. Pass --force to replace it.") from None
+    replace_file(target, text.encode())
+
+
+def check_new(target: str | os.PathLike[str], force: bool) -> None:
+    """Raises a usage error if a file to write exists, unless `force` is True, or cannot be written."""
+    if os.path.lexists(target) and not force:
+        raise click.UsageError(f"{target} exists already. Pass --force to replace it.")
+    check_writable(target)
+
+
+def check_writable(target: str | os.PathLike[str], *, folder: bool = False) -> None:
+    """Raises a usage error if a file, or a folder, cannot be written."""
+    problem = write_problem(target, folder=folder)
+    if problem is not None:
+        raise click.UsageError(f"{target} cannot be written: {problem}.")
 
 
 def make_folder(target: Path) -> None:
@@ -38,6 +54,17 @@ def note_new_folder(target: Path) -> None:
     """Says on standard error that the folder of a file to write does not exist yet."""
     if not target.parent.exists():
         _say_new(target.parent)
+
+
+@contextlib.contextmanager
+def noting_new_folder(folder: Path) -> Iterator[None]:
+    """Says on standard error, at the end of the block, that a folder was made in it that did not exist before."""
+    is_new = not folder.exists()
+    try:
+        yield
+    finally:
+        if is_new and folder.exists():
+            _say_new(folder)
 
 
 def _say_new(folder: Path) -> None:

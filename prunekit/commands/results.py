@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prunekit.commands.output import make_folder, no_run, print_json, write_new
+from prunekit.commands.output import check_new, make_folder, no_run, print_json, write_new
 from prunekit.options import json_option
 from prunekit.terminal import console
 
@@ -64,8 +64,8 @@ def compare(directories: tuple[str, ...], output: str | None, size: str, force: 
         raise click.UsageError(f"a comparison needs at least two runs. Received: {directories[0]}.")
     if output is not None and not output.endswith(".png"):
         raise click.UsageError(f"the picture is a .png file. Received: -o {output}.")
-    if output is not None and Path(output).exists() and not force:
-        raise click.UsageError(f"{output} exists already. Pass --force to replace it.")
+    if output is not None:
+        check_new(output, force)
     from prunekit.delivery.comparison import compared_runs
     from prunekit.delivery.run_report import RunReport
     from prunekit.delivery.terminal_report import print_section
@@ -88,13 +88,14 @@ def compare(directories: tuple[str, ...], output: str | None, size: str, force: 
 
 
 def _draw(figures: "SweepReport", target: Path) -> None:
+    from prunekit.core.partial_files import replace_file
     from prunekit.delivery.plots import to_png
     from prunekit.delivery.sweep_plot import sweep_figure
 
     if not figures.pareto:
         raise click.UsageError("a picture needs runs with the main metric and a size: leave out -o, or choose --size.")
     make_folder(target)
-    target.write_bytes(to_png(sweep_figure(figures)))
+    replace_file(target, to_png(sweep_figure(figures)))
 
 
 def _distinct_names(directories: tuple[str, ...]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prunekit.commands.output import no_run, print_json
+from prunekit.commands.output import no_run, noting_new_folder, print_json
 from prunekit.options import (
     AtLeast,
     grid_option,
@@ -60,7 +60,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
 
     directory = os.path.join("runs", loaded.name) if output is None else output
     failure: runner.ExpectationFailed | None = None
-    with Display() as display:
+    with noting_new_folder(Path(directory).parent), Display() as display:
         try:
             result = runner.compress(loaded, model, None, directory, progress=display, **options)
         except runner.ExpectationFailed as error:
@@ -117,7 +117,8 @@ def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as
     output = os.path.join("runs", f"{points[0].recipe.name}-sweep") if output is None else output
     at_once, threads, ray, gpus = (options.pop(name) for name in ("jobs", "threads", "ray", "gpus"))
     jobs = Jobs(at_once=at_once, threads=threads, ray=ray or ray is not None, gpus=gpus)
-    report = run_points(points, output, jobs=jobs, progress=show_point, **options)
+    with noting_new_folder(Path(output)):
+        report = run_points(points, output, jobs=jobs, progress=show_point, **options)
     if as_json:
         print_json(report.to_dict())
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from prunekit.commands.output import print_json
+from prunekit.commands.output import noting_new_folder, print_json
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
 
@@ -87,10 +87,11 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
     misfits = "skip" if options.pop("skip_misfits") else "error"
     memory = options.pop("memory") * 1e6
-    report = scan_named(
-        model, data, label, progress=_say, output=folder, sparsity=levels or None, bits=bits or None, misfits=misfits,
-        memory=memory, **options,
-    )  # fmt: skip
+    with noting_new_folder(Path(folder)):
+        report = scan_named(
+            model, data, label, progress=_say, output=folder, sparsity=levels or None, bits=bits or None,
+            misfits=misfits, memory=memory, **options,
+        )  # fmt: skip
     if as_json:
         print_json(report.to_dict())
         return 0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prunekit.commands.output import print_json
+from prunekit.commands.output import check_writable, noting_new_folder, print_json
 from prunekit.options import json_option
 from prunekit.terminal import load_keras_quietly
 
@@ -38,12 +38,14 @@ def init(
         raise click.UsageError(f"a recipe is a .yaml file. Received: -o {output}.")
     if target.exists() and not force:
         raise click.UsageError(f"{output} exists already. Pass --force to replace it, or -o FILE.yaml.")
+    check_writable(output)
     if label is not None and data is None:
         raise click.UsageError("--label needs --data.")
     load_keras_quietly()
     from prunekit.recipe.starting_recipe import Start, write_starting_recipe
 
-    text, notes = write_starting_recipe(Start(model, data, label, target, goal))
+    with noting_new_folder(target.parent):
+        text, notes = write_starting_recipe(Start(model, data, label, target, goal))
     if as_json:
         print_json({"path": output, "text": text, "notes": list(notes)})
         return 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from prunekit.core.partial_files import write_problem
 from prunekit.sparsity.arguments import whole
 
 
@@ -30,18 +31,17 @@ def writable_file(path: str | os.PathLike[str], name: str = "path") -> Path:
     """Returns the path of a file that is going to be written; folders that are missing can be made.
 
     Raises:
-        ValueError: The path is empty or a folder, or the nearest folder that exists cannot be written to.
+        ValueError: The path is empty or a folder, or the file cannot be written.
     """
-    target = Path(path)
-    if not os.fspath(path) or target.is_dir():
+    if not os.fspath(path) or os.path.isdir(path):
         raise ValueError(f"`{name}` is the name of a file. Received: the folder {os.fspath(path)!r}.")
-    folder = next(one for one in target.absolute().parents if one.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    problem = write_problem(path)
+    if problem is not None:
         raise ValueError(
             f"`{name}` is a file in a folder that you may write to. Received: {os.fspath(path)!r}, which cannot be "
-            f"created in {str(folder)!r}."
+            f"written: {problem}."
         )
-    return target
+    return Path(path)
 
 
 def require_positive(**numbers: float | None) -> None:

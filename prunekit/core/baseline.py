@@ -187,8 +187,8 @@ def _agreement(before: np.ndarray, after: np.ndarray, loss: str | None) -> float
         return float(((before > bound) == (after > bound)).mean())
     if before.ndim < 2 or before.shape[-1] < 2:
         return None
-    trained = before.ndim == 2 if loss is None else "categorical" in loss
-    if trained or _are_probabilities(before):
+    # Without a loss, several values of an example may as well be a regression: only probabilities are classes.
+    if (loss is not None and "categorical" in loss) or _are_probabilities(before):
         return float((before.argmax(-1) == after.argmax(-1)).mean())
     return None
 

@@ -23,10 +23,11 @@ def batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[Any, Any]]
     Sample weights, the third part of a Keras batch, are left out.
 
     Args:
-        data: An array or dictionary of arrays (inputs), a tuple (inputs, labels), or an iterable of such batches that
-            can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`. Or a function
-            without arguments that returns a new iterator of batches at each call, as `tf.lite.RepresentativeDataset`
-            takes it, whose batches are lists of the inputs; it is read until `MOST_GENERATED` examples are reached.
+        data: An array, list of texts or dictionary of arrays (inputs), a tuple (inputs, labels), or an iterable of such
+            batches that can be iterated more than once: a list, a `tf.data.Dataset`, a `keras.utils.PyDataset`. Or a
+            function without arguments that returns a new iterator of batches at each call, as
+            `tf.lite.RepresentativeDataset` takes it, whose batches are lists of the inputs; it is read until
+            `MOST_GENERATED` examples are reached.
         batch_size: Number of examples per batch for data given as arrays.
 
     Raises:
@@ -42,6 +43,7 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
 
     Arguments and errors are those of `batches_of`.
     """
+    data = listed_as_arrays(data)
     if _is_arrays(data):
         yield from _slices(data, batch_size)
         return
@@ -62,6 +64,25 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
         yield _parts(batch)
     if empty:
         raise ValueError(f"{_EXPECTED}. Received: no batches.")
+
+
+def listed_as_arrays(data: Any) -> Any:
+    """Returns data with arrays in the place of lists of texts, and of lists of labels or sample weights.
+
+    A list of anything else is one of batches, or of the arrays of several inputs.
+    """
+    if isinstance(data, tuple):
+        return tuple(_as_array(part, (str, bytes, int, float, np.generic)) for part in data)
+    if isinstance(data, dict):
+        return {name: _as_array(part, (str, bytes)) for name, part in data.items()}
+    return _as_array(data, (str, bytes))
+
+
+def _as_array(part: Any, kinds: tuple[type, ...]) -> Any:
+    if not isinstance(part, list) or not part or not all(isinstance(one, kinds) for one in part):
+        return part
+    # Objects: NumPy's own texts are cut to the longest of an array, and bytes lose zeros at their ends.
+    return np.array(part, object if isinstance(part[0], str | bytes) else None)
 
 
 class CheckedData:
@@ -197,6 +218,7 @@ def _sliced(structure: Any, part: slice) -> Any:
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
     """Returns (inputs, labels, sample weights)."""
+    batch = listed_as_arrays(batch)
     if not isinstance(batch, tuple):
         return batch, None, None
     if not 1 <= len(batch) <= 3:

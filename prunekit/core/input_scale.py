@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.layers import is_repeater
 from prunekit.anatomy.linear_kinds import is_normalization
 from prunekit.anatomy.watching import watching
@@ -25,15 +26,16 @@ _LARGEST, _LEAST_RANGE = 8.0, 1 / 64
 def scale_problem(model: Any, inputs: Any) -> str | None:
     """Returns a sentence that names the layers for which data are scaled otherwise than in training; None for none.
 
-    The first batch normalization knows mean and variance of what it read in training, Normalization layers those of the
-    data that they were adapted to; a Rescaling at the input makes values near 1.
+    The first batch normalization behind each input knows mean and variance of what it read in training, Normalization
+    layers those of the data that they were adapted to; a Rescaling at the input makes values near 1.
 
     Args:
         model: A built model.
         inputs: A batch of inputs.
     """
     seen = _Seen()
-    few = keras.tree.map_structure(lambda one: None if one is None else ops.convert_to_tensor(one[:_EXAMPLES]), inputs)
+    few = _first_examples(model, inputs)
+    seen.know(few, normalized=False)
     with watching(seen), keras.StatelessScope():
         model(few, training=False)
     if not seen.found:
@@ -46,28 +48,54 @@ def scale_problem(model: Any, inputs: Any) -> str | None:
     )
 
 
+def _first_examples(model: Any, inputs: Any) -> Any:
+    """Returns the first examples as tensors of the types that the model declares, which it then reads as they are."""
+    declared, leaves = declared_inputs(model), keras.tree.flatten(inputs)
+    known = keras.tree.flatten(declared)
+    # Names of a dictionary for a model that takes a list are in another order.
+    alike = len(known) == len(leaves) and isinstance(inputs, Mapping) == isinstance(declared, Mapping)
+    kinds = [one.dtype for one in known] if alike else [None] * len(leaves)
+
+    def tensor(one: Any, kind: Any) -> Any:
+        return None if one is None else ops.convert_to_tensor(one[:_EXAMPLES], dtype=kind)
+
+    return keras.tree.pack_sequence_as(inputs, [tensor(*pair) for pair in zip(leaves, kinds, strict=True)])
+
+
 class _Seen:
     """Looks at the inputs of normalizations and the outputs of preprocessing layers."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self._at_input = self._at_first = True
-        self._inside_loop = False
+        self._at_input = True
+        self._inside_loop = self._any_normalized = False
+        # Address of a tensor -> the tensor, so that the address stays its own, and whether it was normalized.
+        self._known: dict[int, tuple[Any, bool]] = {}
+
+    def know(self, tensors: Any, *, normalized: bool) -> None:
+        """Notes tensors that are not known yet, and whether they come from a batch normalization."""
+        for one in keras.tree.flatten(tensors):
+            if one is not None:
+                self._known.setdefault(id(one), (one, normalized))
+
+    def _is_normalized(self, args: tuple, kwargs: dict) -> bool:
+        """Returns True if an argument comes from a batch normalization; one that no layer made, if there was any."""
+        given = [one for one in keras.tree.flatten([args, kwargs]) if hasattr(one, "shape")]
+        return any(self._known.get(id(one), (one, self._any_normalized))[1] for one in given)
 
     def __call__(self, original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
         if self._inside_loop or not args:
             return original(layer, *args, **kwargs)
-        # What later ones read depends on weights more than on the scale of the data.
-        first, self._at_first = (
-            self._at_first and is_normalization(layer),
-            self._at_first and not is_normalization(layer),
-        )
-        ratio = _ratio_to_moving(layer, args[0]) if first else None
+        # What a later one reads depends on weights more than on the scale of the data.
+        normalized = self._is_normalized(args, kwargs)
+        ratio = _ratio_to_moving(layer, args[0]) if is_normalization(layer) and not normalized else None
         self._inside_loop = is_repeater(layer)
         try:
             outputs = original(layer, *args, **kwargs)
         finally:
             self._inside_loop = False
+        self._any_normalized |= is_normalization(layer)
+        self.know(outputs, normalized=normalized or is_normalization(layer))
         if ratio is not None:
             self.found.append(f"the inputs of {layer.name!r} vary {ratio:.3g} times as much as its moving statistics")
         if isinstance(layer, keras.layers.Normalization) and not layer.invert:

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.core.calibration import check_inputs
 from prunekit.delivery.advice import runtime_advice
 from prunekit.delivery.export_reference import Format, Measure, Subject
 from prunekit.delivery.isolated_run import Comparison, Unfit, run_apart
@@ -80,11 +81,12 @@ def export(  # noqa: PLR0913
     Raises:
         ValueError: A format is unknown, the model is not built, or samples or labels do not fit the model.
     """
-    chosen = _checked_formats(formats)
+    chosen = checked_formats(formats)
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
         subject = Subject(model, samples, labels, batch_size, scratch, measure)
+        check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
         with contextlib.suppress(Unfit):  # raise the caller's error before any work
             _ = subject.reference
         rows = _export_each(subject, chosen, Path(directory), name, keep_going)
@@ -111,7 +113,13 @@ def _export_each(
     return rows
 
 
-def _checked_formats(formats: Sequence[str]) -> list[str]:
+def checked_formats(formats: Sequence[str]) -> list[str]:
+    """Returns the names of formats, each once.
+
+    Raises:
+        TypeError: `formats` is a text.
+        ValueError: A format is unknown.
+    """
     if isinstance(formats, str):
         raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
     for key in formats:
@@ -130,7 +138,7 @@ def _hint(key: str) -> str:
 def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
     note, found = str(unfit), unfit.found
     with contextlib.suppress(OSError):
-        if key in FORMATS and target.exists():
+        if key in FORMATS and target.is_file():
             note += f". The {target.name} in {target.parent} is from an earlier export"
     return ExportRow(key, None, None, None, unfit.status, note, *_figures(found))
 

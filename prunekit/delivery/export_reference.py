@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
+from prunekit.core.calibration import listed_as_arrays
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
 from prunekit.delivery.litert import ConversionError, InputSpec, Refused, Traced, input_specs, trace_and_convert
 
@@ -72,6 +73,7 @@ class Subject:
     ) -> None:
         if not model.built:
             raise ValueError("Only a built model has weights to export. Call it on a sample first.")
+        samples = listed_as_arrays(samples)
         arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
         lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
         if len(lengths) != 1 or 0 in lengths:

@@ -11,9 +11,10 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from prunekit.core.partial_files import scratch_file
+from prunekit.core.partial_files import save_model, scratch_file
 from prunekit.delivery.gzip_size import gzip_size
 from prunekit.delivery.isolated_run import Unfit
+from prunekit.sparsity.array_ops import array_of
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def save(model: keras.Model, path: Path) -> None:
     """
     with _without_training_state(model):
         try:
-            model.save(path)
+            save_model(model, path)
         except OSError:
             raise
         except Exception as error:  # user-defined layers may raise any exception
@@ -84,12 +85,12 @@ def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> i
     zeros, same = 0, len(model.weights) == len(loaded.weights)
     for pair in zip(model.weights, loaded.weights, strict=False):
         # Convert one weight at a time: a model may fill half of the memory.
-        left, right = map(keras.ops.convert_to_numpy, pair)
+        left, right = map(array_of, pair)
         same = same and _same(left, right)
-        zeros += left.size - np.count_nonzero(left)
+        zeros += left.size - int(np.count_nonzero(left))
     if not same:
         raise Unfit("failed", "the weights in the file differ from the model's weights")
-    return int(zeros)
+    return zeros
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:

@@ -42,6 +42,11 @@ class LiteRTModel(keras.Model):
         detail = next(iter(self._details.values()))
         return tuple(None if length < 0 else int(length) for length in detail["shape_signature"])
 
+    @property
+    def signature_inputs(self) -> list[str]:
+        """Names of the inputs."""
+        return list(self._details)
+
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns the outputs of a batch: a tensor, or tensors by name."""
         given = self._named(inputs)

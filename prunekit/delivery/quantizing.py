@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import keras
 import numpy as np
 
-from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.model_weights import check_built
 from prunekit.core.arguments import writable_file
 from prunekit.core.baseline import Baseline
@@ -31,6 +30,7 @@ from prunekit.techniques.quantize.fit_watch import remember, warn_after_fit
 from prunekit.techniques.quantize.options import Options, QuantizationOptions
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.text_inputs import reads_texts, text_readers
 
 
 class Quantized:
@@ -134,18 +134,9 @@ class Quantized:
 
 def _check_texts(model: Any) -> None:
     """Refuses a model that reads texts, whose lookup no LiteRT file has; the error has the code that leaves it out."""
-    texts = [
-        one for one in getattr(model, "inputs", None) or () if keras.backend.standardize_dtype(one.dtype) == "string"
-    ]
-    if not texts:
+    if not reads_texts(model):
         return
-    readers = [
-        node.operation.name
-        for node in (nodes_of(model) if graph_of(model) is not None else ())
-        if not node.is_input
-        and any(keras.backend.standardize_dtype(one.dtype) == "string" for one in node.input_tensors)
-        and all(keras.backend.standardize_dtype(one.dtype) != "string" for one in node.outputs)
-    ]
+    readers = text_readers(model)
     name = readers[0] if readers else "NAME"
     raise ValueError(
         f"A LiteRT file reads numbers. Received: the model {model.name!r}, in which {', '.join(readers) or 'a layer'} "

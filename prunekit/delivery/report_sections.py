@@ -16,6 +16,7 @@ from prunekit.delivery.formatting import count, is_number, number
 from prunekit.delivery.metrics import Metric
 from prunekit.delivery.model_sections import skipped_weights, weights
 from prunekit.delivery.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
+from prunekit.delivery.rows import ExportRow
 from prunekit.delivery.run_report import RunReport, bound_text, json_ready
 from prunekit.delivery.stages import stage_section
 
@@ -239,7 +240,17 @@ def exports(report: RunReport) -> Section:
     """Returns the table of the exported files with the results of their checks."""
     if not report.exports:
         return Section("Exported files", notes=("The recipe exports nothing.",))
-    main = report.main
+    return export_section(report.exports, report.main, _heading(report))
+
+
+def export_section(rows: Sequence[ExportRow], main: Metric | None = None, heading: str = "Accuracy") -> Section:
+    """Returns the table of exported files.
+
+    Args:
+        rows: The files.
+        main: Metric to show; None shows the accuracy.
+        heading: Title of its column.
+    """
     columns = (
         Column("Format"),
         Column("File", "name", under="Format", keep=2),
@@ -248,10 +259,10 @@ def exports(report: RunReport) -> Section:
         Column("gzip -9", "bytes"),
         Column("Largest error", "number", keep=3, digits=2),
         Column("Agreement", "fraction", keep=4),
-        Column(_heading(report), "fraction" if main is None else main.column),
+        Column(heading, "fraction" if main is None else main.column),
         Column("Note", "text", keep=5),
     )
-    rows = tuple(
+    cells = tuple(
         (
             row.format,
             row.file or "no file",
@@ -263,13 +274,13 @@ def exports(report: RunReport) -> Section:
             row.accuracy if row.metrics is None or main is None else row.metrics.get(main.name),
             row.note or "",
         )
-        for row in report.exports
+        for row in rows
     )
     text = (
         "Each file was opened again and run on real inputs. Largest error: against the Keras model, as a fraction of "
         "the range of its outputs. Agreement: the fraction of inputs with the same most likely class."
     )
-    return Section("Exported files", columns, rows, explanation=text)
+    return Section("Exported files", columns, cells, explanation=text)
 
 
 def runtimes(report: RunReport) -> Section:

@@ -168,7 +168,12 @@ class RunReport(Displayed):
         names = set(self.after.targets)
         if names:
             return [row for row in self.after.weights if row.name in names]
-        return [row for row in self.after.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
+        found = [row for row in self.after.weights if row.zeros and row.role not in ("bias", "normalization", "other")]
+        if any(step.get("kind") == "quantize" for step in self.steps):
+            # Rounding makes zeros, too: those that were there before the run are of an earlier pruning.
+            former = {row.name for row in self.before.weights if row.zeros}
+            found = [row for row in found if row.name in former]
+        return found
 
     @property
     def pruned_sparsity(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from prunekit.core.arguments import writable_file
+from prunekit.core.partial_files import replace_file
 from prunekit.delivery.formatting import clean, shorten
 from prunekit.delivery.plots import COLOURS
 from prunekit.initialization.signal_report import FAR, LayerSignal, SignalReport
@@ -39,20 +42,23 @@ def signal_picture(report: SignalReport, path: str | Path) -> Path:
 
     Args:
         report: Result of `pk.initializers.signal_report`.
-        path: Path of the picture; the parent folder must exist.
+        path: Path of the picture. Missing folders are made.
 
     Raises:
-        ValueError: The suffix is neither .png nor .svg.
+        ValueError: The suffix is neither .png nor .svg; the file cannot be written.
     """
     target = Path(path)
     if target.suffix.lower() not in _FORMATS:
         raise ValueError(f"A picture is written as .png or .svg. Received: {str(path)!r}.")
-    figure = _figure(report)
+    writable_file(path)
+    figure, picture = _figure(report), io.BytesIO()
     kind = target.suffix.lower()[1:]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "prunekit"}):
         # Omit the date and the version, so that equal reports give equal bytes.
         metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(target, format=kind, dpi=144, metadata=metadata)
+        figure.savefig(picture, format=kind, dpi=144, metadata=metadata)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(target, picture.getvalue())
     return target
 
 

@@ -19,7 +19,7 @@ from prunekit.core.snapshot import Snapshot, Snapshots, arrays_under, lacking, w
 from prunekit.delivery.run_report import TEXTS
 from prunekit.recipe import replica_state
 from prunekit.recipe.datasets.batches import Order
-from prunekit.recipe.directory import CHECKPOINT, EXPORTS, START
+from prunekit.recipe.directory import CHECKPOINT, CONTINUE, EXPORTS, START, START_OVER
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.replicas import ALONE, Replicas
 from prunekit.recipe.run_state import RunMasks, RunState
@@ -136,14 +136,13 @@ class Checkpoints:
         if found is None:
             if self._snapshots:
                 raise RecipeError(
-                    f"the checkpoints in {self.folder} are damaged: nothing can be resumed. Start over with --force."
+                    f"the checkpoints in {self.folder} are damaged, so nothing can be resumed: {START_OVER}."
                 )
             return None
         wrong = lacking(found.values, _KINDS)
         if wrong is not None:
             raise RecipeError(
-                f"the checkpoints in {self.folder} hold no {wrong} that this version of prunekit reads. Start over "
-                "with --force."
+                f"the checkpoints in {self.folder} hold no {wrong} that this version of prunekit reads: {START_OVER}."
             )
         if self._replicas.chief:
             self._settle_files(found.values["files"])
@@ -162,7 +161,7 @@ class Checkpoints:
                 model.optimizer.build(model.trainable_variables)
         variables, saved = _variables(model, optimizer), arrays_under(found.arrays, "variable/")
         if [tuple(v.shape) for v in variables] != [array.shape for array in saved.values()]:
-            raise RecipeError(f"the checkpoints in {self.folder} are of another model. Start over with --force.")
+            raise RecipeError(f"the checkpoints in {self.folder} are of another model: {START_OVER}.")
         for variable, array in zip(variables, saved.values(), strict=True):
             variable.assign(np.array(array))
         if "replicas" in found.arrays:
@@ -172,7 +171,7 @@ class Checkpoints:
         """Returns a readable line on the progress that an interruption leaves on disk."""
         if not self._snapshots:
             return "Nothing was saved yet, and nothing is left behind."
-        return f"The earlier checkpoints are kept in {self.folder}: repair the cause, then continue with --resume."
+        return f"The earlier checkpoints are kept in {self.folder}: repair the cause, then {CONTINUE}."
 
     def _own_state(self, model: keras.Model) -> np.ndarray | None:
         strategy = self._replicas.strategy
@@ -185,7 +184,7 @@ class Checkpoints:
         for name, digest in expected.items():
             path = self._exports / name
             if not path.is_file() or _digest(path) != digest:
-                raise RecipeError(f"{path} has changed since the unfinished run wrote it. Start over with --force.")
+                raise RecipeError(f"{path} has changed since the unfinished run wrote it: {START_OVER}.")
         for path in self._exports.glob("*"):
             if path.name not in expected:
                 path.unlink()
@@ -301,8 +300,7 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
     if not path.exists():
         if Snapshots(folder, CHECKPOINT):
             raise RecipeError(
-                f"{path} is missing, and only this file describes the checkpoints. Restore it, or start over "
-                "with --force."
+                f"{path} is missing, and only this file describes the checkpoints. Restore it, or {START_OVER}."
             )
         write_bytes(path, json.dumps(start, indent=1).encode())
         return
@@ -310,11 +308,11 @@ def note_start(folder: Path, start: Mapping[str, Any]) -> None:
         before = json.loads(path.read_text(encoding="utf-8"))
         differences = start_differences(before, json.loads(json.dumps(start)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RecipeError(f"{path} is damaged ({error}): start over with --force.") from error
+        raise RecipeError(f"{path} is damaged ({error}): {START_OVER}.") from error
     if differences:
         raise RecipeError(
             f"the unfinished run in {folder} cannot be resumed: {'; '.join(differences)}. Undo these changes, or "
-            "start over with --force, which deletes the unfinished run."
+            f"{START_OVER}, which deletes the unfinished run."
         )
 
 
@@ -347,7 +345,8 @@ def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     others = [name for name in old if old[name] != new[name]]
     values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
     asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
-    return [f"variables of the recipe have other values ({values}): resume with {asked}"]
+    in_python = ", ".join(f"{name!r}: {old[name]!r}" for name in others)
+    return [f"variables of the recipe have other values ({values}): resume with {asked} (overrides={{{in_python}}})"]
 
 
 def _edits(before: Any, now: Any, path: str) -> list[str]:

@@ -161,7 +161,8 @@ def training_examples(source: DataSource, count: int, inputs: Sequence[str]) -> 
         RecipeError: A file is missing or damaged.
     """
     file = None if source.npz is None else existing(source.npz)
-    alone = file is not None and (has_all_inputs(file, inputs) or not has_labels(file))
+    unnamed = source.arrays.train_labels is None
+    alone = file is not None and unnamed and (has_all_inputs(file, inputs) or not has_labels(file))
     found = open_inputs(file, inputs) if file is not None and alone else _OPEN[source.kind](source)
     train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
     data = drawn_examples(train, count, seed=0)

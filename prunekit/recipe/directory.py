@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from prunekit.core.partial_files import partial_file
+from prunekit.core.partial_files import write_problem
 from prunekit.core.snapshot import PARTIAL, Snapshots, sync_folder
 from prunekit.recipe.loader import RecipeError
 
@@ -22,7 +22,11 @@ REPORT = "report.json"
 PAGE = "report.html"
 LOCK = "recipe.lock.yaml"
 CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
+# Endings of the files in the folder of exports.
+_EXPORTED = frozenset({".keras", ".tflite"})
 CHECKPOINT = "checkpoint"
+# What to do about an unfinished run, on the command line and in Python.
+START_OVER, CONTINUE = "start over with --force (force=True)", "continue with --resume (resume=True)"
 START = "start.json"
 # Folder of an unfinished run with the LiteRT files that are timed at its end.
 STAGES = "stages"
@@ -31,12 +35,6 @@ _RUN, _LOCK = "run", "lock"
 _UNFINISHED = ".unfinished"
 # File names in an unfinished run's folder, with the suffix of a partly written file.
 _OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file under another name and renames it, so that the file is never incomplete."""
-    with partial_file(path, f".{path.name}.partial") as partial:
-        partial.write_bytes(content)
 
 
 def output_path(output: str | os.PathLike[str]) -> Path:
@@ -73,6 +71,8 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
     """
     path = output_path(output)
     work = unfinished(path)
+    if not os.path.lexists(work):
+        _check_writable(work, output)
     _check_own(work)
     waiting = _can_be_resumed(work)
     if path.is_dir():
@@ -87,14 +87,32 @@ def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = 
     elif path.exists() or path.is_symlink():
         raise RecipeError(f"{output} is a file, or a circular link. Choose another output directory.")
     if waiting and not (resume or force):
-        raise RecipeError(
-            f"{work} contains an unfinished run. Continue it with --resume (resume=True), or start over with --force "
-            "(force=True), which deletes it."
-        )
-    parent = next((folder for folder in path.parents if folder.exists()), path)
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise RecipeError(f"{output} cannot be created: {parent} is not a folder that you may write to.")
+        raise RecipeError(f"{work} contains an unfinished run: {CONTINUE}, or {START_OVER}, which deletes it.")
+    _check_writable(path.parent, output)
     return path
+
+
+def _check_writable(folder: Path, output: str | os.PathLike[str]) -> None:
+    problem = write_problem(folder, folder=True)
+    if problem is not None:
+        raise RecipeError(f"{output} cannot be written: {problem}. Choose another output directory.")
+
+
+def check_folder(output: str | os.PathLike[str], purpose: str) -> Path:
+    """Checks that files can be written into a folder that may exist, without writing; returns its absolute path.
+
+    Args:
+        output: The folder. A symbolic link is followed.
+        purpose: What is written there, such as "sweep".
+
+    Raises:
+        RecipeError: The path is empty, a run directory or a file, or cannot be written.
+    """
+    path = output_path(output)
+    _check_writable(path, output)
+    if (path / LOCK).exists():
+        raise RecipeError(f"{output} is a run directory. Choose another output directory for the {purpose}.")
+    return path if path.is_dir() else check_output(output, force=False)
 
 
 def is_finished(path: Path) -> bool:
@@ -297,6 +315,9 @@ def _put_in_place(partial: Path, path: Path, *, force: bool) -> None:
 
 def _check_replaceable(path: Path) -> None:
     strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in CONTENTS)
+    exported = path / EXPORTS
+    if exported.is_dir():
+        strangers += sorted(f"{EXPORTS}/{one.name}" for one in exported.iterdir() if one.suffix not in _EXPORTED)
     if strangers:
         raise RecipeError(
             f"{path} holds {strangers[0]!r}, which no run has written, so it is not replaced. "

@@ -68,27 +68,29 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     """
     if data is not None:
         inputs, labels = data.test.first(sample_count(data))
-        inputs = _structured(model, inputs)
-        if isinstance(labels, Mapping):
-            return inputs, None
-        classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-        return inputs, classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
+        inputs = structured(model, inputs)
+        return inputs, class_labels(labels)
     random = np.random.default_rng(seed)
 
     def sample(tensor: Any) -> np.ndarray:
         if any(length is None for length in tensor.shape[1:]):
             raise RecipeError(
                 f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
-                f"{tuple(tensor.shape)}. Name data in the recipe."
+                f"{tuple(tensor.shape)}. Name data (--data, or data of the recipe)."
             )
         shape = (8, *tensor.shape[1:])
         kind = keras.backend.standardize_dtype(tensor.dtype)
+        if kind == "string":
+            raise RecipeError(
+                "without data, samples are random numbers, and the model reads texts. Name "
+                "data (--data, or data of the recipe)."
+            )
         return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
 
     if not getattr(model, "inputs", None):
         raise RecipeError(
             f"without data, samples are generated in the shape of the model's inputs, which {model.name!r} does not "
-            "declare. Name data in the recipe."
+            "declare. Name data (--data, or data of the recipe)."
         )
     # A Sequential model has no `input` before its first call, and a loaded model has not been called.
     return keras.tree.map_structure(
@@ -96,7 +98,15 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     ), None
 
 
-def _structured(model: keras.Model, inputs: Any) -> Any:
+def class_labels(labels: Any) -> np.ndarray | None:
+    """Returns the labels if they are numbers of classes, of shape (examples,); None for others."""
+    if labels is None or isinstance(labels, Mapping):
+        return None
+    classes = labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return classes if classes.dtype.kind in "iu" and classes.ndim == 1 else None
+
+
+def structured(model: keras.Model, inputs: Any) -> Any:
     """Returns inputs by name in the structure of the model's inputs, which exports and costs read."""
     if not isinstance(inputs, Mapping) or isinstance(getattr(model, "input", None), Mapping):
         return inputs

@@ -74,7 +74,9 @@ def grid(
         raise TypeError(f"`over` is a mapping of variables to lists of values. Received: {shown(over)}.")
     values = {name: _checked(name, given) for name, given in over.items()}
     if not values:
-        raise RecipeError("a sweep needs at least one variable to go over, such as --over final=0.5,0.9.")
+        raise RecipeError(
+            'a sweep needs at least one variable to go over, such as --over final=0.5,0.9 (over={"final": [0.5, 0.9]}).'
+        )
     both = [name for name in values if name in (overrides or {})]
     if both:
         raise RecipeError(f"variable {both[0]!r} is set to one value, and swept over several: leave one of them out.")

@@ -1,7 +1,6 @@
 """Measures the model in a Keras or LiteRT file on data that the command line names."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ from prunekit.recipe.data import measured_data
 from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.named_scan import compile_for, compiled_model
-from prunekit.recipe.starting_recipe import named_source
+from prunekit.recipe.starting_recipe import is_folder_of_images, named_source
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def evaluate_named(path: str, data: str, label: str | None, like: str | None, ba
     named = path if path.endswith(".keras") else like
     original = None if named is None else compiled_model(named)
     file = None if path.endswith(".keras") else LiteRTModel(path)
-    if original is None and Path(data).is_dir():
+    if original is None and is_folder_of_images(data):
         raise RecipeError(f"images are prepared as a Keras model needs them: name the one of {path} with --like.")
     subject: Any = file if original is None else original
     found, part = measured_data(named_source(data, label, subject))

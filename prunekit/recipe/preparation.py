@@ -67,7 +67,7 @@ def settled_recipe(
         raise TypeError(f"`model` is a Keras 3 model or the path of a .keras file. Received: {type(model)!r}.")
     check_distribution(found, model)
     if model is None and found.model is None:
-        raise RecipeError("this recipe names no model. Pass --model FILE (or model=...).")
+        raise RecipeError("this recipe names no model. Pass --model FILE (model=...).")
     index = found.needs_data()
     if index is not None and data is None and found.data is None:
         raise RecipeError(
@@ -125,7 +125,7 @@ def _model(recipe: Recipe, given: Any) -> keras.Model:
     if isinstance(given, keras.Model):
         return given
     if recipe.model is None:
-        raise RecipeError("this recipe names no model. Pass --model FILE (or model=...).")
+        raise RecipeError("this recipe names no model. Pass --model FILE (model=...).")
     return build_model(recipe.model, recipe.seed)
 
 

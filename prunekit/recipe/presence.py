@@ -1,7 +1,8 @@
-"""Checks that the files a recipe names exist, without reading them; imports neither Keras nor NumPy."""
+"""Checks that the files a recipe names exist, and that a run keeps them; imports neither Keras nor NumPy."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path as FilePath
 
 from prunekit.recipe.data_source import ArrayFiles
 from prunekit.recipe.loader import document_of
@@ -39,6 +40,26 @@ def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
             document.source,
             *(document.position(missing[0][0]) or ()),
         )
+
+
+def check_sources_kept(recipe: Recipe, *written: FilePath) -> None:
+    """Checks that a run replaces no file that the recipe reads: it may be the only copy.
+
+    Args:
+        recipe: Recipe that is going to be run.
+        written: Files and folders that are replaced or removed.
+
+    Raises:
+        RecipeError: A file or folder that the recipe names is one of these, or lies in one.
+    """
+    for place, name, _ in _named_files(recipe):
+        source = FilePath(name).resolve()
+        for target in map(FilePath.resolve, written):
+            if target == source or target in source.parents:
+                raise RecipeError(
+                    f"the run reads {name} ({path_text(place)}), which lies in the output directory and would be "
+                    "replaced. Choose another output directory, or move that file."
+                )
 
 
 def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, bool]]:

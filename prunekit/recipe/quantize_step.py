@@ -111,6 +111,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         workspace.report_progress(0.7, "writing the integer file")
         row, sections, text = _exported(settings, found, samples, floats, workspace, labels)
         state.exports.append(row)
+        if settings.sparsity is not None:
+            state.targets += [one.name for one in found.report.weights if one.name not in state.targets]
         for note in found.report.notes:
             workspace.note(f"quantize: {note}")
         return StepResult(

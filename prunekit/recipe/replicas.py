@@ -27,8 +27,8 @@ _TRAINING = ("chief", "worker")
 _PORT = re.compile(r".*:\d{1,5}", re.ASCII)
 _LOST = (
     "distribute: multi_worker: another process of TF_CONFIG ended, or cannot be reached, so this process stops. Read "
-    "the output of the other process, and start all processes again: with --resume they continue after the last "
-    "checkpoint of the chief."
+    "the output of the other process, and start all processes again: with --resume (resume=True) they "
+    "continue after the last checkpoint of the chief."
 )
 # Keras implements these options as a merge of replicas inside a condition, which tf.distribute does not support.
 _CONDITIONAL = ("gradient_accumulation_steps", "ema_overwrite_frequency")

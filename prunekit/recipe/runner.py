@@ -15,6 +15,7 @@ import numpy as np
 
 from prunekit.core import environment
 from prunekit.core.arguments import require_positive
+from prunekit.core.partial_files import save_model
 from prunekit.delivery.html_report import render_html
 from prunekit.delivery.run_report import RunReport
 from prunekit.delivery.stages import with_measured_sizes
@@ -48,6 +49,7 @@ from prunekit.recipe.models import (
 )
 from prunekit.recipe.plan import Plan, PlannedStep, PlannedTarget, plan
 from prunekit.recipe.preparation import Prepared, prepare, settled_recipe
+from prunekit.recipe.presence import check_sources_kept
 from prunekit.recipe.progress import Listener, Progress
 from prunekit.recipe.read_report import read_report
 from prunekit.recipe.replicas import distributed
@@ -150,6 +152,8 @@ def compress(  # noqa: PLR0913
         raise RecipeError("`resume` needs the output directory of an unfinished run. Received: no `output`.")
     require_positive(checkpoint_every=checkpoint_every)
     path = None if output is None else check_output(output, force=force, resume=resume)
+    if path is not None:
+        check_sources_kept(found, path, unfinished(path))
     with distributed(found, progress) as replicas:
         with located(recipe):
             prepared = prepare(found, model, data, trust=trust, replicas=replicas)
@@ -229,7 +233,7 @@ def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, forc
     if differences:
         raise RecipeError(
             f"{path} holds a finished run with other settings: {'; '.join(differences)}. Choose another output "
-            "directory, or replace it with --force."
+            "directory, or replace it with --force (force=True)."
         )
     if any(step.row.returns_new_model for step in prepared.recipe.steps):
         model = load_model(path / MODEL, prepared.models)
@@ -320,7 +324,7 @@ def _disk_errors_told(checkpoints: Checkpoints | None) -> Iterator[None]:
 
 
 def _write(folder: Path, prepared: Prepared, model: keras.Model, report: RunReport) -> None:
-    model.save(folder / MODEL)
+    save_model(model, folder / MODEL)
     (folder / EXPORTS).mkdir(exist_ok=True)
     (folder / LOCK).write_text(dump_recipe(prepared.recipe), encoding="utf-8")
     values = {**report.to_dict(), "given": list(prepared.given)}

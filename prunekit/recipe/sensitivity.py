@@ -16,11 +16,12 @@ from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.name_patterns import listed_patterns
 from prunekit.core.calibration import CheckedData
 from prunekit.core.output_metrics import Batch
+from prunekit.core.partial_files import replace_file
 from prunekit.delivery.metrics import Metric, inferred
 from prunekit.delivery.plots import to_png
 from prunekit.delivery.sensitivity import ScannedWeight, SensitivityReport, SensitivityRow
 from prunekit.delivery.sensitivity_plot import sensitivity_figure
-from prunekit.recipe.directory import LOCK, check_output, output_path, replace_file
+from prunekit.recipe.directory import check_folder
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import architecture_digest, model_digest
 from prunekit.sparsity.arguments import fraction, positive, whole
@@ -300,14 +301,11 @@ def _write(report: SensitivityReport, folder: Path | None) -> None:
 
 
 def _folder(output: str | os.PathLike[str]) -> Path:
-    path = output_path(output)
-    if (path / LOCK).exists():
-        raise RecipeError(f"{output} is a run directory. Choose another output directory for the scan.")
-    if not path.is_dir():
-        check_output(output, force=False)
-        path.mkdir(parents=True)
-    elif not os.access(path, os.W_OK | os.X_OK):
-        raise RecipeError(f"{output} is not a folder that you may write to.")
+    path = check_folder(output, "scan")
+    for name in (TABLE, PICTURE):
+        if (path / name).is_dir():
+            raise RecipeError(f"{path / name} is a folder. Choose another output directory for the scan.")
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -64,7 +64,7 @@ class Shrink(Settings):
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     reduction: Literal["mean", "sum", "max"] = "mean"
     normalize: bool = True
-    allocation: Literal["uniform", "alike", "global"] = "uniform"
+    allocation: Literal["auto", "uniform", "alike", "global"] = "auto"
     minimum: Count = 1
     multiple: Count = 1
     include: WeightPatterns = ()
@@ -128,7 +128,7 @@ class Shrink(Settings):
     @property
     def plans_widths(self) -> bool:
         """True if the plan knows how many channels each layer keeps, whatever the weights at the time of the step."""
-        return self.allocation == "uniform" and self.measure in CALCULATED and not self.nonzero
+        return self.allocation in ("auto", "uniform") and self.measure in CALCULATED and not self.nonzero
 
     @property
     def share(self) -> float:

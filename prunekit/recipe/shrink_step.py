@@ -12,6 +12,7 @@ import numpy as np
 from prunekit.anatomy.channels import find_channels
 from prunekit.anatomy.example_inputs import declared_inputs
 from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.sections import Column, Section
 from prunekit.anatomy.weight_entries import cut
 from prunekit.core.channel_importance import ranked_weights
@@ -30,7 +31,7 @@ from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.shrink_report import MEASURED_SIZE, ShrinkReport
-from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
+from prunekit.techniques.shrink.shrinking import Shrunk, chosen_criterion, shrunk
 
 # Most groups of channels that a note of the plan names.
 _LISTED_GROUPS = 12
@@ -42,10 +43,12 @@ class PreparedShrink(PreparedStep):
 
     Attributes:
         rows: Sizes of the stand-in before and after each round, as in `RunState.rounds`.
+        choices: What stands for "auto".
         left: Name of a group of channels -> its size in the stand-in before and after the step.
     """
 
     rows: tuple[dict[str, Any], ...]
+    choices: tuple[Choice, ...]
     left: Mapping[str, tuple[int, int]]
 
 
@@ -64,6 +67,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         _check_measure(settings, run)
         options, inputs = _options(settings, run), _example_inputs(run)
         _check_statistics(settings, run.model)
+        choices = _choices(settings, options, run)
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
         with measure_of(settings.measure, run.model, inputs) as measure:
@@ -80,16 +84,17 @@ class ShrinkStep(StepHandler[PreparedShrink]):
                 model = found.model
                 rows.append(_row(number, settings.measure, found.report))
         left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
-        return PreparedShrink(settings, model=found.model, rows=tuple(rows), left=left)
+        return PreparedShrink(settings, model=found.model, rows=tuple(rows), choices=choices, left=left)
 
     def planned(self, prepared: PreparedShrink, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with the sizes before and after the step."""
         return dataclasses.replace(step, text=f"{step.text}: {_sizes(prepared.rows)}")
 
     def plan_notes(self, prepared: PreparedShrink) -> Sequence[str]:
-        """Returns the channels that are left, and a note if they depend on the weights at the time of the step."""
+        """Returns the channels that are left, what stands for "auto", and whether the run may leave others."""
         changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
         notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
+        notes += [f"shrink: {choice}" for choice in prepared.choices]
         if not prepared.settings.plans_widths:
             given = "channels nonzero" if prepared.settings.nonzero else f"allocation {prepared.settings.allocation}"
             notes.append(
@@ -142,6 +147,16 @@ def _check_measure(settings: Shrink, run: RunInputs) -> None:
             f"{settings.measure} is measured by one process, and with distribute: multi_worker several remove the same "
             "channels. Use parameters or macs."
         )
+
+
+def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[Choice, ...]:
+    """Returns what the step takes for "auto"."""
+    if settings.nonzero:
+        return ()
+    data = run.data is not None and (settings.reads_data or settings.may_repair)
+    criterion = chosen_criterion(find_channels(run.model, options.approximate), options, data)[1]
+    given = settings.allocation != "auto"
+    return criterion if given else (*criterion, Choice("allocation", options.allocation, "since none was named"))
 
 
 # ---- one removal -----------------------------------------------------------------------------------------------------

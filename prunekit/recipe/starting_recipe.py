@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.example_inputs import input_names
 from prunekit.core.partial_files import partial_file
 from prunekit.recipe.applications import applications
 from prunekit.recipe.compile_settings import output_names, reason_of
 from prunekit.recipe.data import Data, load_data
 from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.datasets.arrays import existing
+from prunekit.recipe.datasets.arrays import arrays_by_name, existing
 from prunekit.recipe.datasets.csv_files import column_names, few
 from prunekit.recipe.datasets.images import class_names
 from prunekit.recipe.datasets.parts import Labels
@@ -138,7 +139,7 @@ def _model(start: Start) -> tuple[list[str], ModelSource]:
         if not name.endswith(".keras"):
             raise RecipeError(f"MODEL is a .keras file. Received: {name}. For data, write --data {name}.")
         return ["model:", f"  file: {text_of(start.path(name))}"], ModelSource(file=os.path.abspath(name))
-    images = _is_folder_of_images(start.data)
+    images = is_folder_of_images(start.data)
     if name is None and images:
         name = _FOR_IMAGES
     if name is None:
@@ -206,6 +207,11 @@ def named_source(data: str, label: str | None, model: keras.Model) -> DataSource
     return _validated(values)
 
 
+def names_of_inputs(model: Any) -> list[str]:
+    """Returns the names of the inputs of a Keras model, or of a LiteRT file."""
+    return list(getattr(model, "signature_inputs", None) or input_names(model))
+
+
 def _validated(values: Mapping[str, Any]) -> DataSource:
     return DataSource.model_validate({key: value for key, value in values.items() if value is not None})
 
@@ -221,7 +227,10 @@ def _source(start: Start, name: str, model: keras.Model) -> tuple[list[str], dic
         lines = [f"  csv: {text_of(start.path(name))}", f"  label: {text_of(start.label)}", *_HELD_OUT]
         return lines, {"csv": path, "label": start.label, **_SPLIT}
     if name.endswith(".npz"):
-        return [f"  npz: {text_of(start.path(name))}"], {"npz": path}
+        outputs = list(getattr(model, "output_names", None) or ())
+        arrays = arrays_by_name(existing(name), names_of_inputs(model), outputs)
+        lines = [f"  arrays: {text_of(arrays)}"] if arrays else []
+        return [f"  npz: {text_of(start.path(name))}", *lines], {"npz": path, "arrays": arrays or None}
     if not os.path.isdir(path):
         raise RecipeError(
             f"DATA is built-in data ({', '.join(BUILTIN_DATA)}), .csv and .npz files, folders of images and saved "
@@ -240,7 +249,8 @@ def _is_saved(path: str) -> bool:
     return any(Path(path, *part, file).is_file() for part in ((), ("train",)) for file in _SAVED)
 
 
-def _is_folder_of_images(name: str | None) -> bool:
+def is_folder_of_images(name: str | None) -> bool:
+    """Returns True for a folder that holds no saved data set."""
     return name is not None and os.path.isdir(name) and not _is_saved(name)
 
 

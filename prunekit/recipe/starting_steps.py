@@ -62,9 +62,10 @@ _PLANS: dict[Goal | None, _Plan] = {
     ),
     "server": _Plan(
         share=("macs", 0.5),
-        formats=("litert", "litert-dynamic-int8"),
+        integers=True,
+        formats=("litert",),
         why=(
-            "For a server: removed channels are faster in every runtime. Processors and GPUs of servers compute zeros",
+            "For a server: removed channels are faster in every runtime, integers on processors. Servers compute zeros",
             "like other values, so nothing is pruned.",
         ),
     ),
@@ -173,7 +174,8 @@ def steps_without_data(model: keras.Model) -> list[str]:
         "      pattern: unstructured     # 2:4, block:4x1 or channel, where a runtime gains from it",
         "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",
         *_exclude(model),
-        *(_export(("litert", "litert-dynamic-int8"), pruned=True) if known else _EXPORT_NEEDS_DATA),
+        *(_export(("litert",), pruned=True) if known else _EXPORT_NEEDS_DATA),
+        *(["  # - quantize: {weights: 8}    # needs data: a file that computes with integers"] if known else []),
     ]
 
 

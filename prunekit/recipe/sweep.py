@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prunekit.core.partial_files import replace_file
 from prunekit.delivery.plots import to_png
 from prunekit.delivery.run_report import RunReport
 from prunekit.delivery.sweep_plot import sweep_figure
 from prunekit.delivery.sweeps import SMALLEST, WEIGHTS, SweepReport, Swept, SweptPoint, sweep_csv, swept_point
 from prunekit.recipe import data as data_module
 from prunekit.recipe import workers
-from prunekit.recipe.directory import LOCK, REPORT, check_output, check_run, output_path, replace_file
+from prunekit.recipe.directory import LOCK, REPORT, check_folder, check_output, check_run, unfinished
 from prunekit.recipe.fields import nearest, shown
 from prunekit.recipe.grid import Point, grid
 from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe, require_trust
 from prunekit.recipe.preparation import settled_recipe
+from prunekit.recipe.presence import check_sources_kept
 from prunekit.recipe.read_report import read_report
 from prunekit.recipe.schema import Recipe, Variable
 from prunekit.recipe.sweep_process import NOT_MET, Ending, Task
@@ -96,6 +98,9 @@ def run_points(  # noqa: PLR0913
     points = [_settled(point, model, trust) for point in points]
     size = _size(size, points)
     folder = _checked_folder(output)
+    tables = [folder / name for name in (TABLE, SHEET, PICTURE)]
+    for one in points:
+        check_sources_kept(one.recipe, folder / one.name, unfinished(folder / one.name), *tables)
     with _alone(folder):
         known = _known(points, folder, size, force)
         report = SweepReport(points[0].recipe.name, folder, _over(points), size, known)
@@ -161,14 +166,11 @@ def _formats(recipe: Recipe) -> list[str]:
 
 
 def _checked_folder(output: str | os.PathLike[str]) -> Path:
-    path = output_path(output)
-    if (path / LOCK).exists():
-        raise RecipeError(f"{output} is a run directory. Choose another output directory for the sweep.")
-    if not path.is_dir():
-        check_output(output, force=False)
-        path.mkdir(parents=True)
-    elif not os.access(path, os.W_OK | os.X_OK):
-        raise RecipeError(f"{output} is not a folder that you may write to.")
+    path = check_folder(output, "sweep")
+    for name in (TABLE, SHEET, PICTURE):
+        if (path / name).is_dir():
+            raise RecipeError(f"{path / name} is a folder. Choose another output directory for the sweep.")
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -218,7 +220,7 @@ def _is_finished(point: Point, path: Path, force: bool) -> bool:
         return False
     raise RecipeError(
         f"{path} was made with another recipe: {place} was {shown(then)} then, and is {shown(now)} now. "
-        "Choose another output directory, or run such points again with --force."
+        "Choose another output directory, or run such points again with --force (force=True)."
     )
 
 

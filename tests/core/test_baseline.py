@@ -85,7 +85,8 @@ def test_labels_that_do_not_fit_the_loss_are_told_and_no_error():
         ("softmax", {"loss": "mse"}, True),
         ("linear", {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}, True),
         ("linear", {"loss": "mse"}, False),
-        ("linear", {}, True),
+        ("linear", {}, False),
+        ("softmax", {}, True),
         ("sigmoid", {"loss": "binary_crossentropy"}, True),
     ],
 )

@@ -63,3 +63,36 @@ def test_nothing_of_the_model_changes():
     scale_problem(model, IMAGES * 255)
     for one, former in zip(model.variables, before, strict=True):
         assert keras.ops.convert_to_numpy(one).tobytes() == former.tobytes()
+
+
+def two_paths(order=("one", "two")):
+    """Returns a network with two inputs, each with a batch normalization that was trained on values in [0, 1]."""
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input((6, 6, 1), name=name) for name in order}
+    paths = []
+    for name in order:
+        hidden = L.Conv2D(4, 3, name=f"conv_{name}")(inputs[name])
+        hidden = L.BatchNormalization(name=f"norm_{name}", momentum=0.0)(hidden)
+        paths.append(L.BatchNormalization(name=f"second_{name}", momentum=0.0)(L.Conv2D(4, 3)(hidden)))
+    model = keras.Model(inputs, L.Add()(paths))
+    model({"one": IMAGES, "two": IMAGES}, training=True)
+    return model
+
+
+@pytest.mark.parametrize("wrong", ["one", "two"])
+def test_the_first_batch_normalization_behind_each_input_is_looked_at(wrong):
+    inputs = {"one": IMAGES, "two": IMAGES} | {wrong: IMAGES * 255}
+    found = scale_problem(two_paths(), inputs)
+    assert f"the inputs of 'norm_{wrong}' vary " in found and found.count(" vary ") == 1
+    assert scale_problem(two_paths(), {"one": IMAGES, "two": IMAGES}) is None
+
+
+def test_a_nested_model_and_doubles_are_followed():
+    inner = convolutions()
+    image, other = keras.Input((6, 6, 1), name="image"), keras.Input((3,), name="numbers")
+    model = keras.Model([image, other], [inner(image), L.BatchNormalization(name="late", momentum=0.0)(other)])
+    numbers = np.random.default_rng(1).random(size=(32, 3))
+    model([IMAGES, numbers], training=True)
+    assert scale_problem(model, [IMAGES, numbers]) is None
+    assert "'late'" in scale_problem(model, [IMAGES, numbers * 255])
+    assert "'norm'" in scale_problem(model, [IMAGES.astype("float64") * 255, numbers])

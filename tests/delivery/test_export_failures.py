@@ -193,7 +193,7 @@ def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_
         ({"formats": "keras"}, TypeError, "must be a sequence"),
         ({"samples": np.zeros((0, 8))}, ValueError, "one or more samples"),
         ({"samples": [np.zeros((2, 8))] * 2}, ValueError, "each of the model's 1 inputs. Received: 2"),
-        ({"samples": np.zeros((2, 5))}, ValueError, "expected axis -1"),
+        ({"samples": np.zeros((2, 5))}, ValueError, r"The shape of the input is \(None, 8\)"),
         ({"labels": np.zeros(3)}, ValueError, "for each of the 70 samples"),
         ({"name": "../model"}, ValueError, "plain file name"),
         ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "built model"),

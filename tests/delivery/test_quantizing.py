@@ -237,3 +237,35 @@ def test_a_model_that_reads_texts_is_quantized_and_the_part_behind_the_lookup_is
 def test_the_keras_file_of_a_model_that_reads_texts_is_compared_on_texts(tmp_path):
     (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], np.array(TEXTS)[:, None])
     assert (row.status, row.max_error) == ("ok", 0.0)
+
+
+LISTED = {
+    "list": TEXTS,
+    "pair of lists": (TEXTS, [0, 1] * (len(TEXTS) // 2) + [0] * (len(TEXTS) % 2)),
+    "objects": np.array(TEXTS, object),
+    "texts": np.array(TEXTS),
+    "bytes": np.array([one.encode() for one in TEXTS]),
+    "list of bytes": [one.encode() for one in TEXTS],
+    "batches": [(TEXTS[:2], [0, 1]), (TEXTS[2:], [1] * (len(TEXTS) - 2))],
+}
+
+
+@pytest.mark.parametrize("data", LISTED.values(), ids=LISTED)
+def test_texts_of_each_kind_are_read_and_the_report_names_what_stays_outside(data, tmp_path):
+    done = pk.quantize(reader_of_texts(), data)
+    (note,) = [one for one in done.report.notes if "texts" in one]
+    assert note.startswith("words reads texts, outside of the integers: a Keras file ")
+    assert "model.get_layer('words')(texts)" in note
+    assert done.export(tmp_path / "net.keras").bytes > 0
+    assert pk.prune(reader_of_texts(), 0.5, data).damage.examples == len(TEXTS)
+
+
+def test_texts_in_tensors_and_datasets_are_read(tmp_path):
+    import tensorflow as tf
+
+    expected = pk.quantize(reader_of_texts(), np.array(TEXTS)).report.damage.error
+    for data in (tf.constant(TEXTS), tf.data.Dataset.from_tensor_slices(TEXTS).batch(2)):
+        assert pk.quantize(reader_of_texts(), data).report.damage.error == pytest.approx(expected, rel=1e-4)
+    for samples in (TEXTS, tf.constant(TEXTS), np.array(TEXTS, object)):
+        (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], samples)
+        assert row.status == "ok", row.note

@@ -163,3 +163,14 @@ def test_a_terminal_escape_in_a_layers_name_does_not_reach_the_terminal():
         assert "\x1b" not in text
         assert "[bold]block_0/kernel" in text
     assert "\x1b" not in render_html(report)
+
+
+def test_zeros_of_a_rounding_are_not_pruned():
+    found = make()
+    steps = ({"kind": "quantize", "name": "8 bits"},)
+    after = dataclasses.replace(found.after, targets=())
+    rounded = dataclasses.replace(found, steps=steps, after=after)
+    assert rounded.pruned == [] and rounded.pruned_sparsity == 0.0
+    # Zeros that the model had before the run are those of an earlier pruning.
+    assert dataclasses.replace(rounded, before=after).pruned == list(after.weights)
+    assert dataclasses.replace(rounded, steps=()).pruned == list(after.weights)

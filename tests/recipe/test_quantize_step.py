@@ -219,6 +219,8 @@ def test_bits_by_patterns_and_zeros_of_the_step(pairs):
     rows = {row[0]: row for row in sections_of(result, 0)["Quantized weights"]["rows"]}
     assert set(rows) == {"hidden/kernel", "second/kernel"}
     assert (rows["hidden/kernel"][2], rows["second/kernel"][2]) == (4, 8)
+    assert sorted(result.report.after.targets) == ["hidden/kernel", "second/kernel"]
+    assert result.report.pruned_sparsity >= 0.5
     groups = kernels(result.model)["second"].reshape(8, 4, 32)
     assert (np.count_nonzero(groups, axis=1) <= 2).all()
 

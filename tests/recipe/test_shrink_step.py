@@ -130,7 +130,7 @@ def test_the_settings_name_what_the_technique_has():
     hints = typing.get_type_hints(Shrink)
     assert MEASURES == shrink_settings.MEASURES
     assert typing.get_args(hints["reduction"]) == tuple(REDUCTIONS)
-    assert typing.get_args(hints["allocation"]) == ALLOCATIONS
+    assert typing.get_args(hints["allocation"]) == ("auto", *ALLOCATIONS)
     assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
     assert typing.get_args(typing.get_args(hints["approximate"])[0]) == APPROXIMATIONS
 
@@ -164,6 +164,27 @@ def test_the_plan_shows_the_sizes_and_later_targets_of_the_smaller_model(pairs):
     targets = {target.name: target.shape for target in found.steps[1].targets}
     assert targets == {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
     assert found.notes[0] == "shrink leaves channels: hidden 8 of 16, second 6 of 12."
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "expected"),
+    [
+        ({}, True, ["criterion: output_error, since data were given", "allocation: uniform, since none was named"]),
+        (
+            {"repair": "none", "allocation": "auto"},
+            True,
+            ["criterion: l2, since no data were given", "allocation: uni"],
+        ),
+        ({"criterion": "magnitude", "allocation": "alike"}, True, []),
+        ({"criterion": "magnitude"}, True, ["allocation: uniform, since none was named"]),
+        ({}, False, ["criterion: l2, since no data were given", "allocation: uniform"]),
+    ],
+)
+def test_the_plan_notes_what_auto_takes(pairs, settings, data, expected):
+    given = (network(), pairs) if data else (network(), None)
+    found = [one for one in plan(recipe(shrink(channels=0.5, **settings)), *given).notes if "since" in one]
+    assert len(found) == len(expected)
+    assert all(note.startswith(f"shrink: {words}") for note, words in zip(found, expected, strict=True))
 
 
 def test_the_plan_notes_sizes_that_follow_from_the_weights(pairs):

@@ -181,7 +181,7 @@ class TestRunning:
         assert (tmp_path / "out" / "final=0.5" / "model.keras").read_text().endswith("True")
 
     @pytest.mark.parametrize(
-        ("kind", "message"), [("file", "is a file"), ("run", "is a run directory. Choose another")]
+        ("kind", "message"), [("file", "is not a folder"), ("run", "is a run directory. Choose another")]
     )
     def test_the_output_is_a_folder_and_no_run(self, recipe, tmp_path, kind, message):
         sweep(recipe, {"final": [0.5]}, tmp_path / "out")

@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.core import backend
 from prunekit.core.optimizers import optimizers_of
-from prunekit.core.partial_files import partial_file
+from prunekit.core.partial_files import replace_model, write_problem
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.comparison import compared
 from prunekit.interop.tfmot.files import LegacyFile, first_line, read_file
@@ -186,7 +185,7 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
 
     Args:
         old: Path of the legacy file or folder, as for `read_model`.
-        new: Path of the new file, which is written completely or not at all.
+        new: Path of the new file, which is written completely or not at all. Missing folders are made.
         force: True allows replacing an existing file.
 
     Raises:
@@ -197,17 +196,18 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str], *, force: 
     if path.suffix != ".keras":
         raise ValueError(f"The output must be a .keras file. Received: {new}.")
     if os.path.lexists(path) and (not force or path.is_dir()):
-        raise ValueError(f"{new} exists already{'' if path.is_dir() else '; --force or force=True replaces it'}.")
+        raise ValueError(f"{new} exists already{'' if path.is_dir() else '; --force (force=True) replaces it'}.")
     if os.path.exists(path) and os.path.exists(old) and os.path.samefile(old, path):
         raise ValueError(
             f"{new} is the input file, and only this file has the masks, schedules and step. Choose another name."
         )
     # Check before reading the old file, which may take long.
-    if not os.access(path.parent, os.W_OK | os.X_OK) or not path.parent.is_dir():
-        raise ValueError(f"{new} cannot be written: {path.parent} is not a folder that you may write to.")
+    problem = write_problem(path)
+    if problem is not None:
+        raise ValueError(f"{new} cannot be written: {problem}.")
     converted = read_model(old)
-    with partial_file(path, f".{path.stem}-{secrets.token_hex(4)}.keras") as partial:
-        converted.model.save(partial)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_model(path, converted.model)
     return converted
 
 

@@ -186,6 +186,23 @@ def has_all_inputs(path: Path, names: Sequence[str]) -> bool:
     return len(names) > 1 and set(names) <= set(npz_names(path))
 
 
+def arrays_by_name(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
+    """Returns the names of arrays for `data.arrays`, if an .npz file has several inputs under their names, and labels.
+
+    Args:
+        path: The file.
+        inputs: Names of the model's inputs.
+        outputs: Names of its outputs, under which the file may have several labels.
+    """
+    if not has_all_inputs(path, inputs):
+        return {}
+    held = [name for name in npz_names(path) if name not in inputs]
+    several = {name: name for name in outputs} if len(outputs) > 1 and set(outputs) <= set(held) else None
+    usual = dict.fromkeys(label for _, label in _TRIED["train"])
+    labels = several or next((name for name in usual if name in held), None)
+    return {} if labels is None else {"train_inputs": {name: name for name in inputs}, "train_labels": labels}
+
+
 def open_inputs(path: Path, names: Sequence[str]) -> Opened:
     """Opens the training inputs of an .npz file without labels; the part's labels are zeros.
 
@@ -225,7 +242,8 @@ def _chosen_names(path: Path, names: NpzNames, held: list[str]) -> dict[str, Any
         raise RecipeError(
             f"{path} has no arrays of training examples under a usual name; it has {_listed(held)}. Tried: "
             f"{'; '.join(' and '.join(item) for item in tried)}. Name them: "
-            "data: {npz: ..., arrays: {train_inputs: ..., train_labels: ...}}."
+            "data: {npz: ..., arrays: {train_inputs: ..., train_labels: ...}}. On the command line, save them as x "
+            "and y; several inputs under their names in the model, beside y."
         )
     found = {"train": train, **chosen}
     return {

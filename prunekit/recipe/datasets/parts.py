@@ -314,8 +314,8 @@ def damage_told(parts: Iterable[Part]) -> Iterator[None]:
         if path is None:
             raise
         raise RecipeError(
-            f"{path} cannot be read as an image. Restore the file and continue with --resume if checkpoints were "
-            "written, or remove the file and start again."
+            f"{path} cannot be read as an image. Restore the file and continue with --resume (resume=True) if "
+            "checkpoints were written, or remove the file and start again."
         ) from error
 
 

@@ -52,6 +52,22 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
     return replace(options, criterion=criterion, allocation=allocation, choices=tuple(made))
 
 
+def without_data(options: PruningOptions) -> list[str]:
+    """Returns a note that data give a better criterion, if one was chosen without them; else [].
+
+    Args:
+        options: What `chosen_options` returned.
+    """
+    chosen = {choice.option: choice.value for choice in options.choices}
+    if "criterion" not in chosen or isinstance(options.pattern, Channel):
+        return []
+    return [
+        f"Pruned without data, by {chosen['criterion']}: some hundred training examples as `data` (--data) "
+        "let the criterion output_error choose and repair the kept weights, which loses less "
+        "(docs/criteria.md#what-auto-takes)."
+    ]
+
+
 def _criterion(options: PruningOptions, *, training: bool, data: bool) -> tuple[str, str]:
     if training:
         return "magnitude", "since the weights are trained"

@@ -26,6 +26,7 @@ from prunekit.techniques.quantize.simulation import check_own_calls
 from prunekit.techniques.quantize.spans import Spans
 from prunekit.techniques.quantize.stored_bytes import stored_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
+from prunekit.techniques.quantize.text_inputs import text_notes
 from prunekit.techniques.quantize.units import Range, RoundedWeight
 from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
@@ -231,6 +232,7 @@ class Preparation:
             *self._span_notes,
             *self._ungrouped(),
             *few_bits_notes(self.bits.values()),
+            *text_notes(self.model),
         )
         note_grids(
             self.model, [(one.name, one.variable, rounded.grids[id(one.variable)].holds) for one in self.weights]

@@ -146,7 +146,8 @@ class Search:
         raise ValueError(
             f"{target.measure}={target.share:g} cannot be reached within {tolerance:.0%}. Received: a model of which "
             f"{best.share:.3f} is left at the nearest ({best.measured.setting}). The reachable range is "
-            f"{lowest.share:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups`."
+            f"{lowest.share:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups` "
+            "(pk.channel_groups)."
         )
 
     def _may_take_nearest(self) -> bool:

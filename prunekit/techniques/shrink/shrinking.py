@@ -145,7 +145,7 @@ def shrunk(
     if target is None:
         values = [(~np.isin(group.channels, zero)).astype("float64") for group in found.groups]
     else:
-        criterion, choices = _criterion(found, options, data)
+        criterion, choices = chosen_criterion(found, options, data is not None)
         scores = entry_scores(found, criterion, data if criterion.needs else None)
         values = GroupImportance(options.reduction, options.normalize).of(found, scores)
     groups, given = [found.groups[i] for i in free], [values[i] for i in free]
@@ -175,13 +175,19 @@ def shrunk(
     return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
 
 
-def _criterion(found: Channels, options: ShrinkOptions, data: Any) -> tuple[Criterion, tuple[Choice, ...]]:
-    """Returns the criterion that ranks the channels, and why if it was "auto"."""
+def chosen_criterion(found: Channels, options: ShrinkOptions, data: bool) -> tuple[Criterion, tuple[Choice, ...]]:
+    """Returns the criterion that ranks the channels, and why if it was "auto".
+
+    Args:
+        found: The channels of the model.
+        options: Criterion and other options.
+        data: Whether there are calibration data.
+    """
     criterion = get_criterion(options.criterion)
     if criterion != AutomaticCriterion():
         return criterion, ()
     value, reason = "output_error", "since data were given"
-    if data is None:
+    if not data:
         value, reason = "l2", "since no data were given"
     elif lacking := unfitted(ranking_weights(found)):
         value, reason = "magnitude", f"since the output error of {next(iter(lacking))} cannot be calculated"
@@ -340,7 +346,7 @@ def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions
         raise ValueError(
             f"{name}={share:g} cannot be reached within {tolerance:.0%}. Received: a model of which {reached:.3f} is "
             f"left at the nearest: pass {name}={reached:.3f}. The reachable range is "
-            f"{least:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups`."
+            f"{least:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups` (pk.channel_groups)."
         )
     return counts
 

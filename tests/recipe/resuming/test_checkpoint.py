@@ -79,7 +79,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_made_up(pairs, tmp_path, unfini
         file.write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="not a snapshot of this version of prunekit: no other is left"),
-        pytest.raises(RecipeError, match="are damaged: nothing can be resumed. Start over with --force"),
+        pytest.raises(RecipeError, match="are damaged, so nothing can be resumed: start over with --force"),
     ):
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(pairs, tmp_pat
         found = read_snapshot(file)
         write_snapshot(file, Snapshot(found.values | {name: "something else"}, found.arrays))
     before = contents(unfinished)
-    with pytest.raises(RecipeError, match=f"hold no {name} that this version .* Start over with --force") as refused:
+    with pytest.raises(RecipeError, match=f"hold no {name} that this version .* start over with --force") as refused:
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
     assert "\n" not in str(refused.value) and contents(unfinished) == before
 

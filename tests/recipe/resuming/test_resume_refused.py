@@ -38,7 +38,7 @@ def edited():
         ("weights", "the model is not what it started from"),
         ("activation", "the model is not what it started from"),
         ("version", "keras was .* and is 3.99"),
-        ("unasked", "contains an unfinished run. .* with --resume .resume=True., or start over with --force"),
+        ("unasked", "contains an unfinished run: continue with --resume .resume=True., or start over with --force"),
         ("export", "dense.keras has changed since the unfinished run wrote it"),
         ("start", "start.json is damaged"),
         ("start nested", "start.json is damaged"),
@@ -184,7 +184,7 @@ def test_a_disk_that_is_really_full_and_one_that_may_only_be_read(pairs, tmp_pat
     assert names(tmp_path / "disk") == ["run.unfinished"]
     before = contents(tmp_path / "disk")
     assert small_disk("size=500k,ro")
-    with pytest.raises((RecipeError, OSError), match="not a folder that you may write to|Read-only file system"):
+    with pytest.raises((RecipeError, OSError), match="Read-only file system"):
         compress(WHOLE, network(), pairs, tmp_path / "disk" / "run", resume=True)
     assert contents(tmp_path / "disk") == before
     assert small_disk("size=500k,rw")

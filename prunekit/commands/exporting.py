@@ -1,0 +1,107 @@
+"""The command that writes a model in other formats: export.
+
+Keras and its backend are imported inside the command: --help starts fast.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prunekit.commands.files import check_distinct, check_model, data_options, examples_option, force_option
+from prunekit.commands.output import check_new, check_writable, noting_new_folder, print_json
+from prunekit.options import AtLeast, json_option
+from prunekit.terminal import console, load_keras_quietly
+
+_FILES = (".keras", ".tflite")
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "-o", "--output", metavar="DIR|FILE", required=True, help="A folder, or NAME.tflite or NAME.keras for one format."
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="FORMAT",
+    help="keras, litert, litert-float16, litert-dynamic-int8, litert-sparse or litert-float16-sparse. May be repeated; "
+    "may be left out for a file.",
+)
+@data_options("Examples on which files and model are compared")
+@examples_option(256)
+@click.option("--name", metavar="NAME", help="Names of the files in DIR, without endings.  [default: that of MODEL]")
+@click.option("--batch-size", type=AtLeast(1), help="Fixes the batch size of LiteRT files.")
+@force_option
+@json_option
+def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> int:
+    """Write a model in other formats, for LiteRT or for Keras.
+
+    MODEL is a .keras file; it is not changed. Each file is run and compared with the model before it is kept; without
+    --data, on random numbers. The exit code is 1 if a file was not written. Files that compute with integers are
+    written by `prunekit quantize`."""
+    _check_options(output, formats, options)
+    check_model(model)
+    load_keras_quietly()
+    from prunekit.delivery.export import checked_formats
+    from prunekit.recipe.named_export import Examples, export_named, format_of_file
+
+    target = Path(output)
+    is_file = target.suffix in _FILES
+    chosen = checked_formats(formats or [format_of_file(target)])
+    name = options["name"] or Path(model).stem
+    folder = target.parent if is_file else target
+    written = [target] if is_file else [folder / f"{name}{_ending(one)}" for one in chosen]
+    for one in written:
+        check_distinct((model, "MODEL"), (str(one), "-o"))
+        check_new(one, force)
+    examples = Examples(options["data"], options["label"], options["examples"])
+    with noting_new_folder(folder):
+        rows = export_named(model, examples, target, chosen, name, options["batch_size"])
+    if as_json:
+        print_json({"path": output, "files": [vars(row) for row in rows]})
+    else:
+        _show(rows, output, examples)
+    return 0 if all(row.status == "ok" for row in rows) else 1
+
+
+def _check_options(output: str, formats: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Raises a usage error for options that do not fit a folder, or a file."""
+    suffix = Path(output).suffix
+    if options["label"] is not None and options["data"] is None:
+        raise click.UsageError("--label needs --data.")
+    if suffix in _FILES and not Path(output).is_dir():
+        if len(formats) > 1 or options["name"] is not None:
+            given = "--name" if options["name"] is not None else f"{len(formats)} formats"
+            raise click.UsageError(f"{output} names one file. Received: {given}. Pass the folder as -o.")
+        if formats and formats[0].startswith("litert") != (suffix == ".tflite"):
+            raise click.UsageError(f"{output} is no file of the format {formats[0]}. Leave --format out, or rename it.")
+        return
+    if not formats:
+        raise click.UsageError("a folder needs --format, such as --format litert. Received: none.")
+    if Path(output).is_file():
+        raise click.UsageError(f"-o takes a folder, or the name of a .tflite or .keras file. Received: {output!r}.")
+    check_writable(output, folder=True)
+
+
+def _ending(name: str) -> str:
+    from prunekit.delivery.export import FORMATS
+
+    return FORMATS[name].suffix if name in FORMATS else ""
+
+
+def _show(rows: Any, output: str, examples: Any) -> None:
+    from prunekit.delivery.report_sections import export_section
+    from prunekit.delivery.terminal_report import print_section
+
+    print_section(export_section(rows), console())
+    if examples.data is None:
+        click.echo("note: files and model were compared on random numbers: no --data.", err=True)
+    for row in rows:
+        if row.status != "ok":
+            click.echo(f"error: {row.format} {row.status}: {row.note}", err=True)
+    written = [row.file for row in rows if row.file is not None]
+    if written:
+        place = Path(output).parent if Path(output).name in written else Path(output)
+        click.echo(f"\nWritten to {', '.join(str(place / name) for name in written)}")

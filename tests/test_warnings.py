@@ -1,0 +1,83 @@
+"""Operations pass on no warning that their caller can do nothing about."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from backends import tensorflow_only
+
+import prunekit as pk
+
+pytestmark = pytest.mark.every_backend
+
+X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
+Y = np.arange(40) % 3
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(8),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def trained(model):
+    return model.fit(X, Y, epochs=1, verbose=0)
+
+
+def exported(folder, name):
+    # An exception while Keras saves is no error of an export: the file is refused.
+    assert [row.status for row in pk.export(network(), folder, [name], X)] == ["ok"]
+
+
+def run_of_a_recipe(folder):
+    steps = [{"prune": {"sparsity": 0.5}}, {"export": {"formats": ["keras"]}}]
+    pk.compress({"version": 1, "steps": steps}, network(), ((X, Y), (X, Y)), folder / "run")
+
+
+OPERATIONS = {
+    "prune": lambda _: pk.prune(network(), 0.5),
+    "prune with data": lambda _: pk.prune(network(), 0.5, (X, Y)),
+    "prune in rounds": lambda _: pk.prune_in_rounds(network(), trained, 0.5, rounds=2),
+    "shrink": lambda _: pk.shrink(network(), channels=0.5, data=(X, Y)),
+    "simplify": lambda _: pk.simplify(network()),
+    "sensitivity": lambda folder: pk.sensitivity(network(), (X, Y), sparsity=0.5, output=folder / "scan"),
+    "sensitivity of bits": lambda _: pk.sensitivity(network(), (X, Y), bits=4),
+    "choose bits": lambda _: pk.choose_bits(network(), (X, Y), budget=400),
+    "export": lambda folder: exported(folder, "keras"),
+    "run": run_of_a_recipe,
+}
+ON_TENSORFLOW = {
+    "export to LiteRT": lambda folder: exported(folder, "litert"),
+    "quantize": lambda folder: pk.quantize(network(), (X, Y)).export(folder / "net.tflite"),
+    "quantize for Keras": lambda folder: pk.quantize(network(), (X, Y), activations=None).export(folder / "net.keras"),
+}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *(pytest.param(one, id=name) for name, one in OPERATIONS.items()),
+        *(pytest.param(one, id=name, marks=tensorflow_only) for name, one in ON_TENSORFLOW.items()),
+    ],
+)
+def test_an_operation_gives_no_warning(operation, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        operation(tmp_path)
+
+
+def test_a_command_gives_no_warning(run, tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__", DeprecationWarning)
+        network().save("net.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run("prune", "net.keras", "--sparsity", "0.5", "-o", "new.keras")[0] == 0
