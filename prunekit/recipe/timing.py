@@ -88,7 +88,10 @@ class _Gradual(_ScheduleSettings):
         return self
 
     def moments(self) -> Moments:
-        return {("begin",): self.begin} | ({} if self.end is None else {("end",): self.end})
+        moments: Moments = {("begin",): self.begin}
+        if self.end is not None:
+            moments["end",] = self.end
+        return moments
 
     def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
         others = self.model_dump(exclude={"type", "begin", "end"})

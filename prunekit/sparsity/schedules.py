@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 from prunekit.sparsity.arguments import LARGEST, fraction, positive, whole
@@ -426,7 +425,7 @@ def as_schedule(schedule: Any) -> Schedule:
         TypeError: `schedule` is none of these.
         ValueError: The schedule of the other package has no equivalent.
     """
-    if isinstance(schedule, Real) and not isinstance(schedule, bool):
+    if isinstance(schedule, float | int) and not isinstance(schedule, bool):
         return PolynomialDecay(final_sparsity=schedule)
     packages = [base.__module__.partition(".")[0] for base in type(schedule).__mro__]
     source = next((SCHEDULE_SOURCES[package] for package in packages if package in SCHEDULE_SOURCES), None)

@@ -119,7 +119,7 @@ class ForwardPassSchedule(Schedule):
         if not isinstance(self.inner, PolynomialDecay):
             return _ONE - np.float32(self.inner.final_sparsity)
         decay = self.inner
-        progress = np.float32(step - decay.begin_step) * (_ONE / np.float32(decay.end_step - decay.begin_step))
+        progress = np.float32(step - decay.begin_step) * (_ONE / np.float32(decay.last_update - decay.begin_step))
         rest = _ONE - min(_ONE, max(np.float32(0), progress))
         factor = np.float32(decay.initial_sparsity - decay.final_sparsity)
         lost = (factor * rest) * (rest * rest) if decay.power == 3 else factor * _power(rest, decay.power)

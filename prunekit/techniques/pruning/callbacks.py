@@ -103,8 +103,8 @@ class PruningCallback(keras.callbacks.Callback):
     @property
     def has_landed(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
-        known = self._pruner is not None and not self._pruner.schedule.is_open
-        return known and self._pruner.updater.has_landed
+        pruner = self._pruner
+        return pruner is not None and not pruner.schedule.is_open and pruner.updater.has_landed
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
