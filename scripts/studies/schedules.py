@@ -32,7 +32,8 @@ PAGE = Path("docs/measured/schedules.md")
 HEAD = f"""# Measured: schedules
 
 What networks keep with {SPARSITY:.0%} zeros after a `pk.PolynomialDecay` from 0, by its begin and end as shares of the
-training, and by the number of mask updates: mean of {len(SEEDS)} seeds, of the networks of [defaults](defaults.md).
+training, and by the number of mask updates: mean of the seeds that were measured,
+at most {len(SEEDS)}, of the networks of [defaults](defaults.md).
 "Trained before": {LATER} epochs more of the trained network, learning rate 0.001. "From the first step on": the
 network's own training, whose learning rate falls to a fifth after 70 % of the epochs. Criterion and allocation are the
 defaults of `pk.PruningCallback`. A schedule without `end_step` and `frequency` takes the row in bold.
@@ -101,7 +102,8 @@ def page(results: Results) -> str:
 
 def _mean(results: Results, name: str, training: str, row: Any) -> float | None:
     values = [results.values.get(_key(name, training, row, seed)) for seed in SEEDS]
-    return None if None in values else statistics.mean(value for value in values if value is not None)
+    found = [value for value in values if value is not None]
+    return statistics.mean(found) if found else None
 
 
 def _key(name: str, training: str, row: Any, seed: int) -> str:
