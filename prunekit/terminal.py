@@ -83,14 +83,17 @@ def show_point(event: "Swept") -> None:
     click.echo(point_line(event), err=True)
 
 
-def _with_time_left(event: "Progress") -> str:
-    """Returns the status of an event, with the time left if that is worth reading."""
-    left = getattr(event, "seconds_left", None)
-    if left is None or left < _LITTLE_TIME:
-        return event.text
+def with_time_left(text: str, seconds: float | None) -> str:
+    """Returns a status with the time left, if that is known and worth reading."""
+    if seconds is None or seconds < _LITTLE_TIME:
+        return text
     from prunekit.delivery.formatting import duration
 
-    return f"{event.text}, about {duration(left)} left"
+    return f"{text}, about {duration(seconds)} left"
+
+
+def _status(event: "Progress") -> str:
+    return with_time_left(event.text, getattr(event, "seconds_left", None))
 
 
 class Display:
@@ -136,12 +139,12 @@ class Display:
         if event.finished:
             self._bar.update(task, completed=1.0)
         else:
-            self._bar.update(task, completed=event.fraction, text=escape(_with_time_left(event)))
+            self._bar.update(task, completed=event.fraction, text=escape(_status(event)))
 
     def _print(self, event: "Progress") -> None:
         """Prints one line at the start of a step, at the end of each epoch and at the end of the step."""
         turning_point = event.epoch is not None or event.fraction in (0.0, 1.0)
-        line = f"[{event.step}/{event.steps} {event.kind}] {_with_time_left(event)}"
+        line = f"[{event.step}/{event.steps} {event.kind}] {_status(event)}"
         if turning_point and not event.finished and line != self._last:
             self._last = line
             click.echo(line, err=True)

@@ -338,3 +338,24 @@ class TestFewerLayers:
     def test_a_mistake_is_one_line_and_writes_nothing(self, run, residual, arguments, message):
         assert_mistake(run(*arguments), message)
         assert not Path("new.keras").exists()
+
+
+@pytest.mark.parametrize("command", ["prune", "shrink", "quantize"])
+def test_memory_is_that_of_python_in_megabytes(run, stored, monkeypatch, command):
+    import numpy as np
+
+    from prunekit.core import layerwise
+
+    rng, given, plain = np.random.default_rng(0), [], layerwise.walk
+    np.savez("d.npz", x_train=rng.normal(size=(20, 8)).astype("float32"), y_train=rng.normal(size=(20, 4)))
+    monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
+    size = {"prune": ["--sparsity", "0.5"], "shrink": ["--channels", "0.5"], "quantize": ["--bits", "4"]}[command]
+    output = "new.tflite" if command == "quantize" else "new.keras"
+    code, _, err = run(command, stored, *size, "--data", "d.npz", "--memory", "3", "-o", output)
+    assert code == 0, err
+    assert given == [3e6]
+
+
+def test_memory_without_a_repair_is_refused(run, stored):
+    found = run("shrink", stored, "--channels", "nonzero", "--memory", "5", "-o", "new.keras")
+    assert_mistake(found, "Received: --memory, which would have no effect.")

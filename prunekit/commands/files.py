@@ -9,8 +9,12 @@ from typing import Any
 import click
 
 from prunekit.commands.output import check_new, note_new_folder
+from prunekit.options import AtLeast
 
 Command = Callable[..., Any]
+
+# Default of --memory: 1 GB, as in Python.
+MEGABYTES = 1000
 
 
 def with_options(*options: Command) -> Callable[[Command], Command]:
@@ -30,6 +34,14 @@ force_option = click.option("--force", is_flag=True, help="Replace an existing f
 def examples_option(default: int) -> Command:
     text = f"Examples to read of --data.  [default: {default}]"
     return click.option("--examples", type=click.IntRange(1), default=default, help=text)
+
+
+memory_option = click.option(
+    "--memory",
+    type=AtLeast(1),
+    default=MEGABYTES,
+    help=f"Megabytes of activations to keep; less takes more time.  [default: {MEGABYTES}]",
+)
 
 
 def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:
@@ -78,15 +90,23 @@ def read_examples(name: str, label: str | None, count: int, model: Any) -> Any:
 
 @contextlib.contextmanager
 def showing_progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function that shows how much is done, if it is to be shown and standard error is a terminal."""
+    """Yields a function that shows how much is done, and the time left, if standard error is a terminal and `shown`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from prunekit.recipe.progress import TimeLeft
+    from prunekit.terminal import with_time_left
 
     errors = Console(stderr=True)
     columns = (TextColumn("{task.fields[verb]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True, disable=not (shown and errors.is_terminal)) as bar:
         task = bar.add_task("", total=None, verb=verb)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=name)
+        left = TimeLeft()
+
+        def show(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=with_time_left(name, left.after(done, total)))
+
+        yield show
 
 
 def check_files(

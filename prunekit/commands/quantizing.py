@@ -15,6 +15,7 @@ from prunekit.commands.files import (
     data_options,
     examples_option,
     force_option,
+    memory_option,
     pattern_options,
     read_examples,
     showing_progress,
@@ -80,6 +81,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 @click.option("--uint8-io", is_flag=True, help="Inputs and outputs of the file are uint8, as cameras deliver pixels.")
 @click.option("--sparse", is_flag=True, help="Encode kernels of the file sparsely where that is smaller.")
 @pattern_options("quantize", "Layers and weights")
+@memory_option
 @force_option
 @json_option
 def quantize(  # noqa: PLR0913
@@ -119,6 +121,7 @@ def quantize(  # noqa: PLR0913
     _check_format(output, activations, options["group_size"], [name for name, given in litert_only.items() if given])
     _check_names(model, output, keras, force)
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
+    options["memory"] *= 1e6
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
     from prunekit.delivery.integer_report import IntegerExportError

@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from prunekit.commands.files import (
+    MEGABYTES,
     Command,
     check_files,
     data_options,
     examples_option,
     force_option,
+    memory_option,
     pattern_options,
     read_examples,
     showing_progress,
@@ -38,6 +40,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
             "--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]"
         ),
         pattern_options(verb, matched),
+        memory_option,
         force_option,
         json_option,
     )
@@ -64,6 +67,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. With --data the
     kept weights are fitted to what each layer computed before. To prune while training, to export, or to read other
     kinds of data, use a recipe: prunekit init."""
+    options["memory"] *= 1e6
     check_files(model, output, force)
     found, data = _loaded(model, options)
     from prunekit.anatomy.reports import choices_sections, layer_error_section
@@ -149,6 +153,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
         received = " and ".join(f"--{name}" for name in asked) or "none"
         listed = ", ".join(f"--{name}" for name in _TARGETS)
         raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
+    options["memory"] *= 1e6
     nonzero = asked.get("channels") == _NONZERO
     if nonzero:
         _check_nonzero(options)
@@ -229,7 +234,7 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
-    defaults = {"criterion": "auto", "allocation": "auto", "repair": None}
+    defaults = {"criterion": "auto", "allocation": "auto", "repair": None, "memory": MEGABYTES * 1e6}
     given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
     given += ["--input-shape"] if options["inputs"] else []
     if given:

@@ -9,8 +9,9 @@ from typing import Any, Unpack
 from prunekit.anatomy.channels import find_channels
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData
-from prunekit.core.layerwise import Progress
+from prunekit.core.layerwise import MEMORY, Progress
 from prunekit.delivery.model_measures import measure_of
+from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.options import MEASURES, Options, ShrinkOptions, Target
@@ -28,6 +29,7 @@ def shrink(  # noqa: PLR0913
     latency: float | None = None,
     data: Any = None,
     inputs: Any = None,
+    memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> tuple[Any, ShrinkReport]:
@@ -50,6 +52,8 @@ def shrink(  # noqa: PLR0913
         data: Calibration data, as `pk.prune` takes them. With data the kept weights are repaired.
         inputs: Example inputs, or their shapes, for a target in `macs` or `latency` of a model whose inputs have no
             fixed size.
+        memory: Largest number of bytes of activations that are kept between layers while the kept weights are
+            repaired; with less, those of wide layers are computed again, which takes time and changes no result.
         progress: Told of each measured model and of each repaired layer: (done, total, text).
         **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
             `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.options.ShrinkOptions`.
@@ -73,12 +77,12 @@ def shrink(  # noqa: PLR0913
             "Pass exactly one, as the share that is left: channels=0.5."
         )
     check_names(options, [field.name for field in fields(ShrinkOptions)])
-    chosen = ShrinkOptions(**options)
+    chosen, memory = ShrinkOptions(**options), positive("memory", memory)
     _check_count(model, *next(iter(asked.items())), chosen)
     target = Target(*asked.popitem())
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
-        found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress)
+        found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory)
     if checked is None:
         return found.model, found.report
     damage = Baseline(model, checked).damage(found.model)

@@ -374,6 +374,9 @@ def _check(function: Callable[..., Any], *arguments: Any) -> AfterValidator:
 Sparsity = Annotated[float, _check(_unit_interval, False)]
 Fraction = Annotated[float, _check(_unit_interval, True)]
 Positive = Annotated[float, Field(gt=0.0)]
+# Bytes of activations that are kept; as in Python.
+Memory = Annotated[float, Field(gt=0.0)]
+MEMORY = 1e9
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]

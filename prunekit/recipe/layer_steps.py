@@ -48,11 +48,8 @@ class RemoveBlocksStep(StepHandler[PreparedBlocks]):
     def run(self, prepared: PreparedBlocks, workspace: Workspace) -> StepResult:
         """Removes the blocks, and goes on with the optimizer's state of the layers that stay."""
         workspace.remember_before()
+        progress = workspace.step_progress("without {}")
         with workspace.run.replicas.scope(), workspace.noting():
-
-            def progress(done: int, total: int, name: str) -> None:
-                workspace.report_progress(done / total, f"without {name}, {done} of {total}")
-
             found = _without_blocks(workspace.model, prepared.settings, workspace.run, progress)
         return _result("remove_blocks", *found, workspace)
 

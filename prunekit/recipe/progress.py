@@ -28,8 +28,9 @@ class Progress:
         text: Status in one line, such as "epoch 3/12, accuracy 0.971, loss 0.0931, sparsity 0.62".
         epoch: Number of the epoch that just ended, from 1; None inside an epoch.
         finished: True in the last progress event of a run.
-        seconds_left: Estimated seconds until all epochs of the run have ended, from the time of the last epoch; None
-            before the first epoch has ended, and outside of training.
+        seconds_left: Estimated seconds until all epochs of the run have ended, from the time of the last epoch, or, in
+            a step that goes from layer to layer, until all layers are done; None before the first epoch or the second
+            layer, and elsewhere.
     """
 
     step: int
@@ -40,6 +41,29 @@ class Progress:
     epoch: int | None = None
     finished: bool = False
     seconds_left: float | None = None
+
+
+class TimeLeft:
+    """Estimates how long an operation still takes that reports how many of its parts are done."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def after(self, done: int, total: int) -> float | None:
+        """Returns the seconds that are left, as if all parts took the mean time; None before the second part.
+
+        The time until the first report is left out: it has the preparation of all parts.
+
+        Args:
+            done: Number of parts that are done; fewer than before begin a new operation.
+            total: Number of parts.
+        """
+        now = time.monotonic()
+        if self._first is None or done <= self._first[0]:
+            self._first = done, now
+            return None
+        parts, began = self._first
+        return (now - began) / (done - parts) * (total - done)
 
 
 Listener = Callable[[Progress], None]

@@ -127,7 +127,15 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     data = calibration_data(workspace.run, settings.calibration) if reads else None
     chosen = choices_sections(prepared.options.choices)
     if settings.one_shot:
-        pruning = OneShotPruning(workspace.model, schedule, prepared.options, data, repair=settings.repair)
+        pruning = OneShotPruning(
+            workspace.model,
+            schedule,
+            prepared.options,
+            data,
+            repair=settings.repair,
+            memory=settings.memory,
+            progress=workspace.step_progress("{}"),
+        )
         errors = pruning.run()
         for note in pruning.notes:
             workspace.note(f"prune: {note}")

@@ -6,9 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.recipe.fields import (
+    MEMORY,
     Count,
     Epochs,
     Listed,
+    Memory,
     Name,
     Positive,
     Settings,
@@ -101,6 +103,7 @@ class Quantize(Settings):
         integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a
             sign, and "uint8" alone means both.
         calibration: Number of training examples that are read.
+        memory: Largest number of bytes of activations that are kept while weights are rounded or measured on data.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
         misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
@@ -126,6 +129,7 @@ class Quantize(Settings):
     sparse: bool = False
     integer_io: IntegerIO = ()
     calibration: Count = 512
+    memory: Memory = MEMORY
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     misfits: Literal["error", "skip"] = "skip"
@@ -141,6 +145,8 @@ class Quantize(Settings):
         for name in ("method", "correct_biases", "equalize", "sparsity", "pattern"):
             if self._is_given(name):
                 raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
+        if self._is_given("memory") and not self.candidates:
+            raise refusal("memory is about weights that are rounded or measured on data. Remove it.", "memory")
         if self.begin_epoch >= self.epochs:
             raise refusal(
                 f"the training on integers begins before the last epoch. Received: begin_epoch {self.begin_epoch} "

@@ -7,6 +7,7 @@ from typing import Any
 
 from prunekit.anatomy.sections import Column, Section, Value
 from prunekit.core.baseline import Baseline
+from prunekit.core.layerwise import Progress as LayerProgress
 from prunekit.delivery.integer_io import FloatEndError
 from prunekit.delivery.integer_report import IntegerExportError
 from prunekit.delivery.integer_writing import export_integers
@@ -98,7 +99,10 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         options = prepared.options if choice is None else dataclasses.replace(prepared.options, weights=choice.bits)
         if settings.epochs is None:
             floats = outputs_of(workspace.model, samples)
-            found = _after_training(options, workspace, data, 0.0 if choice is None else _CHOSEN)
+            start = 0.0 if choice is None else _CHOSEN
+            found = _after_training(
+                options, workspace, data, workspace.step_progress("{}", start, 0.5), settings.memory
+            )
         else:
             found, history = _in_training(settings, options, workspace, data)
             # With weights on grids. A run that resumes inside the training does not have the model from before it.
@@ -151,12 +155,10 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
     if not settings.candidates:
         return None
 
-    def progress(done: int, total: int, name: str) -> None:
-        workspace.report_progress(_CHOSEN * done / total, f"bits of weights: {name}, {done} of {total}")
-
+    progress = workspace.step_progress("bits of weights: {}", end=_CHOSEN)
     own = (*TRAINING_OPTIONS, *_OPTIONS_OF_ROUNDING)
     given = {name: getattr(options, name) for name in own if name != "weights"}
-    shared = {"candidates": settings.candidates, "progress": progress, **given}
+    shared = {"candidates": settings.candidates, "progress": progress, "memory": settings.memory, **given}
     with workspace.run.replicas.scope(), workspace.noting():
         if settings.drop is None:
             return choose_bits(workspace.model, data, budget=settings.budget, **shared)
@@ -176,14 +178,13 @@ def _loss_of_metric(workspace: Workspace) -> Callable[[Any], float]:
     return evaluate
 
 
-def _after_training(options: QuantizationOptions, workspace: Workspace, data: Any, start: float) -> QuantizedModel:
-    def progress(done: int, total: int, name: str) -> None:
-        workspace.report_progress(start + (0.5 - start) * done / total, f"{name}, {done} of {total}")
-
+def _after_training(
+    options: QuantizationOptions, workspace: Workspace, data: Any, progress: LayerProgress, memory: float
+) -> QuantizedModel:
     with workspace.run.replicas.scope(), workspace.noting():
         # The metrics of the model on integers are measured on the test data.
         baseline = Baseline(workspace.model, data, with_metrics=False)
-        return quantized(workspace.model, options, data, progress).with_damage(baseline)
+        return quantized(workspace.model, options, data, progress, memory).with_damage(baseline)
 
 
 def _in_training(

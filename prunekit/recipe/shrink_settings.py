@@ -5,9 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.recipe.fields import (
+    MEMORY,
     Configured,
     Count,
     Listed,
+    Memory,
     Positive,
     Settings,
     WeightPatterns,
@@ -30,7 +32,7 @@ Share = Annotated[float, BeforeValidator(_share)]
 # The channels that are left are those with a kernel that is not zero.
 NONZERO = "nonzero"
 # What says which of the other channels go, and how.
-_SELECTING = ("criterion", "reduction", "normalize", "allocation", "calibration", "repair", "rounds")
+_SELECTING = ("criterion", "reduction", "normalize", "allocation", "calibration", "repair", "memory", "rounds")
 
 
 def _channels(value: Any) -> Any:
@@ -50,6 +52,7 @@ class Shrink(Settings):
         bytes: Share of the bytes of the exported LiteRT file (float32) that is left.
         latency: Share of the file's latency on this machine that is left. Exactly one of the five is given.
         calibration: Training examples that criterion and repair read.
+        memory: Largest number of bytes of activations that are kept while the kept weights are repaired.
         rounds: Number of removals. The share that is left falls by the same factor in each.
         epochs_per_round: Epochs of training after each removal.
         learning_rate: Learning rate of the training; None means that of the compile settings.
@@ -72,6 +75,7 @@ class Shrink(Settings):
     approximate: Annotated[tuple[Literal["layer_normalization"], ...], Listed] = ()
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
+    memory: Memory = MEMORY
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     epochs_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     learning_rate: Positive | None = None

@@ -170,8 +170,9 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
     options = dataclasses.replace(options, tolerance=None)
 
-    def progress(done: int, total: int, text: str) -> None:
-        workspace.report_progress(len(state.rounds) / settings.rounds, f"{text}, {done} of {total}")
+    begun = len(state.rounds) / settings.rounds
+    # Models are measured first, and layers repaired afterwards: the fraction would go back between.
+    progress = workspace.step_progress("{}", begun, begun)
 
     with run.replicas.scope(), workspace.noting():
         inputs = _example_inputs(run)
@@ -184,6 +185,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
                 inputs=inputs,
                 measure=measure,
                 progress=progress,
+                memory=settings.memory,
             )
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)

@@ -10,11 +10,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from prunekit.delivery.rows import INTEGERS, names_integers
 from prunekit.recipe.fields import (
+    MEMORY,
     Configured,
     Count,
     Epochs,
     Fraction,
     Listed,
+    Memory,
     Name,
     Positive,
     Settings,
@@ -148,6 +150,7 @@ class Prune(Settings):
     keep_one: bool = True
     calibration: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
+    memory: Memory = MEMORY
     overrides: dict[WeightPattern, Sparsity] = {}
     bounds: dict[WeightPattern, WeightBounds] = {}
     compat: Literal["tfmot"] | None = None
@@ -187,6 +190,10 @@ class Prune(Settings):
     def _check_calibration(self) -> None:
         if self.repair is not None and not self.one_shot:
             raise refusal("'repair' belongs to one-shot pruning with 'sparsity': training repairs by itself.", "repair")
+        if self.memory != MEMORY and not self.one_shot:
+            raise refusal(
+                "'memory' belongs to one-shot pruning with 'sparsity': a training keeps no activations.", "memory"
+            )
         if self.repair is not None and self.compat is not None:
             raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
         if self.calibration is not None and not self.reads_data:

@@ -32,7 +32,7 @@ from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.interruption import ctrl_c_held_back
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.models import model_description, weight_arrays
-from prunekit.recipe.progress import EpochProgress, Listener, Progress
+from prunekit.recipe.progress import EpochProgress, Listener, Progress, TimeLeft
 from prunekit.recipe.run_inputs import RunInputs, inspected
 from prunekit.recipe.run_state import RunMasks, RunState
 from prunekit.recipe.stages import StageFiles
@@ -45,6 +45,8 @@ _EVALUATION_BATCH = 256
 _CAME_WITH = "The model came with"
 # Fraction of zeros from which a weight counts as pruned earlier; fewer zeros may be chance.
 _PRUNED_BEFORE = 0.01
+# Fraction of a step after its last layer; 1 is the end of the step.
+_NEARLY_DONE = 0.99
 
 
 @dataclass
@@ -408,6 +410,23 @@ class Workspace:
             self._listener(
                 Progress(index, steps, self.step.kind, fraction, text, epoch=epoch, seconds_left=seconds_left)
             )
+
+    def step_progress(self, text: str, start: float = 0.0, end: float = 1.0) -> Callable[[int, int, str], None]:
+        """Returns the progress function of an operation that goes from layer to layer.
+
+        Args:
+            text: What is done, with {} for the name.
+            start: Completed fraction of the step at the operation's begin.
+            end: At its end.
+        """
+        left = TimeLeft()
+
+        def progress(done: int, total: int, name: str) -> None:
+            fraction = min(start + (end - start) * done / total, _NEARLY_DONE)
+            status = f"{text.format(name)}, {done} of {total}"
+            self.report_progress(fraction, status, seconds_left=left.after(done, total))
+
+        return progress
 
 
 def _one_or_pair(values: tuple[Any, ...]) -> Any:

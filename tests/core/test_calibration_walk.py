@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import prunekit as pk
+from prunekit.core import layerwise
 from prunekit.core.calibration_walk import Pair, walk
 from prunekit.core.inner_inputs import run
 
@@ -69,7 +70,26 @@ def test_memory_changes_no_mask_and_outputs_by_rounding_alone():
     np.testing.assert_allclose(outputs, others, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("operation", [lambda model, **kw: pk.prune(model, 0.5, IMAGES, **kw), pk.quantize])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda model, **kw: pk.prune(model, 0.5, IMAGES, **kw),
+        lambda model, **kw: pk.shrink(model, channels=0.5, data=IMAGES, **kw),
+        pk.quantize,
+    ],
+    ids=["prune", "shrink", "quantize"],
+)
 def test_a_memory_of_nothing_is_refused(operation):
     with pytest.raises(ValueError, match="memory"):
         operation(inverted_residuals(), memory=0)
+
+
+def test_shrink_keeps_no_more_activations_than_asked(monkeypatch):
+    given, plain = [], layerwise.walk
+    monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
+    found = []
+    for memory in (1e9, 1.0):
+        smaller, _ = pk.shrink(inverted_residuals(), channels=0.5, data=IMAGES, memory=memory)
+        found.append(ops.convert_to_numpy(smaller(IMAGES)))
+    assert given == [1e9, 1.0]
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-4)

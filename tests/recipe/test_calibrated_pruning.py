@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import prunekit as pk
+from prunekit.core import layerwise
 from prunekit.recipe.loader import RecipeError
 
 
@@ -77,6 +78,11 @@ def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice
             "'repair' belongs to one-shot pruning",
         ),
         ({"sparsity": 0.5, "repair": "bias"}, "repair"),
+        (
+            {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "memory": 1e6},
+            "'memory' belongs to one-shot pruning",
+        ),
+        ({"sparsity": 0.5, "memory": 0}, "memory"),
         ({"sparsity": 0.5, "allocation": {"type": "layer_error", "objective": "least"}}, "objective"),
     ],
 )
@@ -88,3 +94,15 @@ def test_settings_that_contradict_one_another_are_refused(step, message):
 def test_a_repair_without_data_is_refused():
     with pytest.raises(ValueError, match="data"):
         pk.compress(recipe({"sparsity": 0.5, "repair": "weights"}), network())
+
+
+def test_a_step_keeps_no_more_activations_than_asked_and_tells_of_each_layer(data, monkeypatch):
+    given, plain, events = [], layerwise.walk, []
+    monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
+    step = recipe({"sparsity": 0.5, "memory": 4096})
+    pk.compress(step, network(), (data, data), progress=events.append)
+    assert given == [4096]
+    texts = [event.text for event in events]
+    assert texts[1:3] == ["hidden/kernel, 1 of 2", "head/kernel, 2 of 2"]
+    # Another line in a pipe would follow from a fraction of 1 before the step has ended.
+    assert [event.fraction for event in events if event.fraction == 1.0 and not event.finished] == [1.0]

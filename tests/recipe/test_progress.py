@@ -6,7 +6,7 @@ import pytest
 
 from prunekit.delivery.metrics import keras_metric
 from prunekit.recipe import progress
-from prunekit.recipe.progress import EpochProgress
+from prunekit.recipe.progress import EpochProgress, TimeLeft
 
 
 def told(monkeypatch, durations, epochs, later, logs=None):
@@ -57,3 +57,14 @@ def test_inside_an_epoch_the_time_left_goes_down(monkeypatch):
 )
 def test_the_status_has_the_metrics_on_the_validation_data(monkeypatch, logs, text):
     assert told(monkeypatch, [1.0], 1, 0, logs)[0][1] == text
+
+
+def test_the_time_left_of_layers_is_the_mean_time_of_those_since_the_first(monkeypatch):
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    left, found = TimeLeft(), []
+    # The preparation takes 50 seconds; a later operation counts from 1 again.
+    for done, elapsed in [(1, 50), (2, 54), (4, 58), (10, 100), (1, 101), (2, 103)]:
+        clock.now = 100.0 + elapsed
+        found.append(left.after(done, 10))
+    assert found == [None, 8 * 4.0, 6 * 8 / 3, 0.0, None, 8 * 2.0]

@@ -257,6 +257,8 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(bits=4)], "unknown key 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
         ([quantize(epochs=1, method="gptq")], "method is about rounding without training"),
+        ([quantize(epochs=1, memory=1e6)], "memory is about weights that are rounded or measured on data"),
+        ([quantize(memory=0)], "memory"),
         ([quantize(epochs=1, equalize=True)], "equalize is about rounding without training"),
         ([quantize(learning_rate=0.1)], "learning_rate is about a training on integers: write epochs, too"),
         ([quantize(epochs=2, begin_epoch=2)], "begins before the last epoch. Received: begin_epoch 2 and epochs 2"),

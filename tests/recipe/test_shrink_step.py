@@ -73,6 +73,7 @@ MISTAKES = {
         "8:45",
         "'allocation' has no effect on channels: non",
     ),
+    "no repair": ("shrink: {channels: nonzero, memory: 5}", "8:41", "'memory' has no effect on channels: non"),
 }
 
 

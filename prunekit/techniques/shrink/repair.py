@@ -16,7 +16,7 @@ from prunekit.core.calibration import batches_of
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct, product_of
-from prunekit.core.layerwise import LayerwiseRepair
+from prunekit.core.layerwise import MEMORY, LayerwiseRepair
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
 from prunekit.techniques.shrink.kept_statistics import kept_statistics
@@ -43,6 +43,7 @@ def repaired(
     data: Any,
     repair: str,
     progress: Callable[[int, int, str], None] | None = None,
+    memory: float = MEMORY,
 ) -> tuple[dict[int, np.ndarray], list[RepairError]]:
     """Returns {id of a variable: repaired values, of the former shape}, and the errors of the layers.
 
@@ -56,6 +57,7 @@ def repaired(
         data: Calibration data, as `batches_of` takes them; labels are not read.
         repair: "outputs", "weights", or "none".
         progress: Told of each layer: (done, total, name).
+        memory: Largest number of bytes of activations that are kept between layers.
 
     Raises:
         ValueError: The inputs of a layer are not finite; the model does not call a layer on these data.
@@ -69,7 +71,7 @@ def repaired(
     solver = _Solver(targets, weights, kept, repair)
     fitted = {id(target.variable) for target in targets}
     others = [pair for pair in zeroed(channels, kept) if id(pair[0]) not in fitted]
-    work = LayerwiseRepair(channels.model, targets, solver, progress, others)
+    work = LayerwiseRepair(channels.model, targets, solver, progress, others, memory)
     with kept_statistics(channels, kept):
         work.run([inputs for inputs, _ in batches_of(data)])
     values = {id(variable): array_of(value) for variable, value in work.values}

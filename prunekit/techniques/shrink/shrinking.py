@@ -18,7 +18,7 @@ from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.channel_importance import GroupImportance, entry_scores, ranking_weights, reasons_to_stay
 from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
-from prunekit.core.layerwise import Progress
+from prunekit.core.layerwise import MEMORY, Progress
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.adjustments import Adjustment
@@ -107,7 +107,7 @@ def remove_zero_channels(
     return found.model, found.report
 
 
-def shrunk(
+def shrunk(  # noqa: PLR0913
     model: Any,
     target: Target | None,
     options: ShrinkOptions,
@@ -116,6 +116,7 @@ def shrunk(
     inputs: Any = None,
     measure: Measure | None = None,
     progress: Progress | None = None,
+    memory: float = MEMORY,
 ) -> Shrunk:
     """Returns the smaller model of `pk.shrink`, with the channels that were removed.
 
@@ -127,6 +128,7 @@ def shrunk(
         inputs: As for `pk.shrink`.
         measure: How models are measured, for a target that is not calculated.
         progress: As for `pk.shrink`.
+        memory: As for `pk.shrink`.
 
     Raises:
         ValueError, TypeError: As for `pk.shrink`.
@@ -164,7 +166,7 @@ def shrunk(
     notes += [*built.notes, *_unused_layers(found.model, built.variables)]
     errors: list[RepairError] = []
     if repair != "none" and removed.size:
-        new_values, errors = repaired(found, removed, data, repair, _told_of_repair(progress))
+        new_values, errors = repaired(found, removed, data, repair, _told_of_repair(progress), memory)
         assign_cut(found, removed, built.variables, new_values)
     if measure is not None and measured is not None and target is not None:
         # Equal weights may share their place in a file, and repaired ones are no longer equal.
