@@ -12,6 +12,7 @@ from keras import ops
 
 from prunekit.anatomy.damage import Damage, MetricChange, OutputChange
 from prunekit.core import jax_state
+from prunekit.core.batch_parts import in_parts
 from prunekit.core.calibration import weighted_batches_of
 from prunekit.core.model_function import ModelFunction
 from prunekit.core.output_metrics import Batch, OutputMetrics
@@ -20,6 +21,8 @@ from prunekit.core.output_metrics import Batch, OutputMetrics
 EXAMPLES, _VALUES = 512, 1 << 26
 # Inputs of fewer values run through the model sooner than it is traced.
 _EAGER = 1 << 18
+# Bytes of the largest output of a layer that is in memory at once.
+_AT_ONCE = 1 << 25
 
 
 class Baseline:
@@ -134,7 +137,12 @@ def _runner(model: Any, batches: Sequence[Batch]) -> Callable[[Any], Any]:
     leaves = [leaf for inputs, _, _ in batches for leaf in keras.tree.flatten(inputs) if leaf is not None]
     size = sum(math.prod(length or 1 for length in leaf.shape) for leaf in leaves)
     function = run if size < _EAGER else ModelFunction(model, run)
-    return lambda inputs: _arrays(function(_tensors(inputs)))
+
+    def whole(inputs: Any) -> Any:
+        parts = [_arrays(function(_tensors(part))) for part in in_parts(model, [inputs], _AT_ONCE)]
+        return parts[0] if len(parts) == 1 else keras.tree.map_structure(lambda *some: np.concatenate(some), *parts)
+
+    return whole
 
 
 def _count(batch: Batch) -> int:

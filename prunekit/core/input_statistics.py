@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.targets import Target
+from prunekit.core.batch_parts import in_parts
 from prunekit.core.layer_inputs import (
     InputProducts,
     observing_inputs,
@@ -20,6 +21,9 @@ from prunekit.core.layer_products import LayerProduct, product_of
 from prunekit.core.statistics import DataCollector
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import curvatures, inverse_factor
+
+# Bytes of the outputs of all layers that are in memory at once.
+_AT_ONCE = 1 << 28
 
 
 class _OfInputs(DataCollector):
@@ -55,9 +59,9 @@ class _OfInputs(DataCollector):
                 self.calls[index] += 1
                 self.add(index, self.products[index], args)
 
-        batch = keras.tree.map_structure(ops.convert_to_tensor, inputs)
         with observing_inputs([target.layer for target in self.targets], see):
-            self.model(batch, training=False)
+            for part in in_parts(self.model, [inputs], _AT_ONCE, together=True):
+                self.model(keras.tree.map_structure(ops.convert_to_tensor, part), training=False)
         self.examples += len(keras.tree.flatten(inputs)[0])
 
     def check_observed(self) -> None:

@@ -28,7 +28,7 @@ Choice = Callable[[int], "np.ndarray | None"]
 # Bytes for each entry of a layer's Hessian while the layer is fitted, and the most of them.
 _SOLVED, _MOST_OF_A_LAYER = 40, 4 << 30
 # Windows of a depthwise convolution that are copied at once.
-_COPIED = 32
+_COPIED = 64
 
 
 def every_row(count: int) -> None:

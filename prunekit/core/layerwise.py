@@ -1,7 +1,6 @@
 """Changes a trained model layer by layer on calibration data, and repairs what each change does to the outputs."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.model_graph import graph_of, nodes_of
 from prunekit.anatomy.reports import LayerError
 from prunekit.anatomy.targets import Target
+from prunekit.core.batch_parts import in_parts
 from prunekit.core.calibration_walk import Call, Outputs, Pair, walk
 from prunekit.core.inner_inputs import InnerInputs, run
 from prunekit.core.layer_fit import Solver
@@ -22,7 +21,7 @@ from prunekit.sparsity.array_ops import array_of
 # Bytes of activations that are kept, unless a caller says otherwise.
 MEMORY = 1e9
 # Largest output of a call in one batch, as a share of these bytes.
-_SHARE = 1 / 16
+_SHARE = 1 / 32
 # Entries of which a batch normalization's statistics are formed at once.
 _AT_ONCE = 1 << 18
 
@@ -205,41 +204,6 @@ class _Statistics:
     @property
     def variance(self) -> Any:
         return np.maximum(self._squares / self._rows - np.square(self.mean), 0.0)
-
-
-def in_parts(model: Any, batches: Sequence[Any], most: float) -> list[Any]:
-    """Returns batches of fewer examples, so that the largest output of a call in one of them has about `most` bytes.
-
-    Args:
-        model: A built Keras model; batches of one without a graph stay as they are.
-        batches: Its inputs.
-        most: Number of bytes.
-    """
-    size, found = _largest(model), []
-    if not size:
-        return list(batches)
-    step = max(int(most // size), 1)
-    for batch in batches:
-        count = next(len(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None)
-        for start in range(0, count, step) if step < count else ():
-            found.append(keras.tree.map_structure(functools.partial(_part, slice(start, start + step)), batch))
-        if step >= count:
-            found.append(batch)
-    return found
-
-
-def _part(part: slice, leaf: Any) -> Any:
-    return None if leaf is None else leaf[part]
-
-
-def _largest(model: Any) -> int:
-    """Returns the bytes of the largest tensor of an example in a model's graph; open lengths count as 1."""
-    if graph_of(model) is None:
-        return 0
-    nodes = nodes_of(model)
-    shapes = [tensor.shape[1:] for node in nodes for tensor in node.outputs]
-    inner = [_largest(node.operation) for node in nodes if isinstance(node.operation, keras.Model)]
-    return max(inner + [4 * math.prod(length or 1 for length in shape) for shape in shapes])
 
 
 def _outputs(operation: Any, values: Sequence[tuple[Any, Any]], arguments: Pair) -> Pair:

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
+from prunekit.core.batch_parts import examples_at_once
 from prunekit.core.calibration import listed_as_arrays
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
 from prunekit.delivery.litert import ConversionError, InputSpec, Refused, Traced, input_specs, trace_and_convert
 
-# Examples that a model computes at once: outside of a compiled function it keeps the outputs of all its layers.
-_BATCH = 16
+# Most examples that a model computes at once, and bytes of the outputs of its layers, which it keeps outside of a
+# compiled function.
+_BATCH, _BYTES = 16, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,12 @@ class Subject:
 
     def answers(self, model: keras.Model) -> list[np.ndarray]:
         """Returns all outputs of a Keras model for all samples, as float arrays."""
-        batch = self.specs[0].shape[0] or _BATCH
+        fixed = self.specs[0].shape[0]
+        batch = fixed or min(_BATCH, examples_at_once(model, _BYTES))
         parts: list[list[np.ndarray]] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for start in range(0, self.count // batch * batch if self.specs[0].shape[0] else self.count, batch):
+            for start in range(0, self.count // batch * batch if fixed else self.count, batch):
                 flat = [keras.ops.convert_to_tensor(values[start : start + batch]) for values in self.inputs]
                 outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(self.structure, flat), training=False))
                 parts.append([np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(o, "float32"))) for o in outputs])

@@ -20,6 +20,9 @@ DAMPING = 0.01
 # Inputs from which on the products of a fit are in float32, whose sums the Hessians are: the error that is left changes
 # by a millionth of itself.
 _WIDE = 512
+# Rows that change one by one, so that they stay in the processor's cache; the others of a run change once for all of
+# these.
+_ROWS = 32
 # Side below which a triangular matrix is inverted at once.
 _SIDE = 64
 # Products with H after each round of `thin` but the last: the next round changes the weights anyway.
@@ -76,14 +79,16 @@ class InverseFactor:
     Attributes:
         upper: Shape (..., inputs, inputs), float64.
         unused: Inputs that are zero in all rows, shape (..., inputs): their weights have no effect.
+        added: What was added to the diagonal of the Hessian, shape (..., inputs).
     """
 
     upper: np.ndarray
     unused: np.ndarray
+    added: np.ndarray
 
     def each(self) -> list["InverseFactor"]:
         """Returns the factors along the first axis, one for each group."""
-        return [InverseFactor(*row) for row in zip(self.upper, self.unused, strict=True)]
+        return [InverseFactor(*row) for row in zip(self.upper, self.unused, self.added, strict=True)]
 
 
 def inverse_factor(hessian: np.ndarray, damping: float = DAMPING) -> InverseFactor:
@@ -104,11 +109,13 @@ def inverse_factor(hessian: np.ndarray, damping: float = DAMPING) -> InverseFact
             # Reversed in both axes, the lower factor L of H gives H^-1 = U^T U with U = L^-1 reversed: one
             # factorization and one triangular inverse.
             lower = np.linalg.cholesky(damped[..., ::-1, ::-1])
-            return InverseFactor(_lower_inverse(lower)[..., ::-1, ::-1], unused)
+            added = np.einsum("...ii->...i", damped) - np.einsum("...ii->...i", hessian)
+            return InverseFactor(_lower_inverse(lower)[..., ::-1, ::-1], unused, added)
         except np.linalg.LinAlgError:
             if damped.ndim > 2:
                 factors = [inverse_factor(one, damping) for one in hessian]
-                return InverseFactor(np.stack([one.upper for one in factors]), unused)
+                upper, added = (np.stack([getattr(one, name) for one in factors]) for name in ("upper", "added"))
+                return InverseFactor(upper, unused, added)
             diagonal = np.diag_indices_from(damped)
             damped[diagonal] += max(damping, 1e-6) * damped[diagonal].mean()
 
@@ -174,28 +181,73 @@ def reconstruct(
     """
     weights = np.array(matrix, "float64")
     weights[factor.unused] = 0.0
-    mask = np.ones(weights.shape, bool)
-    upper = factor.upper
-    for run in runs:
-        here, kept = weights[..., run, :], mask[..., run, :]
-        scale = np.diagonal(upper, axis1=-2, axis2=-1)[..., run]
-        if select is not None:
-            kept[...] = select(run, np.square(here / scale[..., None]))
-        errors = np.empty_like(here)
-        triangle = upper[..., run, run]
-        for i in range(here.shape[-2]):
-            rounded = here[..., i, :] if nearest is None else nearest(run.start + i, here[..., i, :])
-            changed = np.where(kept[..., i, :], rounded, 0.0)
-            errors[..., i, :] = (here[..., i, :] - changed) / scale[..., i, None]
-            here[..., i, :] = changed
-            here[..., i + 1 :, :] -= triangle[..., i, i + 1 :, None] * errors[..., i, None, :]
-        weights[..., run.stop :, :] -= np.swapaxes(upper[..., run, run.stop :], -1, -2) @ errors
+    mask, _ = _compensate(weights, factor, runs, select, nearest)
     if nearest is not None:
         unused = factor.unused.reshape(-1, factor.unused.shape[-1]).any(axis=0)
         for row in map(int, np.flatnonzero(unused)):
             rounded = np.where(mask[..., row, :], nearest(row, np.array(matrix[..., row, :], "float64")), 0.0)
             weights[..., row, :] = np.where(factor.unused[..., row, None], rounded, weights[..., row, :])
     return weights, mask
+
+
+def reconstruction_errors(
+    matrix: np.ndarray, factor: InverseFactor, runs: Iterable[slice], select: Selection
+) -> np.ndarray:
+    """Returns the squared error of each output, over all rows, of the matrix that `reconstruct` returns.
+
+    Args:
+        matrix: Shape (..., inputs, outputs).
+        factor: Factor of the inverse of the damped Hessian.
+        runs: As for `reconstruct`.
+        select: As for `reconstruct`.
+
+    Returns:
+        Shape (..., outputs), float64.
+    """
+    start = np.array(matrix, "float64")
+    start[factor.unused] = 0.0
+    weights = start.copy()
+    _, squares = _compensate(weights, factor, runs, select, None)
+    # The change is -U^T E, and U D U^T = 1 for the damped Hessian D: |E|^2 is the error by D, without a product.
+    return np.maximum(squares - np.einsum("...i,...io->...o", factor.added, np.square(weights - start)), 0.0)
+
+
+def _compensate(
+    weights: np.ndarray,
+    factor: InverseFactor,
+    runs: Iterable[slice],
+    select: Selection | None,
+    nearest: Rounding | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prunes and rounds a matrix in place, as `reconstruct`, zero where inputs are unused.
+
+    Returns:
+        The mask, and the squared error of each output by the damped Hessian, shape (..., outputs).
+    """
+    mask, upper = np.ones(weights.shape, bool), factor.upper
+    scales = np.diagonal(upper, axis1=-2, axis2=-1)[..., None]
+    squares = np.zeros((*weights.shape[:-2], weights.shape[-1]))
+    for run in runs:
+        here, kept = weights[..., run, :], mask[..., run, :]
+        if select is not None:
+            kept[...] = select(run, np.square(here / scales[..., run, :]))
+        errors = np.empty_like(here)
+        for start in range(run.start, run.stop, _ROWS):
+            rows = slice(start, min(start + _ROWS, run.stop))
+            for i in range(rows.start, rows.stop):
+                now = weights[..., i, :]
+                changed = np.where(mask[..., i, :], now if nearest is None else nearest(i, now), 0.0)
+                error = errors[..., i - run.start, :]
+                error[...] = (now - changed) / scales[..., i, :]
+                now[...] = changed
+                weights[..., i + 1 : rows.stop, :] -= upper[..., i, i + 1 : rows.stop, None] * error[..., None, :]
+            done = errors[..., rows.start - run.start : rows.stop - run.start, :]
+            left = slice(rows.stop, run.stop)
+            weights[..., left, :] -= np.swapaxes(upper[..., rows, left], -1, -2) @ done
+        rest = slice(run.stop, weights.shape[-2])
+        weights[..., rest, :] -= np.swapaxes(upper[..., run, rest], -1, -2) @ errors
+        squares += np.einsum("...io,...io->...o", errors, errors)
+    return mask, squares
 
 
 def refit(

@@ -9,6 +9,7 @@ from prunekit.sparsity.reconstruction import (
     inverse_factor,
     output_error,
     reconstruct,
+    reconstruction_errors,
     refit,
     thin,
 )
@@ -208,6 +209,35 @@ def test_matrices_of_groups_are_reconstructed_as_each_alone():
         np.testing.assert_allclose(found[group], expected, rtol=1e-9, atol=1e-12)
     errors = [output_error(*row) for row in zip(found - matrices, hessians, strict=True)]
     assert np.isclose(output_error(found - matrices, hessians), sum(errors))
+
+
+@pytest.mark.parametrize("length", [1, 31, 40, 96])
+def test_rows_change_one_by_one_or_after_all_rows_before_them(length):
+    # More rows than change one by one, in runs that end before, at and after these.
+    _, matrix, hessian = data(inputs=96, rows=400)
+    masks, factor = np.random.default_rng(0).random(matrix.shape) < 0.5, inverse_factor(hessian)
+    runs = [slice(start, min(start + length, 96)) for start in range(0, 96, length)]
+    found, _ = reconstruct(matrix, factor, runs, lambda rows, scores: masks[rows])
+    expected = matrix.copy()
+    for i in range(96):
+        error = (expected[i] - np.where(masks[i], expected[i], 0.0)) / factor.upper[i, i]
+        expected[i:] -= np.outer(factor.upper[i, i:], error)
+    np.testing.assert_allclose(found, np.where(masks, expected, 0.0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("damping", [0.01, 0.0])
+def test_errors_are_those_of_the_reconstructed_matrix(damping):
+    rows = [data(seed=seed) for seed in range(3)]
+    matrices, hessians = np.stack([row[1] for row in rows]), np.stack([row[2] for row in rows])
+    # An input that is never used, and Hessians that have no factor until more is added to the diagonal.
+    hessians[1, 3], hessians[1, :, 3] = 0.0, 0.0
+    hessians[2] = np.ones((24, 24))
+    masks, runs = np.random.default_rng(0).random(matrices.shape) < 0.5, [slice(0, 10), slice(10, 24)]
+    factor = inverse_factor(hessians, damping)
+    chosen = matrices, factor, runs, lambda rows, scores: masks[..., rows, :]
+    errors, (found, _) = reconstruction_errors(*chosen), reconstruct(*chosen)
+    expected = np.einsum("gio,gij,gjo->go", found - matrices, hessians, found - matrices)
+    np.testing.assert_allclose(errors, expected, rtol=1e-6, atol=1e-9)
 
 
 def of_all(scores, mask, kept):

@@ -10,7 +10,7 @@ from prunekit.core.layer_products import product_of
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.convex_shares import least_total
-from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
+from prunekit.sparsity.reconstruction import InverseFactor, inverse_factor, output_error, reconstruction_errors
 from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
 
 # Sparsities at which the error of each layer is calculated; linear in between.
@@ -18,6 +18,8 @@ GRID = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98,
 # Share of its outputs that a layer without weights is said to keep: its logarithm is finite.
 _LEAST = 1e-4
 _RUN = 128
+# Most outputs that are reconstructed at once, so that the rows of a run stay in the processor's cache.
+_OUTPUTS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def error_curve(target: Any, scores: Any, statistics: Any) -> np.ndarray:
     else:
         factor = inverse_factor(hessian)
         total = output_error(matrices, hessian)
-        errors = [_error(matrices, factor, hessian, mask) for mask in masks]
+        at_once = max(_OUTPUTS // (product.groups * product.outputs), 1)
+        parts = [masks[start : start + at_once] for start in range(0, len(masks), at_once)]
+        errors = [error for part in parts for error in _errors(matrices, factor, part)]
     relative = np.array([0.0, *errors, total]) / (total or 1.0)
     return np.maximum.accumulate(np.minimum(relative, 1.0))
 
@@ -88,11 +92,13 @@ def _kept(importance: np.ndarray, sparsity: float) -> np.ndarray:
     return keep_largest_of_array(importance.reshape(-1), kept).reshape(importance.shape)
 
 
-def _error(matrices: np.ndarray, factor: Any, hessian: np.ndarray, masks: np.ndarray) -> float:
-    inputs = matrices.shape[-2]
+def _errors(matrices: np.ndarray, factor: InverseFactor, masks: Sequence[np.ndarray]) -> list[float]:
+    """Returns the squared error of the outputs with each mask; the masks stand side by side, as further outputs."""
+    inputs, outputs = matrices.shape[-2:]
     runs = (slice(start, min(start + _RUN, inputs)) for start in range(0, inputs, _RUN))
-    found, _ = reconstruct(matrices, factor, runs, lambda rows, scores: masks[..., rows, :])
-    return output_error(found - matrices, hessian)
+    wide, kept = np.concatenate([matrices] * len(masks), axis=-1), np.concatenate(masks, axis=-1)
+    errors = reconstruction_errors(wide, factor, runs, lambda rows, scores: kept[..., rows, :])
+    return [float(one.sum()) for one in np.split(errors, len(masks), axis=-1)]
 
 
 def _equal(removed: int, sizes: Sequence[int], curves: Sequence[np.ndarray], gone: Sequence[int]) -> list[int]:

@@ -224,7 +224,8 @@ class Layerwise(Gradual):
 
     def update(self, request: MaskRequest) -> MaskUpdate:
         """Returns masks and new weights."""
-        planned = super().update(request)
+        # Weights are found layer by layer, on the inputs of the pruned model; here only masks are planned.
+        planned = request.calculator.choose(request.sparsity, request.masks, request.statistics)
         if planned.nans.any():
             return planned
         masks = [array_of(mask) for mask in planned.masks]

@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 import prunekit as pk
+from prunekit.techniques.pruning.sparsegpt import SparseGPT
 
 REPAIRS = ("none", "outputs", "weights")
 
@@ -278,3 +279,12 @@ def test_no_layer_has_a_larger_error_than_with_wanda(fresh, x, pattern):
         errors[criterion] = {row.name: row.error for row in report.layer_errors}
     for name, error in errors["sparsegpt"].items():
         assert error < errors["wanda"][name], name
+
+
+def test_no_weights_are_fitted_that_the_layers_find_again(fresh, x, monkeypatch):
+    def fitted(*_):
+        raise AssertionError("fitted on the inputs of the unpruned model")
+
+    monkeypatch.setattr(SparseGPT, "fitted", fitted)
+    report = pk.prune(fresh, 0.5, x[:8], criterion="sparsegpt", allocation="layer_error")
+    assert report.layer_errors
