@@ -9,7 +9,7 @@ import numpy as np
 
 from prunekit.anatomy.channel_axes import resolved
 from prunekit.anatomy.channels import Channels
-from prunekit.anatomy.tracing import checked_trace
+from prunekit.anatomy.tracing import forward_trace
 
 
 class Budget:
@@ -51,7 +51,7 @@ class Budget:
 
     def _traced(self) -> dict[int, int]:
         if self._uses is None:
-            trace = checked_trace(self._channels.model, 1, self._inputs)
+            trace = forward_trace(self._channels.model, 1, self._inputs)
             if trace.unknown:
                 raise ValueError(
                     "A target in multiply-accumulates needs those of each layer. Received: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class _Building:
 
     def __init__(self, graph: LayerGraph):
         self._graph = graph
+        self._calls = Counter(id(call.operation) for level in graph.graphs() for call in level.calls)
         self._layers: dict[int, tuple[Any, Any]] = {}
         self._models: dict[int, tuple[Any, Any]] = {}
 
@@ -94,7 +96,7 @@ class _Building:
             return self._models[key][1]
         if key not in self._layers:
             config = self._graph.changes.get(key, Change()).config
-            if self._graph.calls_of(operation) == 1:
+            if self._calls[key] == 1:
                 config = known_lengths(operation, inputs, config)
             self._layers[key] = operation, made_again(operation, config, self._graph.names.get(key))
         return self._layers[key][1]
