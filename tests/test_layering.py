@@ -36,8 +36,7 @@ ORDER = (
         "layer_calls update_observer losses differentiation snapshot joined_variables output_metrics graph_steps "
         "model_function batch_parts suffix_runs weight_scan baseline statistics channel_statistics layer_products "
         "layer_inputs input_statistics input_scale calibration_walk inner_inputs layer_fit layerwise "
-        "channel_importance "
-        "random_state step_counter backup_sync last_callback",
+        "channel_importance random_state step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (

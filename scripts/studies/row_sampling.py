@@ -12,7 +12,7 @@ from prunekit.core import layer_inputs
 from studies import kinds
 from studies.results import Results, measure_networks
 
-NETWORKS = ("unet", "fashion-cnn", "fashion-resnet8")
+NETWORKS = ("digits-cnn", "unet", "fashion-resnet8")
 EXAMPLES, DRAWS = (64,), 3
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "SparseGPT, 80 % zeros": lambda model, x: pk.prune(model, 0.8, x, criterion="sparsegpt"),
