@@ -244,7 +244,6 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
         ([quantize(weights={"hiden": 4})], "Did you mean 'hidden'"),
         ([quantize(epochs=1, sparsity=0.5)], "sparsity is about rounding without training"),
-        ([quantize(sparsity=0.5, method="nearest")], "rounded by"),
         ([quantize(pattern="2:4")], "pattern is that of new zeros: write sparsity, too. Received: '2:4'"),
         ([quantize(drop=-0.1)], "drop"),
         ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
