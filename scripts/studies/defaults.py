@@ -102,6 +102,8 @@ TABLES = {
         shrinks=True,
     ),
 }
+# What the best row keeps of the dense network's score in the column "usable".
+_USABLE = 0.8
 PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
@@ -113,7 +115,7 @@ one run. `scripts/study defaults` makes this page, and measures what it shows as
 Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the
 default before in the last. The regret of a row is how many points it loses to the best row of its table, on the same
 network at the same size. Where the best row itself has lost most of what the dense network knows, regrets are large and
-tell little.
+tell little: "usable" are the cases where it keeps {_USABLE:.0%} of the dense network's score.
 """
 
 
@@ -212,25 +214,29 @@ def _regrets(results: Results, name: str) -> list[str]:
     table = TABLES[name]
     sizes = " | ".join(f"median at {share:.0%}" for share in table.shares)
     lines = [
-        f"| criterion | allocation | median | largest | {sizes} | cases |",
-        "|---|---|---:|---:|" + "---:|" * (len(table.shares) + 1),
+        f"| criterion | allocation | median | mean | largest | largest, usable | {sizes} | cases |",
+        "|---|---|---:|---:|---:|---:|" + "---:|" * (len(table.shares) + 1),
     ]
     for row in table.rows:
         each = [_regrets_at(results, name, row, share) for share in table.shares]
         every = [value for values in each for value in values]
+        usable = [value for share in table.shares for value in _regrets_at(results, name, row, share, least=_USABLE)]
         if every:
             at = " | ".join(f"{statistics.median(values):.2f}" if values else "–" for values in each)
             names = " | ".join(f"**{option}**" if row == table.rows[0] else option for option in row)
-            lines.append(f"| {names} | {statistics.median(every):.2f} | {max(every):.2f} | {at} | {len(every)} |")
+            figures = [statistics.median(every), statistics.mean(every), max(every), max(usable, default=0.0)]
+            shown = " | ".join(f"{value:.2f}" for value in figures)
+            lines.append(f"| {names} | {shown} | {at} | {len(every)} |")
     return lines
 
 
-def _regrets_at(results: Results, table: str, row: Row, share: float) -> list[float]:
+def _regrets_at(results: Results, table: str, row: Row, share: float, least: float = 0.0) -> list[float]:
+    """Returns the regrets where the best row keeps at least the share `least` of what the dense network has."""
     found = []
     for name in KINDS:
         values = {one: results.values.get(key(name, table, one, share)) for one in TABLES[table].rows}
         # Regrets compare with all rows: a network counts when it is whole.
-        if None not in values.values():
+        if None not in values.values() and max(values.values()) >= least * results.values[f"{name} / dense"]:
             found.append(100 * (max(values.values()) - values[row]))
     return found
 
