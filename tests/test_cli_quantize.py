@@ -301,6 +301,19 @@ def test_a_model_with_layers_in_floating_point_is_refused_if_asked(run, stored):
     assert run(*arguments)[0] == 0
 
 
+def test_a_full_integer_file_has_no_layer_in_floating_point(run, stored):
+    import keras
+
+    layers = [keras.layers.LayerNormalization(name="norm"), keras.layers.Dense(4, name="out")]
+    keras.Sequential([keras.Input((24,)), *layers], name="net").save("norm.keras")
+    arguments = ("quantize", "norm.keras", "--data", stored / "d.npz", "--full-integer")
+    code, out, _ = run(*arguments, "-o", "norm.tflite", "--json")
+    found = json.loads(out)
+    assert (code, found["report"]["left_float"], found["file"]["left_float"]) == (0, [], [])
+    assert_mistake(run(*arguments, "-o", "new.keras"), "--full-integer is about LiteRT files")
+    assert_mistake(run(*arguments, "-o", "n.tflite", "--activations", "float"), "compute with integers alone")
+
+
 def test_groups_of_inputs_have_scales_of_their_own(quantize):
     code, out, err = quantize("--bits", "4", "--group-size", "16", "--activations", "float", "--json")
     rows = json.loads(out)["report"]["weights"]

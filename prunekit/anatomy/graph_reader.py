@@ -33,17 +33,18 @@ class ReadGraphs:
     names: dict[int, str]
 
 
-def read_graphs(model: Any, opened: Opened | None) -> ReadGraphs:
+def read_graphs(model: Any, opened: Opened | None, *, names_operations: bool = False) -> ReadGraphs:
     """Returns the graphs of a model and of its nested models.
 
     Args:
         model: The model.
         opened: As for `LayerGraph`.
+        names_operations: True: operations inside opened layers, too, get the names of these before theirs.
 
     Raises:
         ValueError: The model has no graph, and its `call` cannot be followed.
     """
-    reader = _Reader(model, opened)
+    reader = _Reader(model, opened, names_operations=names_operations)
     return ReadGraphs(reader.main(), reader.nested, reader.names)
 
 
@@ -65,10 +66,11 @@ class _Place:
 class _Reader:
     """Reads one model; see `ReadGraphs`."""
 
-    def __init__(self, model: Any, opened: Opened | None):
+    def __init__(self, model: Any, opened: Opened | None, *, names_operations: bool):
         self.nested: dict[int, Graph] = {}
         self.names: dict[int, str] = {}
         self._model, self._opens, self._opened = model, opened is not None, opened or (lambda node: None)
+        self._names_operations = names_operations
         self._call = None if graph_of(model) is not None else self._opened(model) or recorded_model(model)
         self._named: set[int] = set()
         self._computed: set[int] = set()
@@ -111,7 +113,7 @@ class _Reader:
                 found.append(self._call_of(node.operation, args, kwargs, outputs, place))
                 continue
             inner_of = dict(zip(map(id, opened.inputs), tensors_in((args, kwargs)), strict=True))
-            found += self._calls(opened.nodes, inner_of, opened.place(place, node.operation.name))
+            found += self._calls(opened.nodes, inner_of, opened.place(place, node.operation))
             results = keras.tree.flatten(_replaced(opened.outputs, inner_of))
             tensors |= {id(old): new for old, new in zip(node.outputs, results, strict=True)}
         return found
@@ -157,8 +159,8 @@ class _Reader:
 
     def _name(self, operation: Any, place: _Place) -> None:
         """Gives a name that no other layer has: "a_b" may be "b" in "a", and "a_b" beside "a"."""
-        is_layer = isinstance(operation, keras.layers.Layer) and graph_of(operation) is None
-        name = f"{place.prefix}{operation.name}" if is_layer else str(operation.name)
+        prefixed = self._names_operations or isinstance(operation, keras.layers.Layer)
+        name = f"{place.prefix}{operation.name}" if prefixed and graph_of(operation) is None else str(operation.name)
         if place.taken.get(name, id(operation)) != id(operation):
             name = _unused(f"{place.path}{operation.name}", place.taken)
         place.taken[name] = id(operation)
@@ -214,9 +216,12 @@ class _OpenedNode:
     outputs: Any
     renames: bool
 
-    def place(self, outer: _Place, name: str) -> _Place:
-        """Returns the place of the nodes in an opened layer or model of this name."""
-        path = f"{outer.path}{name}_"
+    def place(self, outer: _Place, operation: Any) -> _Place:
+        """Returns the place of the nodes in an opened layer, model or operation."""
+        path = f"{outer.path}{operation.name}_"
+        if outer.prefix and not isinstance(operation, keras.layers.Layer):
+            # Of an operation in an opened layer, which it has a name by its kind in.
+            return _Place(outer.taken, path, outer.prefix)
         return _Place(outer.taken, path, path if self.renames else outer.prefix)
 
 

@@ -107,6 +107,27 @@ def recorded_function(function: Any, tensor: Any) -> list[Any] | None:
     return nodes
 
 
+def recorded_function_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
+    """Returns the operations in `function(*args, **kwargs)`; what it raises is raised.
+
+    Args:
+        function: A function of operations alone, which do the same for every batch size and in training.
+        args: Arguments with symbolic tensors, of which others are read in their place.
+        kwargs: Keyword arguments, likewise.
+    """
+    fresh: dict[int, Any] = {}
+
+    def symbol(value: Any) -> Any:
+        if not isinstance(value, keras.KerasTensor):
+            return value
+        return fresh.setdefault(id(value), keras.KerasTensor(value.shape, dtype=value.dtype, name=value.name))
+
+    args, kwargs = keras.tree.map_structure(symbol, (args, kwargs))
+    outputs = function(*args, **kwargs)
+    nodes = _nodes_between(keras.tree.flatten(outputs), {id(tensor) for tensor in fresh.values()})
+    return RecordedCall(tuple(nodes or ()), args, kwargs, outputs, repeatable=True)
+
+
 def _constants(nodes: Sequence[Any]) -> list[str]:
     """Returns what the calls do, apart from their tensors."""
 

@@ -77,6 +77,11 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     default="skip",
     help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
 )
+@click.option(
+    "--full-integer",
+    is_flag=True,
+    help="Normalizations and attention become integers, too; MODEL is refused if anything would compute in floats.",
+)
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
 @click.option("--uint8-io", is_flag=True, help="Inputs and outputs of the file are uint8, as cameras deliver pixels.")
 @click.option("--sparse", is_flag=True, help="Encode kernels of the file sparsely where that is smaller.")
@@ -110,6 +115,7 @@ def quantize(  # noqa: PLR0913
     activations = activations or ("float" if output.endswith(".keras") else "8")
     litert_only = {
         "--budget": budget is not None,
+        "--full-integer": options["full_integer"],
         "--integer-io": integer_io,
         "--sparse": sparse,
         "--uint8-io": uint8_io,
@@ -166,6 +172,10 @@ def _check_format(output: str, activations: str, group_size: int | None, litert_
         )
     if activations != "8" and "--uint8-io" in litert_only:
         raise click.UsageError(f"--uint8-io is about activations of 8 bits. Received: --activations {activations}.")
+    if activations == "float" and "--full-integer" in litert_only:
+        raise click.UsageError(
+            "--full-integer is about files that compute with integers alone. Leave --activations float out."
+        )
     if activations == "float" and "--sparse" in litert_only:
         raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
     if activations != "float" and group_size is not None:

@@ -303,8 +303,9 @@ def _unexpected(made: IntegerFile, found: QuantizedModel) -> list[str]:
     listed = names(others, _LISTED)
     if found.whole:
         raise IntegerExportError(
-            f'With misfits="error" all of a model becomes integers. Received: a file that computes {listed} in '
-            "floating point. It is not written. Leave these out with `exclude`, and report this model to prunekit."
+            'With misfits="error" or full_integer=True all of a model becomes integers. Received: a file that '
+            f"computes {listed} in floating point. It is not written. Allow that with the default options, and report "
+            "this model to prunekit."
         )
     return [f"In floating point, and not in the report: {listed}. Please report this model to prunekit."]
 

@@ -50,7 +50,7 @@ class QuantizationCallback(keras.callbacks.Callback):
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
         **options: `weights` (bits, 8), `activations` (8, 16 or None), `group_size`, `weight_ranges`,
-            `activation_ranges`, `include`, `exclude`, `misfits`: see
+            `activation_ranges`, `include`, `exclude`, `misfits`, `full_integer`: see
             `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Raises:

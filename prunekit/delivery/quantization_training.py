@@ -30,6 +30,7 @@ TRAINING_OPTIONS = (
     "include",
     "exclude",
     "misfits",
+    "full_integer",
 )
 # Entry of a state: batch normalizations are frozen.
 _FROZEN = "frozen"

@@ -185,7 +185,7 @@ def quantize(
         progress: Told of each weight that is rounded on data: (done, total, name).
         **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `group_size`, `method`
             ("auto", "nearest", "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`,
-            `damping`, `sparsity`, `pattern`, `include`, `exclude`, `misfits`: see
+            `damping`, `sparsity`, `pattern`, `include`, `exclude`, `misfits`, `full_integer`: see
             `prunekit.techniques.quantize.options.QuantizationOptions`.
 
     Returns:

@@ -107,6 +107,8 @@ class Quantize(Settings):
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
         misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
+        full_integer: Whether normalizations and attention become integers, too, and nothing may compute in floating
+            point.
         name: Stem of the file's name.
     """
 
@@ -133,6 +135,7 @@ class Quantize(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     misfits: Literal["error", "skip"] = "skip"
+    full_integer: bool = False
     name: Name = "model"
 
     @model_validator(mode="after")
@@ -177,6 +180,10 @@ class Quantize(Settings):
     def _of_integers(self) -> Self:
         if self.integer_io and self.activations == "float":
             raise refusal("a file with activations: float has inputs and outputs in floating point.", "integer_io")
+        if self.full_integer and self.activations == "float":
+            raise refusal("with full_integer nothing computes in floating point: write activations: 8.", "full_integer")
+        if self.full_integer and self.drop is not None:
+            raise refusal("for a drop weights may stay in floating point: write a budget, or no full_integer.", "drop")
         if "uint8" in self.integer_io and self.activations == 16:
             raise refusal("inputs and outputs of uint8 are those of files with activations: 8.", "integer_io")
         if self.sparse and self.activations == "float":

@@ -54,7 +54,7 @@ _PLANS: dict[Goal | None, _Plan] = {
     "microcontroller": _Plan(
         share=("channels", 0.25),
         integers=True,
-        settings=", misfits: error",
+        settings=", full_integer: true",
         why=(
             "For a microcontroller: few channels, and 8-bit integers alone: the recipe is refused if a layer would",
             "compute in floating point. Zeros take as much flash as other values there, so nothing is pruned.",
@@ -143,7 +143,7 @@ def _quantize(model: keras.Model, chosen: _Plan, goal: Goal | None) -> list[str]
     if not backend.on_tensorflow():
         reason = "integer files are made with Keras's TensorFlow backend"
     else:
-        options = QuantizationOptions(misfits="error" if "error" in chosen.settings else "skip")
+        options = QuantizationOptions(full_integer=bool(chosen.settings))
         try:
             if not planned_quantization(model, options).weights:
                 reason = "no weight of this model becomes integers"

@@ -253,6 +253,7 @@ def _quantize_text(quantize: Quantize) -> str:
         parts.append(f"{quantize.epochs} epoch{'s' if quantize.epochs > 1 else ''}")
         parts += [f"on integers after {quantize.begin_epoch}"] if quantize.begin_epoch else []
         parts += [] if quantize.learning_rate is None else [f"learning rate {quantize.learning_rate:g}"]
+    parts += ["full integer"] if quantize.full_integer else []
     return ", ".join([*parts, *_texts_of_patterns(quantize), f"as {quantize.file!r}"])
 
 

@@ -263,6 +263,8 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(epochs=2, begin_epoch=2)], "begins before the last epoch. Received: begin_epoch 2 and epochs 2"),
         ([quantize(epochs=0)], "epochs"),
         ([quantize(misfits="refuse")], "misfits"),
+        ([quantize(full_integer=True, activations="float")], "nothing computes in floating point"),
+        ([quantize(full_integer=True, drop=0.1)], "for a drop weights may stay in floating point"),
         ([quantize(), TRAIN], "Write the quantize step after this one"),
         ([quantize(), prune()], "Write the quantize step after this one"),
         ([quantize(), quantize(name="again")], "Write the quantize step after this one"),

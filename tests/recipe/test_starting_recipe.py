@@ -126,7 +126,7 @@ def test_a_mistake_of_the_plan_does_not_name_the_file_that_is_removed(tmp_path, 
 REMOVED = ["train", "shrink", "finetune"]
 FOR_GOALS = {
     "phone": ([*REMOVED, *CHANGES], {"channels": 0.5}, {"$final", "formats: [keras, litert]"}),
-    "microcontroller": ([*REMOVED, "export", "quantize", "expect"], {"channels": 0.25}, {"misfits: error"}),
+    "microcontroller": ([*REMOVED, "export", "quantize", "expect"], {"channels": 0.25}, {"full_integer: true"}),
     "server": ([*REMOVED, "export", "quantize", "expect"], {"macs": 0.5}, {"activations: 8"}),
 }
 

@@ -90,6 +90,11 @@ def choose_bits(  # noqa: PLR0913
     if data is None:
         raise ValueError("The errors of fewer bits are measured on calibration data. Received: data=None.")
     chosen, tell = QuantizationOptions(**options), progress or (lambda done, total, name: None)
+    if chosen.full_integer and None in levels:
+        raise ValueError(
+            "With full_integer=True no weight stays in floating point, as it may for a floor or with None among the "
+            f"candidates. Received: floor={floor} and candidates={candidates}. Pass a budget and bits."
+        )
     preparation = Preparation(model, chosen, data)
     problem = None if most is None else budget_problem(preparation, levels, most)
     if problem is not None:

@@ -26,6 +26,8 @@ from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
 
 # Most channels of an output whose extremes are kept.
 _CHANNELS = 1024
+# More than the highest value of a grid, and still a number, where that is another one than in float32.
+_ABOVE_GRIDS = {"float16": 6e4}
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,13 @@ class GridRounding(Unchanged):
         values = array_of(value).astype("float32")
         grid = grid_between(values.min(initial=0.0), values.max(initial=0.0), self._formats.activations)
         return ops.cast(grid.nearest(values), keras.backend.standardize_dtype(value.dtype))
+
+    def reciprocal_root(self, value: Any) -> Any:
+        """See `Rounding`; without a gradient at 0, where it is no number."""
+        above = _ABOVE_GRIDS.get(keras.backend.standardize_dtype(value.dtype), 1e30)
+        is_zero = ops.equal(value, 0)
+        roots = ops.rsqrt(ops.where(is_zero, ops.ones_like(value), value))
+        return ops.where(is_zero, ops.cast(above, value.dtype), roots)
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """See `Rounding`."""

@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     include: Sequence[str] | str
     exclude: Sequence[str] | str
     misfits: str
+    full_integer: bool
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class QuantizationOptions:
         exclude: Patterns of layers that compute in floating point; overrides `include`.
         misfits: Layers, operations and weights without integers, and not by your own patterns: "skip" leaves them in
             floating point, and the report names them; "error" refuses the model.
+        full_integer: True: nothing computes in floating point, for processors that cannot. Layer, RMS and group
+            normalizations and the products and softmax of attention become plain operations with integer kernels, each
+            result on a grid of its own; what has no integers even so is refused, whatever `misfits` says.
 
     Raises:
         ValueError: An option has a value that is not listed here.
@@ -96,6 +100,7 @@ class QuantizationOptions:
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
     misfits: str = "skip"
+    full_integer: bool = False
 
     def __post_init__(self) -> None:
         if self.misfits not in ("skip", "error"):
@@ -115,6 +120,7 @@ class QuantizationOptions:
         if self.activations is not None:
             object.__setattr__(self, "activations", int(self.activations))
         self._check_groups()
+        self._check_full_integer()
         if self.method not in METHODS:
             raise ValueError(
                 f"`method` is one of {', '.join(METHODS)}. Received: {self.method!r}."
@@ -144,6 +150,15 @@ class QuantizationOptions:
                 "No integer kernel of LiteRT reads a scale for each group of inputs. Received: "
                 f"group_size={self.group_size} and activations={self.activations}. Pass activations=None, with which "
                 "files convert the weights to floating point, or leave group_size out."
+            )
+
+    def _check_full_integer(self) -> None:
+        if not isinstance(self.full_integer, bool):
+            raise ValueError(f"`full_integer` is True or False. Received: {self.full_integer!r}.")
+        if self.full_integer and self.activations is None:
+            raise ValueError(
+                "With full_integer=True nothing computes in floating point. Received: activations=None. Pass "
+                "activations=8, or leave full_integer out."
             )
 
     def _check_pruning(self) -> None:

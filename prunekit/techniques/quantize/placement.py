@@ -16,6 +16,7 @@ from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded
+from prunekit.techniques.quantize.integer_forms import MASKED, NoIntegerForm, integer_form
 from prunekit.techniques.quantize.rules import rule_of, without_16_bits
 from prunekit.techniques.quantize.units import Names, Range, RoundedWeight, Unit, units_of
 
@@ -83,7 +84,13 @@ class Placement:
                 yield from unit.weights
 
 
-def place(model: Any, kept_float: Mapping[int, str] | None = None, group_size: int | None = None) -> Placement:
+def place(
+    model: Any,
+    kept_float: Mapping[int, str] | None = None,
+    group_size: int | None = None,
+    *,
+    full_integer: bool = False,
+) -> Placement:
     """Returns where the tensors of a model are rounded.
 
     Layers that are made of others are replaced by the calls inside them, where these do all that the layer does.
@@ -92,12 +99,16 @@ def place(model: Any, kept_float: Mapping[int, str] | None = None, group_size: i
         model: A built model.
         kept_float: id of a layer or weight that computes in floating point although it need not -> the reason.
         group_size: So many consecutive inputs of an output share a scale of the weights; None = all of them.
+        full_integer: True: layers without an integer kernel are replaced by operations with some, where these are
+            known.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    return _Placer(model, read_graphs(model, LayerOpener(kept_float)), kept_float, group_size).placed()
+    opener = LayerOpener(kept_float, full_integer=full_integer)
+    graphs = read_graphs(model, opener, names_operations=full_integer)
+    return _Placer(model, graphs, {**opener.reasons, **kept_float}, group_size).placed()
 
 
 class LayerOpener:
@@ -105,10 +116,15 @@ class LayerOpener:
 
     Args:
         kept_float: id of a layer that stays whole -> the reason.
+        full_integer: True: also the operations of `integer_form` in the place of a layer or operation.
+
+    Attributes:
+        reasons: id of a layer or operation that has no integer form as it is called -> the reason.
     """
 
-    def __init__(self, kept_float: Mapping[int, str]) -> None:
-        self._kept_float = kept_float
+    def __init__(self, kept_float: Mapping[int, str], *, full_integer: bool = False) -> None:
+        self._kept_float, self._full_integer = kept_float, full_integer
+        self.reasons: dict[int, str] = {}
         # With the nodes, because the id of one that is gone is used again.
         self._found: dict[int, tuple[Any, RecordedCall | None]] = {}
 
@@ -119,12 +135,21 @@ class LayerOpener:
 
     def _opened(self, node: Any) -> RecordedCall | None:
         layer = getattr(node, "operation", None)
-        if not isinstance(layer, keras.layers.Layer) or id(layer) in self._kept_float:
+        if layer is None or id(layer) in self._kept_float:
             return None
+        try:
+            form = integer_form(node) if self._full_integer else None
+        except NoIntegerForm as error:
+            self.reasons[id(layer)] = str(error)
+            return None
+        if form is not None or not isinstance(layer, keras.layers.Layer):
+            return form
         if graph_of(layer) is not None or rule_of(layer, len(node.input_tensors)) is not None:
             return None
         # The calls inside would not see these masks.
         if any(get_keras_mask(tensor) is not None for tensor in (*node.input_tensors, *node.outputs)):
+            if self._full_integer:
+                self.reasons[id(layer)] = MASKED
             return None
         found = recorded(layer, node.arguments.args, node.arguments.kwargs)
         return found if found is not None and found.repeatable else None

@@ -58,32 +58,40 @@ def selected_and_placed(model: Any, options: QuantizationOptions) -> tuple[Selec
 
     Raises:
         TypeError, ValueError: As for `selected` and `place`; a part of the model stays in floating point unasked, where
-            the option `misfits` is "error".
+            the option `misfits` is "error", or at all where `full_integer` is True.
     """
     selection = selected(model, options.include, options.exclude, options.patterns)
     kept_float = _float_tables(model, selection, options) | selection.kept_float
-    placement = place(model, kept_float, options.group_size)
+    placement = place(model, kept_float, options.group_size, full_integer=options.full_integer)
     _check_misfits(model, options, selection, placement)
     return selection, placement
 
 
 def _check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:
-    """Refuses a model with parts that stay in floating point unasked, where the option `misfits` is "error"."""
-    if options.misfits != "error":
+    """Refuses a model with parts that stay in floating point, where all is to become integers.
+
+    With the option `misfits` that is all but what was asked for; with `full_integer` it is all.
+    """
+    if options.misfits != "error" and not options.full_integer:
         return
-    unsupported = selected(model).skipped
-    found = [one for one in selection.skipped if one in unsupported]
-    form = options.activation_format
+    unsupported, form = selected(model).skipped, options.activation_format
+    asked = set() if options.full_integer else set(selection.kept_float.values()) - {one.reason for one in unsupported}
+    found = [one for one in selection.skipped if one in unsupported or options.full_integer]
     if form is not None:
-        asked = set(selection.kept_float.values()) - {one.reason for one in unsupported}
         found += [Skipped(one.name, one.reason) for one in placement.float_layers(form.bits) if one.reason not in asked]
-    if found:
-        parts = [f"{one.name}, since {one.reason}" for one in found]
-        listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
+    if not found:
+        return
+    parts = [f"{one.name}, since {one.reason}" for one in found]
+    listed = "; ".join(parts[:_LISTED]) + (f" and {len(parts) - _LISTED} others" if len(parts) > _LISTED else "")
+    if options.full_integer:
         raise ValueError(
-            f'With misfits="error" all of a model becomes integers. Received: parts in floating point: {listed}. '
-            "Replace them, or allow them with `exclude`."
+            "With full_integer=True nothing computes in floating point. Received: a model with parts that would: "
+            f"{listed}. Replace them, or leave full_integer out, with which they compute in floating point."
         )
+    raise ValueError(
+        f'With misfits="error" all of a model becomes integers. Received: parts in floating point: {listed}. '
+        "Replace them, or allow them with `exclude`."
+    )
 
 
 def _float_tables(model: Any, selection: Selection, options: QuantizationOptions) -> dict[int, str]:
@@ -238,7 +246,7 @@ class Preparation:
             self.model, [(one.name, one.variable, rounded.grids[id(one.variable)].holds) for one in self.weights]
         )
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
-        whole = self.options.misfits == "error"
+        whole = self.options.misfits == "error" or self.options.full_integer
         return QuantizedModel(
             self.model, self.placement, self.formats, ranges, rounded.grids, report, whole, self.data_problems
         )

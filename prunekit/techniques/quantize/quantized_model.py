@@ -35,7 +35,7 @@ class QuantizedModel:
         ranges: The grid of each range; empty where tensors stay in floating point.
         weights: id of a variable -> its grid.
         report: What was quantized and how.
-        whole: True if nothing may stay in floating point unasked: the option `misfits` is "error".
+        whole: True if nothing may stay in floating point unasked: the option `misfits` is "error", or `full_integer`.
         data_problems: What makes the calibration data doubtful; also among the notes of the report.
     """
 

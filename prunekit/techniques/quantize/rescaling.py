@@ -36,6 +36,7 @@ from prunekit.techniques.quantize.channel_scaling import (
     along_label,
     output_kernel,
 )
+from prunekit.techniques.quantize.integer_forms import ChannelAffine
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rules import activation_name
 from prunekit.techniques.quantize.units import Unit
@@ -232,6 +233,8 @@ def _is_homogeneous(function: Any) -> bool:
 
 def _normalized_axis(layer: Any, rank: int) -> int | None:
     """Returns the only axis with factors of a normalization; None for other layers."""
+    if isinstance(layer, ChannelAffine):
+        return rank - 1
     if is_normalization(layer):
         return int(layer.axis % rank)
     kinds = [kind for kind in (L.LayerNormalization, L.RMSNormalization) if type(layer).call is kind.call]

@@ -33,6 +33,9 @@ class Rounding(Protocol):
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """Returns a weight on its grid."""
 
+    def reciprocal_root(self, value: Any) -> Any:
+        """Returns 1 / sqrt(value); for 0, whose code kernels give the highest result, at least that one."""
+
     def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
         """Returns a linear layer's outputs before its activation; None = as the layer computes them.
 
@@ -66,6 +69,10 @@ class Unchanged:
     def weight(self, value: Any, weight: RoundedWeight) -> Any:
         """Returns the weight."""
         return value
+
+    def reciprocal_root(self, value: Any) -> Any:
+        """Returns 1 / sqrt(value)."""
+        return ops.rsqrt(value)
 
     def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
         """Returns None."""

@@ -199,6 +199,8 @@ class _UnitRun:
             return None
         if call.kind in _AS_PRODUCTS:
             return _AS_PRODUCTS[call.kind]
+        if call.kind == "Rsqrt":
+            return self._rounding.reciprocal_root
         if divisor(call) is not None:
             return functools.partial(self._divided, divisor(call))
         rounds = rounds_inside(operation)

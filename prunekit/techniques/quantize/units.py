@@ -26,6 +26,7 @@ from prunekit.anatomy.linear_kinds import (
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids import Granularity
+from prunekit.techniques.quantize.integer_forms import ChannelAffine
 from prunekit.techniques.quantize.rules import FUSING, MOVES, Rule, activation_rule, is_relu, rule_of
 
 # Roles of the weights that are rounded. Biases are stored with 32 bits.
@@ -202,6 +203,8 @@ def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
             "float",
             reason="normalizations have an integer kernel for the last axis, if the lengths of all axes are known",
         )
+    if isinstance(operation, ChannelAffine):
+        return FUSING
     if call.kind in _DIVISIONS and divisor(call) is not None:
         return FUSING
     if _is_einsum(call) and einsum_axes(operation, len(call.inputs[0].shape)) is None:
@@ -217,7 +220,7 @@ def _is_einsum(call: Call) -> bool:
 
 def is_any_normalization(layer: Any) -> bool:
     """Returns True for a normalization that multiplies with constants and adds others, in inference."""
-    return is_normalization(layer) or is_fixed_normalization(layer)
+    return is_normalization(layer) or is_fixed_normalization(layer) or isinstance(layer, ChannelAffine)
 
 
 def divisor(call: Call) -> Any:
@@ -248,6 +251,8 @@ def _is_depthwise(call: Call) -> bool:
     if call.output is None or call.output.shape[-1] is None or None in call.output.shape[1:]:
         return False
     layer, rank = call.operation, len(call.output.shape)
+    if isinstance(layer, ChannelAffine):
+        return True
     if is_normalization(layer):
         return bool(layer.axis % rank == rank - 1)
     return all(length == 1 for length in tuple(layer.mean.shape)[:-1])

@@ -13,10 +13,12 @@ from benchmarks.integer_networks import NETWORKS
 from benchmarks.tables import table
 from benchmarks.workers import Workers
 
-OURS, CONVERTER, QUANTIZER = "prunekit", "converter", "ai-edge-quantizer"
+OURS, FULL, CONVERTER, QUANTIZER = "prunekit", "prunekit, full integer", "converter", "ai-edge-quantizer"
 EXAMPLES, SECONDS = 64, 3.0
 # Networks of a smoke test.
 SMOKE = ("plain",)
+# Networks of which `full_integer` makes another file.
+OTHER_IN_FULL = ("attention encoder",)
 
 
 # The worker -----------------------------------------------------------------------------------------------------------
@@ -57,6 +59,8 @@ def measure(name: str, smoke: bool) -> dict[str, Any]:
         if importlib.util.find_spec("ai_edge_quantizer"):
             ways[QUANTIZER] = lambda path: _edge_quantized(model, inputs, path)
         ways[OURS] = lambda path: pk.quantize(model, inputs).export(path)
+        if name in OTHER_IN_FULL:
+            ways[FULL] = lambda path: pk.quantize(model, inputs, full_integer=True).export(path)
         paths = {way: Path(folder) / f"{way}.tflite" for way in ways}
         for way, write in ways.items():
             try:
@@ -160,7 +164,8 @@ def section(found: dict[str, Any]) -> str:
         [
             "## Integer files",
             "Files of 8 bits of small networks with drawn weights, from the same 64 inputs: those of "
-            "`pk.quantize`, of LiteRT's converter (full-integer quantization after training, batch size 1, where "
+            "`pk.quantize` (with `full_integer=True`, too, where that is another file), of LiteRT's "
+            "converter (full-integer quantization after training, batch size 1, where "
             "prunekit's files take any) and, where it is installed, of ai-edge-quantizer, whose inputs and "
             "outputs are integers. Time of one example in one thread, the files in turns; the ratio is that to "
             "the converter's file in the same turn. Operations: all, and those left in floating point. Error: "
@@ -176,7 +181,7 @@ def section(found: dict[str, Any]) -> str:
 
 def _rows(name: str, files: dict[str, Any]) -> list[list[str]]:
     rows = []
-    for way in (OURS, CONVERTER, QUANTIZER):
+    for way in (OURS, FULL, CONVERTER, QUANTIZER):
         file, base = files.get(way), files.get(CONVERTER)
         if file is None:
             continue
