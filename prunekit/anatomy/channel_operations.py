@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.channel_axes import Axes, Kept, KeptSlice, Numbers
+from prunekit.anatomy.channel_blocks import depth_to_space, space_to_depth
 from prunekit.anatomy.channel_calls import (
     Call,
     NotFollowedError,
@@ -364,6 +365,8 @@ def _first_table() -> dict[str, Rule]:
         _broadcast_to: "BroadcastTo",
         _pad: "Pad",
         _pool: "MaxPool AveragePool",
+        depth_to_space: "DepthToSpace",
+        space_to_depth: "SpaceToDepth",
         _new: "Arange Full FullLike OneHot Eye",
     }
     return {name: rule for rule, listed in names.items() for name in listed.split()}

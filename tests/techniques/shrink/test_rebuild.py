@@ -193,6 +193,32 @@ def test_copies_of_one_entry_are_removed_with_what_reads_them():
     assert found <= 1e-5 and smaller.get_layer("six").units == 3
 
 
+def moved_blocks(data_format="channels_last"):
+    """Convolutions around `space_to_depth` and `depth_to_space`."""
+    last = data_format == "channels_last"
+    inputs = keras.Input((4, 6, 2))
+    turned, back = (
+        (lambda x: x, lambda x: x) if last else (keras.layers.Permute((3, 1, 2)), keras.layers.Permute((2, 3, 1)))
+    )
+    x = keras.layers.Conv2D(6, 3, padding="same", activation="relu", name="one")(inputs)
+    x = back(keras.ops.space_to_depth(turned(x), 2, data_format=data_format))
+    x = keras.layers.Conv2D(20, 1, activation="sigmoid", name="two")(x)
+    x = back(keras.ops.depth_to_space(turned(x), 2, data_format=data_format))
+    return keras.Model(inputs, keras.layers.Conv2D(3, 3, name="three")(x))
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_a_channel_of_a_block_of_pixels_goes_as_a_whole(data_format):
+    model = moved_blocks(data_format)
+    groups = {group.name: group.channels.size for group in find_channels(model).groups}
+    assert groups == {"one": 6, "two": 5}
+    inputs = np.random.default_rng(0).normal(size=(2, 4, 6, 2)).astype("float32")
+    found, smaller = largest_difference(model, inputs)
+    assert found <= 1e-5
+    assert smaller.get_layer("one").filters == 3 and smaller.get_layer("two").filters == 12
+
+
 def shared_with_a_nested_model():
     table = keras.layers.ReversibleEmbedding(9, 6, name="table")
     tokens = keras.Input((4,), dtype="int32")
