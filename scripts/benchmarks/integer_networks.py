@@ -9,8 +9,8 @@ def einsums(keras: Any) -> Any:
     layers = keras.layers
     x = keras.Input((16, 32))
     y = layers.EinsumDense("abc,bd->adc", output_shape=(24, 32), bias_axes="d", activation="relu")(x)
-    y = layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 16), bias_axes="de")(y)
-    y = layers.EinsumDense("abde,def->abf", output_shape=(None, 32), bias_axes="f", activation="relu")(y)
+    y = layers.EinsumDense("abc,cde->abde", output_shape=(24, 4, 16), bias_axes="de")(y)
+    y = layers.EinsumDense("abde,def->abf", output_shape=(24, 32), bias_axes="f", activation="relu")(y)
     y = layers.EinsumDense("abc,bcd->abd", output_shape=(24, 8), bias_axes="bd", activation="relu")(y)
     return keras.Model(x, layers.Dense(10)(layers.Flatten()(y)))
 
@@ -121,7 +121,7 @@ def dense_blocks(keras: Any) -> Any:
     for _ in range(2):
         for _ in range(2):
             y = layers.Concatenate()([y, _convolved(keras, y, 8)])
-        y = layers.AveragePooling2D()(layers.Conv2D(16, 1)(y))
+        y = layers.AveragePooling2D(2)(layers.Conv2D(16, 1)(y))
     return keras.Model(x, layers.Dense(10)(layers.GlobalAveragePooling2D()(y)))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.figures import spread, turn_ratios
 from benchmarks.integer_networks import NETWORKS
 from benchmarks.tables import table
-from benchmarks.workers import Workers
+from benchmarks.workers import Worker, Workers
 
 OURS, FULL, CONVERTER, QUANTIZER = "prunekit", "prunekit, full integer", "converter", "ai-edge-quantizer"
 EXAMPLES, SECONDS = 64, 3.0
@@ -47,37 +47,47 @@ def measure(name: str, smoke: bool) -> dict[str, Any]:
     """Figures of each tool's file of one network; a text in the place of those of a file that was not made."""
     import numpy as np
 
-    import prunekit as pk
     from prunekit.delivery.latency import measured_latencies
 
-    model, inputs, others = drawn(name)
-    expected = model.predict(others, verbose=0)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        # The quantization changes the model, so it comes last.
-        ways: dict[str, Callable[[Path], Any]] = {CONVERTER: lambda path: _converted(model, inputs, path)}
-        if importlib.util.find_spec("ai_edge_quantizer"):
-            ways[QUANTIZER] = lambda path: _edge_quantized(model, inputs, path)
-        ways[OURS] = lambda path: pk.quantize(model, inputs).export(path)
-        if name in OTHER_IN_FULL:
-            ways[FULL] = lambda path: pk.quantize(model, inputs, full_integer=True).export(path)
+        ways = [CONVERTER, *([QUANTIZER] if importlib.util.find_spec("ai_edge_quantizer") else []), OURS]
+        ways += [FULL] if name in OTHER_IN_FULL else []
         paths = {way: Path(folder) / f"{way}.tflite" for way in ways}
-        for way, write in ways.items():
-            try:
-                write(paths[way])
-                answers = _answers(paths[way], others)
-            except Exception as error:  # noqa: BLE001
-                # Other tools raise what they will; the table says that there is no file.
-                found[way] = f"{type(error).__name__}: {error}"[:200]
-                continue
-            off = np.sqrt(np.mean((answers - expected) ** 2)) / np.ptp(expected)
-            found[way] = {"bytes": paths[way].stat().st_size, "error": float(off), **_operations(paths[way])}
+        for way in ways:
+            # Some converters end the process.
+            with Worker() as worker:
+                try:
+                    found[way] = worker.call(compared, name=name, way=way, path=str(paths[way]))
+                except SystemExit as error:
+                    found[way] = str(error).strip().splitlines()[-1][:200]
         made = [way for way in found if isinstance(found[way], dict)]
-        arrays = [dict([_given(paths[way], inputs[:1])]) for way in made]
+        shape = _lengths(paths[made[0]]) if made else ()
+        example = np.random.default_rng(0).normal(size=shape).astype("float32")
+        arrays = [dict([_given(paths[way], example)]) for way in made]
         turns = measured_latencies([paths[way] for way in made], arrays, 0.5 if smoke else SECONDS).turns
     for place, way in enumerate(made):
         found[way]["seconds"] = turns[:, place].tolist()
     return found
+
+
+def compared(name: str, way: str, path: str) -> dict[str, Any]:
+    """Writes one tool's file of a network; returns its bytes, error and operations."""
+    import numpy as np
+
+    import prunekit as pk
+
+    model, inputs, others = drawn(name)
+    expected, file = model.predict(others, verbose=0), Path(path)
+    writers: dict[str, Callable[[], Any]] = {
+        CONVERTER: lambda: _converted(model, inputs, file),
+        QUANTIZER: lambda: _edge_quantized(model, inputs, file),
+        OURS: lambda: pk.quantize(model, inputs).export(file),
+        FULL: lambda: pk.quantize(model, inputs, full_integer=True).export(file),
+    }
+    writers[way]()
+    off = np.sqrt(np.mean((_answers(file, others) - expected) ** 2)) / np.ptp(expected)
+    return {"bytes": file.stat().st_size, "error": float(off), **_operations(file)}
 
 
 def _traced(model: Any, inputs: Any, folder: str) -> tuple[Any, str]:
@@ -111,6 +121,14 @@ def _edge_quantized(model: Any, inputs: Any, path: Path) -> None:
         made = quantizer.Quantizer(str(floats), recipe.static_wi8_ai8())
         ranges = made.calibrate({"serving_default": [{name: one[None]} for one in inputs]})
         path.write_bytes(made.quantize(ranges).quantized_model)
+
+
+def _lengths(path: Path) -> tuple[int, ...]:
+    """The shape of a file's input, with one example."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    (place,) = Interpreter(str(path)).get_signature_runner().get_input_details().values()
+    return (1, *(int(length) for length in place["shape"][1:]))
 
 
 def _given(path: Path, inputs: Any) -> tuple[str, Any]:
