@@ -26,7 +26,7 @@ ORDER = (
         "flow example_inputs recorded_graph tracing cost inspection "
         "archives keras_hub_files model_files "
         "channel_axes channel_links channel_calls channel_kernels channel_normalization channel_recurrent "
-        "channel_attention channel_layers channel_operations keras_hub_calls recorded_calls graph_calls "
+        "channel_attention channel_layers channel_blocks channel_operations keras_hub_calls recorded_calls graph_calls "
         "graph_reader linear_kinds channels weight_entries channel_order",
     ),
     (
@@ -76,8 +76,8 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe tensor_probe stopwatch litert_model xnnpack litert litert_writing "
         "sparse_encoding litert_graph litert_reshapes litert_folding integer_weights integer_kernels integer_units "
-        "integer_io integer_tensors integer_file integer_sparsity integer_products integer_export advice "
-        "isolated_run integer_comparison integer_report latency model_measures shrinking export_reference "
+        "integer_io integer_tensors integer_constants integer_file integer_sparsity integer_products integer_export "
+        "advice isolated_run integer_comparison integer_report latency model_measures shrinking export_reference "
         "integer_writing keras_file export keras_integers quantizing quantization_training quantization_callback "
         "stages run_report plot_data plots channels_plot plot_labels stage_plot quantization_plot bits_plot "
         "pictures signal_plot overview_plot model_sections report_sections markup html_report terminal_report "

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.delivery.integer_constants import IntegerConstants
 from prunekit.delivery.integer_io import with_integer_io
 from prunekit.delivery.integer_kernels import MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
 from prunekit.delivery.integer_tensors import IntegerTensors
@@ -24,15 +25,14 @@ from prunekit.delivery.litert_folding import (
     NO_ACTIVATION,
     RELU,
     RELU6,
-    Linear,
     fold_activations,
     fold_biases,
     fold_normalizations,
     split_results,
 )
 from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.delivery.litert_reshapes import merge_reshapes
-from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
+from prunekit.delivery.litert_reshapes import fix_shapes, merge_reshapes, move_blocks_by_axes
+from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import narrowest_grid
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.units import Unit
@@ -107,10 +107,13 @@ def with_integers(
             read or computed in floating point.
     """
     graph = LiteRTGraph(content)
+    fix_shapes(graph)
     found = FileUnits(graph, units, computed_by)
     fold_biases(graph)
     fold_activations(graph)
     fold_normalizations(graph, found.is_normalization)
+    if activations.bits == 16:
+        move_blocks_by_axes(graph)
     rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))
     rewriter.run()
     merged = merge_reshapes(graph)
@@ -139,6 +142,7 @@ def with_integer_weights(
         group_sizes: Numbers of consecutive inputs of an output that may share a scale.
     """
     graph = LiteRTGraph(content)
+    fix_shapes(graph)
     store_weights(graph, weights, group_sizes)
     made, _ = graph.content()
     return IntegerFile(made, (), ())
@@ -170,10 +174,9 @@ class _Rewriter:
         self._readers = graph.readers()
         # (index of a table, its grid) -> index of its integers.
         self._tables: dict[tuple[int, Any], int] = {}
-        # (index of a kernel, its codes and scales) -> index of its integers, which all calls of a layer read.
-        self._kernel_of: dict[tuple[Any, ...], int] = {}
         self._operators: list[Any] = []
         self.tensors = IntegerTensors(graph, self._operators, kernels.dequantize)
+        self._constants = IntegerConstants(graph, self.tensors, weights, kernels)
         # Index of a tensor of integers -> steps that kernels may be off since the last mark; others are off by one.
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
@@ -198,11 +201,13 @@ class _Rewriter:
         elif kind in _LENGTHS:
             self.tensors.read_integers(operator)
             self._operators.append(operator)
+        elif kind in self._kernels.float_moves and self._move_floats(operator):
+            self.left_float.append(operator)
         elif self._becomes_integer(operator, kind):
             self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
             self._operators.append(operator)
         else:
-            moved = kind in MOVES and self._units.moves(operator)
+            moved = kind in MOVES - self._kernels.float_moves and self._units.moves(operator)
             if not moved and any(self._graph.is_float(int(index)) for index in operator.outputs):
                 self.left_float.append(operator)
             self.tensors.read_floats(operator)
@@ -210,7 +215,7 @@ class _Rewriter:
 
     def _becomes_integer(self, operator: Any, kind: str) -> bool:
         if kind in MOVES:
-            return self._move(operator) or self._look_up(operator, kind)
+            return kind not in self._kernels.float_moves and (self._move(operator) or self._look_up(operator, kind))
         # The converter writes the larger one of a value and 0 as a ReLU.
         return self._compute(operator, kind) or (
             kind == "RELU" and self._units.moves(operator) and self._move(operator)
@@ -242,12 +247,27 @@ class _Rewriter:
         if any(self._graph.values(int(index)) is not None for index in operator.inputs):
             if not self._units.moves(operator):
                 return False
-            self._round_constants(operator, grid)
+            self._constants.round(operator, grid)
         self.tensors.read_integers(operator)
         steps = max(self._steps.get(index, 1) for index in held)
         for index in operator.outputs:
             self.tensors.set_grid(int(index), grid)
             self._steps[int(index)] = steps
+        return True
+
+    def _move_floats(self, operator: Any) -> bool:
+        """Moves the values of integers in floating point, between conversions; returns False for other inputs."""
+        source, target = int(operator.inputs[0]), int(operator.outputs[0])
+        if self.tensors.standing_for(source) is None:
+            return False
+        grid = self.tensors.grid_of(source)
+        moved = self._graph.new_tensor(f"{self._graph.name(target)}_float", self._graph.open_shape(target), "float32")
+        rounding = self._graph.new_operator("QUANTIZE", [moved], [target])
+        self._graph.need_version(rounding, self._kernels.version_of(self._graph, rounding))
+        self.tensors.read_floats(operator)
+        operator.outputs = np.array([moved], "int32")
+        self.tensors.set_grid(target, grid)
+        self._operators += [operator, rounding]
         return True
 
     def _look_up(self, operator: Any, kind: str) -> bool:
@@ -285,9 +305,9 @@ class _Rewriter:
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:
             return False
         if places is None:
-            self._round_constants(operator, None)
+            self._constants.round(operator, None)
         else:
-            self._round_weights(operator, places)
+            self._constants.round_weights(operator, places, self._readers)
         self.tensors.read_integers(operator)
         # Where the grid behind is another one, the values are rounded again there.
         if kind in PRESCRIBED:
@@ -329,55 +349,6 @@ class _Rewriter:
             else:
                 found.append(None)
         return found
-
-    # ---- constants ---------------------------------------------------------------------------------------------------
-
-    def _round_constants(self, operator: Any, given: Grid | None) -> None:
-        """Rounds the constants that an operation reads on a grid; None = each on a grid of its own."""
-        inputs = [int(index) for index in operator.inputs]
-        for place, index in enumerate(inputs):
-            values = self._graph.values(index)
-            if values is not None:
-                low, high = values.min(initial=0.0), values.max(initial=0.0)
-                grid = given or grid_between(low, high, self._kernels.constants)
-                inputs[place] = self.tensors.new_constant(index, grid.codes(values), grid)
-        operator.inputs = np.array(inputs, "int32")
-
-    def _round_weights(self, operator: Any, places: Linear) -> None:
-        inputs = [int(index) for index in operator.inputs]
-        weight = np.asarray(self._graph.values(inputs[places.weights]))
-        grid = narrowest_grid(weight, self._weights, Granularity((places.axis,)))
-        bias = self._bias(inputs, places)
-        if bias is not None:
-            step, shape = float(self.tensors.grid_of(inputs[places.values]).scale), grid.scale.shape
-            others = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
-            used = np.asarray(weight.any(axis=others)).reshape(shape)
-            grid = grid_for_bias(
-                grid, used=used, bias=bias.reshape(shape), input_scale=step, bits=self._kernels.bias_bits
-            )
-            steps = step * grid.scale.reshape(-1).astype("float64")
-            stored = np.round(bias / steps).astype(self._kernels.biases)
-            former = inputs[places.bias if inputs[places.bias] >= 0 else places.weights]
-            inputs[places.bias] = self._graph.new_constant(self._graph.name(former), stored)
-            self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
-        few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
-        former, codes = inputs[places.weights], grid.codes(weight)
-        key = former, few, codes.tobytes(), grid.scale.tobytes(), len(self._kernel_of) if bias is None else None
-        if key not in self._kernel_of:
-            self._kernel_of[key] = self.tensors.new_constant(former, codes, grid, places.axis, few=few)
-        inputs[places.weights] = self._kernel_of[key]
-        operator.inputs = np.array(inputs, "int32")
-
-    def _bias(self, inputs: Sequence[int], places: Linear) -> np.ndarray | None:
-        """Returns the bias that an operation gets in the file; None without one.
-
-        XNNPACK's cache of packed weights, whose scales depend on the tensors, tells them by the addresses of kernel and
-        bias. Operations that share a kernel therefore need biases, which may be zero, or else kernels of their own.
-        """
-        weights, *bias = inputs[places.weights], *inputs[places.bias :]
-        if bias == [-1] and len(self._readers[weights]) > 1:
-            return np.zeros(self._graph.shape(weights)[places.axis], "float32")
-        return self._graph.values(bias[0]) if bias else None
 
     def _mark(self, index: int) -> tuple[str, Grid]:
         # The converter writes scopes before a name, counts copies behind it, and joins the names of what it merges.

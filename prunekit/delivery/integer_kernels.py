@@ -20,7 +20,7 @@ ON_INPUT_GRID = ("AVERAGE_POOL_2D", "RESIZE_BILINEAR")
 MOVES = frozenset(
     "RESHAPE TRANSPOSE SQUEEZE EXPAND_DIMS PAD MIRROR_PAD MAX_POOL_2D CONCATENATION SLICE STRIDED_SLICE SPLIT SPLIT_V "
     "PACK UNPACK GATHER TILE RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM REDUCE_MAX REDUCE_MIN REVERSE_V2 BROADCAST_TO "
-    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2 PADV2 DEPTH_TO_SPACE".split()
+    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND SELECT_V2 PADV2 DEPTH_TO_SPACE SPACE_TO_DEPTH".split()
 )
 # Operations whose results lie on a prescribed grid, with whether that has a sign.
 PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
@@ -46,6 +46,7 @@ class Kernels:
         wide_versions: The first versions with tensors of more than four axes.
         four_bits: The versions that read weights of 4 bits, two in each byte.
         steps: Steps that kernels may be off, where these are more than one.
+        float_moves: Operations of `MOVES` without a kernel.
         softmax_entries: Most entries of a softmax whose kernel is precise enough; None = any.
         softmax_step: Step of the input of a softmax at which the kernel still aborts the process; longer ones are fine.
     """
@@ -59,6 +60,7 @@ class Kernels:
     wide_versions: Mapping[str, int]
     four_bits: Mapping[str, int]
     steps: Mapping[str, int] = field(default_factory=dict)
+    float_moves: frozenset[str] = frozenset()
     softmax_entries: int | None = None
     softmax_step: float = 0.0
 
@@ -165,6 +167,7 @@ _INT16 = Kernels(
         "LOGISTIC": 2,
         "TANH": 4,
     },
+    float_moves=frozenset(("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")),
     softmax_entries=SOFTMAX_ENTRIES,
 )
 

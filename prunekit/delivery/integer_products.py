@@ -1,7 +1,8 @@
 """Products of linear layers in the forms that LiteRT computes with one operation.
 
-Keras writes dilated convolutions as convolutions of interleaved parts of the image, and lets the converter choose the
-products of an EinsumDense: several operations, of which some read or compute what no range describes.
+Keras writes dilated convolutions as convolutions of interleaved parts of the image, computes lengths for the products
+of a Dense layer with tensors of more than two axes, and lets the converter choose the products of an EinsumDense:
+several operations, of which some read or compute what no range describes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -
         return _in_blocks(layer, inputs, kernel, bias, blocks)
     if kind is L.EinsumDense:
         return _einsum(layer, inputs, kernel, bias)
+    if kind is L.Dense and len(inputs.shape) > 2:
+        return _dense(inputs, kernel, bias)
     is_depthwise = kind in DEPTHWISE
     if not (is_depthwise or kind in CONVOLUTIONS) or getattr(layer, "data_format", "") != "channels_last":
         return None
@@ -80,7 +83,7 @@ def _in_blocks(layer: Any, inputs: Any, kernel: Any, bias: Any, axes: Sequence[S
     return tf.nn.depth_to_space(found, layer.strides[0])
 
 
-# ---- EinsumDense -----------------------------------------------------------------------------------------------------
+# ---- Dense and EinsumDense -------------------------------------------------------------------------------------------
 
 
 def _einsum(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
@@ -112,6 +115,14 @@ def _einsum(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
     if groups > 1 or len(parts) > 1:
         found = tf.reshape(found, [*rows, *parts])
     return _in_order(found, axes.rows + axes.groups + axes.outputs, axes.output)
+
+
+def _dense(inputs: Any, kernel: Any, bias: Any) -> Any:
+    """Returns the products of a matrix with the rows of a tensor of several axes, which Keras makes one of two axes."""
+    import tensorflow as tf
+
+    found = tf.matmul(inputs, tf.cast(kernel, inputs.dtype))
+    return found if bias is None else tf.nn.bias_add(found, tf.reshape(bias, (-1,)))
 
 
 def _of_outputs(axes: EinsumAxes, parts: Sequence[int], bias: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunekit.delivery.integer_kernels import MOVES
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.units import Unit, is_any_normalization
 
@@ -31,9 +32,13 @@ class FileUnits:
     def of(self, operator: Any) -> Unit | None:
         """Returns the unit of an operation; None for one that the converter has added."""
         index = int(operator.outputs[0])
-        # The converter joins the names of what it merges.
-        found = _SCOPES.search(self._graph.name(index)) or _SCOPES.search(self._outputs.get(index, ""))
-        return None if found is None else self._units[int(found[1])]
+        names = self._graph.name(index), self._outputs.get(index, "")
+        found = [[self._units[int(one[1])] for one in _SCOPES.finditer(name)] for name in names]
+        # The converter joins the names of what it merges or exchanges.
+        units = found[0] or found[1]
+        if self._graph.kind(operator) in MOVES:
+            units = [one for one in units if one.rule.moves] or units
+        return units[0] if units else None
 
     def is_normalization(self, operator: Any) -> bool:
         """Returns True for an operation of a normalization that is not folded and rounds its results."""

@@ -24,6 +24,68 @@ def reshape(graph: LiteRTGraph, source: int, target: int, shape: Sequence[int]) 
     return graph.new_operator("RESHAPE", [source, constant], [target], options)
 
 
+def move_blocks_by_axes(graph: LiteRTGraph) -> None:
+    """Replaces moves of blocks of pixels to channels and back by reshapes around a TRANSPOSE.
+
+    LiteRT moves blocks of 8 bits alone. Where another length than the batch size is open, the operation stays.
+
+    Args:
+        graph: The file; changed.
+    """
+    for operator in list(graph.operators):
+        if graph.kind(operator) not in ("DEPTH_TO_SPACE", "SPACE_TO_DEPTH"):
+            continue
+        source, target = int(operator.inputs[0]), int(operator.outputs[0])
+        side, is_wide = int(operator.builtinOptions.blockSize), graph.kind(operator) == "DEPTH_TO_SPACE"
+        before, after = graph.open_shape(source), graph.open_shape(target)
+        if -1 in (*before[1:], *after[1:]):
+            continue
+        # Rows of all examples, rows and columns of a block, columns of blocks: of which the middle two are exchanged.
+        width, entries = (before[2], side * after[3]) if is_wide else (after[2], side * before[3])
+        axes = (-1, width, side, entries) if is_wide else (-1, side, width, entries)
+        parts = [
+            graph.new_tensor(f"{graph.name(target)}_{number}", lengths, "float32")
+            for number, lengths in enumerate([axes, (axes[0], axes[2], axes[1], axes[3])])
+        ]
+        order = graph.new_constant(f"{graph.name(target)}_order", np.array([0, 2, 1, 3], "int32"))
+        place = graph.operators.index(operator)
+        graph.operators[place : place + 1] = [
+            reshape(graph, source, parts[0], axes),
+            graph.new_operator("TRANSPOSE", [parts[0], order], [parts[1]], graph.new_options("TransposeOptions")),
+            reshape(graph, parts[1], target, (-1, *after[1:])),
+        ]
+
+
+def fix_shapes(graph: LiteRTGraph) -> None:
+    """Gives reshapes constant shapes, with -1 for one open length, in the place of shapes that the file computes.
+
+    The converter computes the shape of a reshape from that of its input if the batch size is open, although no other
+    length is. Operations whose results nothing reads any more are removed.
+
+    Args:
+        graph: The file; changed.
+    """
+    for operator in list(graph.operators):
+        if graph.kind(operator) != "RESHAPE" or len(operator.inputs) < 2:
+            continue
+        source, wanted, target = int(operator.inputs[0]), int(operator.inputs[1]), int(operator.outputs[0])
+        lengths = graph.open_shape(target)
+        if graph.integers(wanted) is None and lengths and lengths.count(-1) <= 1 and 0 not in lengths:
+            graph.operators[graph.operators.index(operator)] = reshape(graph, source, target, lengths)
+            _drop_lengths(graph, wanted)
+
+
+def _drop_lengths(graph: LiteRTGraph, index: int) -> None:
+    """Removes the operation that computes a tensor of lengths, and those before it, if nothing reads their results."""
+    made = next((one for one in graph.operators if index in one.outputs), None)
+    readers = graph.readers()
+    if made is None or any(readers.get(int(one)) for one in made.outputs):
+        return
+    graph.operators.remove(made)
+    for one in {int(one) for one in made.inputs if one >= 0 and not graph.is_float(int(one))}:
+        _drop_lengths(graph, one)
+
+
 def merge_reshapes(graph: LiteRTGraph) -> dict[int, int]:
     """Merges reshapes that follow one another, and removes those that undo one another.
 

@@ -63,3 +63,26 @@ def test_a_tensor_that_is_an_output_too_keeps_its_shape(tmp_path):
     assert kinds.count("EXPAND_DIMS") == 1
     found = Interpreter(str(tmp_path / "m.tflite")).get_signature_runner()(x=inputs[:2])
     assert sorted(one.shape for one in found.values()) == [(2, 8, 2), (2, 10, 6)]
+
+
+@pytest.mark.parametrize("bits", [8, 16, None])
+def test_no_file_computes_the_shape_of_a_reshape(bits, tmp_path):
+    x = keras.Input((6, 6, 3), name="x")
+    y = L.Dense(5, activation="relu")(L.Reshape((4, 12))(L.Conv2D(3, 3)(x)))
+    z = L.Flatten()(y)
+    model = keras.Model(x, [L.Dense(3)(z), L.Reshape((2, 10))(z)])
+    randomize(model)
+    inputs = np.random.default_rng(1).normal(size=(8, 6, 6, 3)).astype("float32")
+    done = pk.quantize(model, inputs, activations=bits)
+    done.export(tmp_path / "m.tflite", samples=inputs)
+    graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
+    kinds = [graph.kind(one) for one in graph.operators]
+    assert not {"SHAPE", "STRIDED_SLICE", "PACK"} & set(kinds) if bits else kinds.count("SHAPE") <= 1
+    runner = Interpreter(str(tmp_path / "m.tflite")).get_signature_runner()
+    with done.simulating() as simulated:
+        answers = simulated.predict(inputs, verbose=0)
+    for batch in (1, 3):
+        found = {one.shape: one for one in runner(x=inputs[:batch]).values()}
+        for one in answers:
+            off = np.abs(found[(batch, *one.shape[1:])] - one[:batch]).max()
+            assert off < 0.02 * np.ptp(one)

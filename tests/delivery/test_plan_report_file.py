@@ -41,6 +41,8 @@ def convolutions(rank):
         "dilated separable": (f"SeparableConv{rank}D", {"padding": "same", "dilation_rate": 2}),
         "transposed": (f"Conv{rank}DTranspose", {"padding": "same", "strides": 2}),
         "transposed, valid": (f"Conv{rank}DTranspose", {"strides": 2}),
+        "transposed, without stride": (f"Conv{rank}DTranspose", {"padding": "same"}),
+        "transposed, longer": (f"Conv{rank}DTranspose", {"strides": 2, "padding": "same", "output_padding": 1}),
     }
     if rank == 1:
         found |= {"causal": ("Conv1D", {"padding": "causal"})}
@@ -148,6 +150,36 @@ def _check(family, pairs, folder, **options):
     assert planned == reported == in_floating_point(made.left_float)
     softplus = sum("softplus" in one for one, _ in pairs) * len(FAMILIES[family][1])
     assert len(planned) >= softplus > 0
+    assert made.largest_difference <= 1
+
+
+def blocks_of_pixels(lengths, pairs):
+    """Returns a model with `space_to_depth` before convolutions and `depth_to_space` behind each, and inputs."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((*lengths, 4), name="x")
+    deep, outputs = keras.ops.space_to_depth(x, 2), []
+    for number, ((inside, behind), bias) in enumerate(pairs):
+        wide = keras.ops.depth_to_space(
+            _branch(deep, L.Conv2D, {"filters": 8, "kernel_size": 1}, inside, None, bias), 2
+        )
+        y = L.Activation(behind, name=f"behind_{number}")(wide) if behind else wide
+        outputs.append(L.Conv2D(2, 1, name=f"end_{number}")(y))
+    inputs = np.random.default_rng(1).normal(size=(4, 8, 6, 4)).astype("float32")
+    return keras.Model(x, outputs), inputs
+
+
+@pytest.mark.parametrize(
+    ("lengths", "bits", "moved"),
+    [((8, 6), 8, 0), ((8, 6), 16, 0), ((None, None), 8, 0), ((None, None), 16, 5)],
+    ids=["8 bits", "16 bits", "8 bits, any length", "16 bits, any length"],
+)
+def test_they_name_the_same_moves_of_blocks_of_pixels(lengths, bits, moved, tmp_path):
+    model, inputs = blocks_of_pixels(lengths, FEW)
+    planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(activations=bits)).left_float)
+    done = pk.quantize(model, inputs, activations=bits)
+    made = done.export(tmp_path / "m.tflite")
+    assert planned == sorted(one.name for one in done.report.left_float) == in_floating_point(made.left_float)
+    assert sum("space" in one for one in planned) == moved and any("branch" in one for one in planned)
     assert made.largest_difference <= 1
 
 

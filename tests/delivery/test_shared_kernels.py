@@ -7,7 +7,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery import integer_file
+from prunekit.delivery import integer_constants
 from prunekit.delivery.litert_graph import LiteRTGraph
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -65,13 +65,13 @@ def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations
         "CONV_2D": 1,
         "FULLY_CONNECTED": 1,
     }
-    plain = integer_file._Rewriter.__init__
+    plain = integer_constants.IntegerConstants.__init__
 
     def forgetful(self, *arguments):
         plain(self, *arguments)
         self._kernel_of = Forgetful()
 
-    monkeypatch.setattr(integer_file._Rewriter, "__init__", forgetful)
+    monkeypatch.setattr(integer_constants.IntegerConstants, "__init__", forgetful)
     apart = done.export(tmp_path / "apart.tflite")
     codes = 2304 + 256 if bits == 8 else 1152 + 128
     assert apart.bytes - shared.bytes > 2 * (codes if activations == 8 or bits == 8 else 2304 + 128)

@@ -110,7 +110,8 @@ _OPERATIONS = {
     **_table(
         MOVES,
         "Reshape Transpose Squeeze ExpandDims Swapaxes Moveaxis Flip Concatenate Stack Split Unstack GetItem Slice "
-        "Tile Repeat BroadcastTo Maximum Minimum Max Min MaxPool Where Identity Copy StopGradient Pad",
+        "Tile Repeat BroadcastTo Maximum Minimum Max Min MaxPool Where Identity Copy StopGradient Pad DepthToSpace "
+        "SpaceToDepth",
     ),
     **_table(SHARED, "AveragePool"),
 }
@@ -135,6 +136,8 @@ _KERNELS = {
     **{"prelu": "PRELU", "elu": "ELU", "hard_silu": "HARD_SWISH", "gelu": "GELU"},
     **{"Abs": "ABS", "Absolute": "ABS", "Exp": "EXP", "Rsqrt": "RSQRT"},
 }
+# Operations that move blocks of pixels to channels or back.
+_BLOCKS = ("DepthToSpace", "SpaceToDepth")
 # Interpolations of resizing layers, with the rules of the kernels.
 _INTERPOLATIONS = {"nearest": MOVES, "bilinear": SHARED}
 
@@ -202,6 +205,8 @@ def without_16_bits(function: Any, shape: Sequence[int | None]) -> str:
             return ""
         return f"the softmax of 16 bits is precise for up to {SOFTMAX_ENTRIES} entries"
     kind = type(function).__name__ if isinstance(function, keras.Operation) else ""
+    if kind in _BLOCKS and None in shape[1:]:
+        return "LiteRT moves blocks of 16 bits as reshapes, which needs the lengths of all axes"
     kernel = "RELU_N1_TO_1" if kind == "Clip" and _ends(function) == (-1.0, 1.0) else _KERNELS.get(name or kind, "")
     return ONLY_8_BITS.get(kernel, "")
 
