@@ -54,7 +54,8 @@ def _first_examples(model: Any, inputs: Any) -> Any:
     known = keras.tree.flatten(declared)
     # Names of a dictionary for a model that takes a list are in another order.
     alike = len(known) == len(leaves) and isinstance(inputs, Mapping) == isinstance(declared, Mapping)
-    kinds = [one.dtype for one in known] if alike else [None] * len(leaves)
+    # A subclassed model declares none.
+    kinds = [getattr(one, "dtype", None) for one in known] if alike else [None] * len(leaves)
 
     def tensor(one: Any, kind: Any) -> Any:
         return None if one is None else ops.convert_to_tensor(one[:_EXAMPLES], dtype=kind)
