@@ -19,7 +19,7 @@ THEIRS = [
 ]
 OURS = [
     pk.PolynomialDecay(0.1, 0.8, 100, 200, power=2, frequency=30),
-    pk.PolynomialDecay(0.5, 0.5, 3, 3),
+    pk.PolynomialDecay(0.5, 0.5, 3, 3, frequency=100),
     pk.ConstantSparsity(0.5, 10),
     pk.ConstantSparsity(0.25, 0, end_step=50, frequency=7),
 ]

@@ -21,7 +21,7 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
-from prunekit.techniques.pruning.choices import chosen_options, without_data
+from prunekit.techniques.pruning.choices import chosen_options
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
@@ -142,7 +142,7 @@ class OneShotPruning:
                 f"The criterion {criterion} needs a training, and pk.prune does not train. Train with PruningCallback "
                 "or Pruner, or choose another criterion."
             )
-        self.notes: list[str] = without_data(settings) if data is None else []
+        self.notes: list[str] = []
         self._layerwise = None
         if data is not None and not isinstance(data, CheckedData):
             data = CheckedData(model, data)
