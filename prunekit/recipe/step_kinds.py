@@ -161,7 +161,7 @@ def _check_widths(prune: Prune, earlier: Sequence[EarlierStep]) -> None:
         if isinstance(before, Shrink) and not before.plans_widths and before.multiple % group:
             if before.nonzero:
                 cause = "channels: nonzero"
-            elif before.allocation != "uniform":
+            elif before.allocation not in ("uniform", "auto"):
                 cause = f"allocation: {before.allocation}"
             else:
                 cause = f"a target in {before.measure}"
