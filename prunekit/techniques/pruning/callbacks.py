@@ -151,10 +151,10 @@ class PruningCallback(keras.callbacks.Callback):
 
     def _begin(self) -> None:
         self._begun = True
-        # A schedule that is fitted to the training ends in it.
-        if not self.pruner.schedule.is_open:
-            self.announce([*abrupt(self.schedule), *self.pruner.shortfall(self._planned_steps())])
         self.resumption.begin(self)
+        # Not before: a resumed training counts from the origin of the first one. What is fitted ends in time.
+        if not self.schedule.is_open:
+            self.announce([*abrupt(self.schedule), *self.pruner.shortfall(self._planned_steps())])
 
     def start(self) -> None:
         """Applies the schedule's sparsity at the first step of a training that resumes none."""
