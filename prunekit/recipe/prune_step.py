@@ -26,8 +26,8 @@ from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.choices import chosen_options
-from prunekit.techniques.pruning.one_shot import OneShotPruning
+from prunekit.techniques.pruning.choices import GIVEN, SYNTHETIC, chosen_options
+from prunekit.techniques.pruning.one_shot import OneShotPruning, may_stand_in
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner
 from prunekit.techniques.pruning.pruning_notes import abrupt
@@ -43,12 +43,14 @@ class PreparedPruning(PreparedStep):
 
     Attributes:
         schedule: Sparsity schedule in optimizer updates since the start of the step.
-        options: Pruning options, with a criterion and an allocation in the place of "auto".
+        given: Pruning options as the recipe has them.
+        options: The same with a criterion and an allocation in the place of "auto".
         found: What the step prunes.
         run: Model and data of the run.
     """
 
     schedule: Schedule
+    given: PruningOptions
     options: PruningOptions
     found: ResolvedTargets
     run: RunInputs
@@ -74,11 +76,10 @@ class PruneStep(StepHandler[PreparedPruning]):
                 f"sparsity {schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
             )
         training, given = not settings.one_shot, PruningOptions(**_options(settings, run.recipe.seed))
-        repairs = settings.is_repairable and run.data is not None
-        options = chosen_options(given, run.model, training=training, data=repairs)
+        options = chosen_options(given, run.model, training=training, data=_source(settings, given, run))
         found = resolved_targets(run.model, schedule, options, training=training)
         check_statistics(settings.needs, run.model, found.targets)
-        return PreparedPruning(settings, schedule=schedule, options=options, found=found, run=run)
+        return PreparedPruning(settings, schedule=schedule, given=given, options=options, found=found, run=run)
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan with all mask updates and targets."""
@@ -125,12 +126,11 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     settings, schedule = prepared.settings, prepared.schedule
     reads = settings.reads_data or settings.is_repairable
     data = calibration_data(workspace.run, settings.calibration) if reads else None
-    chosen = choices_sections(prepared.options.choices)
     if settings.one_shot:
         pruning = OneShotPruning(
             workspace.model,
             schedule,
-            prepared.options,
+            prepared.given,
             data,
             repair=settings.repair,
             memory=settings.memory,
@@ -139,10 +139,21 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
         errors = pruning.run()
         for note in pruning.notes:
             workspace.note(f"prune: {note}")
+        chosen = choices_sections(pruning.pruner.options.choices)
         return pruning.pruner, StepResult(sections=[*chosen, *([layer_error_section(errors)] if errors else [])])
     callback = PruningCallback(schedule, data=data, **prepared.options.arguments)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)
-    return callback.pruner, StepResult(history=history, sections=chosen)
+    return callback.pruner, StepResult(history=history, sections=choices_sections(prepared.options.choices))
+
+
+def _source(settings: Prune, options: PruningOptions, run: RunInputs) -> str | None:
+    """Returns which calibration data the step repairs with; None without a repair."""
+    if not settings.is_repairable:
+        return None
+    if run.data is not None:
+        return GIVEN
+    stands_in = may_stand_in(run.model, options, settings.repair) and stand_in(run.model).inputs is not None
+    return SYNTHETIC if stands_in else None
 
 
 def _allocation_name(prepared: PreparedPruning) -> str:

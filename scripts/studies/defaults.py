@@ -21,6 +21,8 @@ from studies.shorthands import made
 EXAMPLES = 512
 EPOCHS, BATCH = 8, 64
 Row = tuple[str, str]
+# Ends the allocation of a call without data that is repaired on synthetic inputs.
+SYNTHETIC = ", synthetic inputs"
 WITH_OPTIONS = {
     "wanda, whole weight": {"type": "wanda", "per_output": False},
     "global, l2": {"type": "global", "normalization": "l2"},
@@ -34,7 +36,8 @@ class Table:
     Attributes:
         title: Heading.
         call: The call with the defaults.
-        rows: (criterion, allocation): what "auto" takes first, what was the default before last.
+        rows: (criterion, allocation), which may end with `SYNTHETIC`: what "auto" takes first, what was the default
+            before last.
         shares: Sparsities, or shares of the channels that are left.
         data: Whether the calls have data.
         shrinks: Whether they remove channels.
@@ -56,7 +59,12 @@ TABLES = {
     "no data": Table(
         "Zeros, without data",
         "pk.prune(model, s)",
-        [*(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")), FORMER],
+        [
+            ("output_error", "layer_error" + SYNTHETIC),
+            ("magnitude", "lamp" + SYNTHETIC),
+            *(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")),
+            FORMER,
+        ],
         SPARSITIES,
         data=False,
     ),
@@ -84,7 +92,12 @@ TABLES = {
     "channels": Table(
         "Channels, without data",
         "pk.shrink(model, channels=c)",
-        [("l2", "uniform"), ("geometric_median", "uniform"), ("geometric_median", "global"), FORMER],
+        [
+            *((name, "uniform" + SYNTHETIC) for name in ("l2", "output_error")),
+            ("l2", "uniform"),
+            *(("geometric_median", name) for name in ("uniform", "global")),
+            FORMER,
+        ],
         CHANNELS,
         data=False,
         shrinks=True,
@@ -108,7 +121,7 @@ PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
 What {len(KINDS)} trained networks of different kinds keep after one call, on data that were not trained on: accuracy,
-or what the table names. With data: {EXAMPLES} training inputs, no labels. In a training: {EPOCHS} epochs more, with
+or what the table names. With data: {EXAMPLES} training inputs, no labels. "Synthetic inputs": a repair without data. In a training: {EPOCHS} epochs more, with
 mask updates in the first two thirds; networks for Fashion-MNIST: [pruning during training](during-training.md). Seed 0,
 one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
 
@@ -124,8 +137,10 @@ def measured(name: str, table: Table, row: Row, share: float) -> float | None:
     model, weights = _network(name)
     model.set_weights(weights)
     data = KINDS[name].data()[0][0][:EXAMPLES] if table.data else None
-    criterion, allocation = (WITH_OPTIONS.get(option, option) for option in row)
+    criterion, allocation = (WITH_OPTIONS.get(option, option) for option in (row[0], row[1].removesuffix(SYNTHETIC)))
     options: Any = {"criterion": made(CRITERIA, criterion), "allocation": allocation}
+    if row[1].endswith(SYNTHETIC):
+        options["repair"] = "weights"
     with warnings.catch_warnings():
         # At 95 % some rows leave a single weight in a layer.
         warnings.simplefilter("ignore", UserWarning)

@@ -18,16 +18,18 @@ from prunekit.techniques.pruning.policy import get_policy
 # Most bytes of what an allocation holds of all layers at once: Hessians for layer_error, importances for lamp in a
 # training; and bytes for each entry of a Hessian.
 _MOST_AT_ONCE, _KEPT = 2 << 30, 12
+# Reasons of a choice that follows from calibration data.
+GIVEN, SYNTHETIC = "since data were given", "on synthetic inputs, since no data were given"
 
 
-def chosen_options(options: PruningOptions, model: Any, *, training: bool, data: bool) -> PruningOptions:
+def chosen_options(options: PruningOptions, model: Any, *, training: bool, data: str | None) -> PruningOptions:
     """Returns the options with a criterion and an allocation in the place of "auto", and why in `choices`.
 
     Args:
         options: Pruning options.
         model: A built Keras model.
         training: Whether the masks change, or are trained with, in a training.
-        data: Whether there are calibration data.
+        data: `GIVEN` or `SYNTHETIC` calibration data; None without.
 
     Raises:
         ValueError: As for `find_targets`.
@@ -44,7 +46,7 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
         entries = isinstance(options.pattern, Unstructured)
         if data and entries and not training and not criterion.before_training:
             targets, _ = get_policy(options.policy).select(model, options, training=False)
-            found = _allocation_for_data(targets)
+            found = _allocation_for_data(targets, data)
         else:
             found = _allocation(options, criterion, model, training=training)
         made.append(Choice("allocation", *found))
@@ -52,13 +54,13 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
     return replace(options, criterion=criterion, allocation=allocation, choices=tuple(made))
 
 
-def _criterion(options: PruningOptions, *, training: bool, data: bool) -> tuple[str, str]:
+def _criterion(options: PruningOptions, *, training: bool, data: str | None) -> tuple[str, str]:
     if training:
         return "magnitude", "since the weights are trained"
     if isinstance(options.pattern, Channel):
         return "magnitude", "since whole channels are pruned"
     if data:
-        return "output_error", "since data were given"
+        return "output_error", data
     return "magnitude", "since no data were given; with some hundred examples, output_error would lose less"
 
 
@@ -77,7 +79,7 @@ def _allocation(options: PruningOptions, criterion: Criterion, model: Any, *, tr
     return "lamp", "since the weights are trained"
 
 
-def _allocation_for_data(targets: Sequence[Target]) -> tuple[str, str]:
+def _allocation_for_data(targets: Sequence[Target], data: str) -> tuple[str, str]:
     lacking = unfitted(targets)
     if lacking:
         name, reason = next(iter(lacking.items()))
@@ -86,4 +88,4 @@ def _allocation_for_data(targets: Sequence[Target]) -> tuple[str, str]:
     size = sum(_KEPT * one.groups * one.inputs ** (1 if one.diagonal else 2) for one in products)
     if size > _MOST_AT_ONCE:
         return "erk", f"since the Hessians of all layers have {size / 2**30:.1f} GiB"
-    return "layer_error", "since data were given"
+    return "layer_error", data

@@ -9,19 +9,21 @@ import numpy as np
 from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.model_weights import check_built
-from prunekit.anatomy.reports import LayerError
+from prunekit.anatomy.reports import Choice, LayerError
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
-from prunekit.core.kept_grids import check_off_grids
+from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.synthetic_inputs import StandIn, stand_in
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
-from prunekit.techniques.pruning.choices import chosen_options
+from prunekit.techniques.pruning.choices import GIVEN, SYNTHETIC, chosen_options
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
@@ -43,8 +45,8 @@ def prune(
 ) -> Report:
     """Prunes a trained model once, in place, without training; returns a `Report`.
 
-    With calibration data, layers are pruned in the order in which the model calls them, and each is repaired so that it
-    gives its former outputs from what the pruned layers before it produce. The report then has the error of each
+    Layers are pruned in the order in which the model calls them, and each is repaired so that it gives its former
+    outputs, on calibration data or synthetic inputs, from what the pruned layers before it produce. The report then has the error of each
     layer's outputs. The model changes only at the end: an interruption leaves it as it was.
 
     Training afterwards lets the zeros grow back, unless it has `pk.KeepZeros`.
@@ -53,13 +55,15 @@ def prune(
         model: A built Keras model.
         sparsity: Fraction of the targets' entries to remove, in [0, 1).
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
-            examples of the training data. None prunes without repair. With labels, and a compiled model, the report
-            has the metrics before and after.
-        repair: What makes up for pruned weights, where there are data. "weights": the kept weights of each layer are
-            fitted to its former outputs (least squares). "outputs": each output's scale and bias are. "none": nothing.
-            "weights" and "outputs" also correct biases by the mean error and update the moving statistics of batch
-            normalizations. None = "weights" with data, except for layers where that is impossible, which the report
-            names, and for criteria of untrained models (SNIP, GraSP, SynFlow).
+            examples of the training data. With labels, and a compiled model, the report has the metrics before and
+            after. None = synthetic inputs (random signals), which lose more than data, and far less than no repair;
+            a criterion that is named prunes by the weights alone.
+        repair: What makes up for pruned weights. "weights": the kept weights of each layer are fitted to its former
+            outputs (least squares). "outputs": each output's scale and bias are. "none": nothing. "weights" and
+            "outputs" also correct biases by the mean error and update the moving statistics of batch normalizations.
+            None = "weights" with data or criterion="auto", except for layers where that is impossible, which the
+            report names, for models of more than 50 million weights without data, and for criteria of untrained
+            models (SNIP, GraSP, SynFlow).
         memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
             computed again, which takes time and changes no result.
         progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
@@ -128,21 +132,37 @@ class OneShotPruning:
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
-        if repair in ("weights", "outputs") and data is None:
-            raise ValueError(f"A repair reads data. Received: repair={repair!r} without data. Pass `data` as well.")
-        memory = positive("memory", memory)
+        self._model, self._schedule, self._settings = model, schedule, settings
+        self._repair, self._memory, self._progress = repair, positive("memory", memory), progress
         check_built(model)
+        self._stand_in = None
+        if data is None and may_stand_in(model, settings, repair):
+            self._stand_in = stand_in(model)
+            if repair is not None and self._stand_in.inputs is None:
+                raise ValueError(
+                    f"A repair reads data. Received: repair={repair!r} without data. Pass `data` as well. "
+                    f"{self._stand_in.note}"
+                )
+        self._prepare(data)
+
+    def _prepare(self, data: Any) -> None:
+        """Makes the pruner, for given data or for the synthetic inputs."""
+        model, repair, stood_in = self._model, self._repair, self._stand_in
+        self.notes = [] if stood_in is None else [stood_in.note]
+        source = None if data is None else GIVEN
+        if stood_in is not None and stood_in.inputs is not None:
+            data, source = stood_in.inputs, SYNTHETIC
         # What the user asked for is refused where it cannot be had; what was chosen is replaced by the next best.
-        asked = repair is not None or "data" in sources_of(settings.needs)
-        repairable = data is not None and repair != "none"
-        settings = chosen_options(settings, model, training=False, data=repairable)
+        asked = self._repair is not None or "data" in sources_of(self._settings.needs)
+        settings = chosen_options(self._settings, model, training=False, data=None if repair == "none" else source)
+        if source == SYNTHETIC and repair is None:
+            settings = replace(settings, choices=(*settings.choices, Choice("repair", "weights", source)))
         criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
         if "training" in sources:
             raise ValueError(
                 f"The criterion {criterion} needs a training, and pk.prune does not train. Train with PruningCallback "
                 "or Pruner, or choose another criterion."
             )
-        self.notes: list[str] = []
         self._layerwise = None
         if data is not None and not isinstance(data, CheckedData):
             data = CheckedData(model, data)
@@ -153,12 +173,12 @@ class OneShotPruning:
                     model, "A repair", 'Prune first, then quantize; or pass repair="none", which keeps grids.'
                 )
             left = frozenset() if asked else self._left(model, settings)
-            self._layerwise = Layerwise(model, data, criterion, repair or "weights", progress, left, memory)
+            self._layerwise = Layerwise(model, data, criterion, repair or "weights", self._progress, left, self._memory)
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
         elif data is not None and "data" not in sources:
             unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
             self.notes.append(f"The data were not read for pruning: {unread} needs none, and is not repaired.")
-        self.pruner = Pruner.detached(model, schedule, settings, training=False, data=data)
+        self.pruner = Pruner.detached(model, self._schedule, settings, training=False, data=data)
 
     def _left(self, model: Any, settings: PruningOptions) -> frozenset[str]:
         """Returns the names of the targets that cannot be fitted, and are pruned without repair."""
@@ -169,11 +189,34 @@ class OneShotPruning:
 
     def run(self) -> tuple[LayerError, ...]:
         """Prunes; returns the errors of the layers."""
+        try:
+            return self._run()
+        except ValueError as error:
+            if self._stand_in is None or self._stand_in.inputs is None or self._repair is not None:
+                raise
+            # Nobody asked for synthetic inputs: what cannot be fitted to them is pruned as the weights alone say.
+            self._stand_in = StandIn(None, f"No data were given, and the kept weights were not repaired: {error}")
+            self._prepare(None)
+            return self._run()
+
+    def _run(self) -> tuple[LayerError, ...]:
         self.pruner.begin()
         if self._layerwise is not None:
             self._layerwise.assign_others()
         self.pruner.finish()
         return () if self._layerwise is None else tuple(self._layerwise.errors)
+
+
+def may_stand_in(model: Any, settings: PruningOptions, repair: str | None) -> bool:
+    """Returns True if synthetic inputs are read where no data were given.
+
+    A criterion that is named prunes by the weights alone, as papers describe it, unless a repair is asked for.
+    """
+    if type(settings.policy) is not Gradual or repair == "none":
+        return False
+    if repair is not None:
+        return True
+    return get_criterion(settings.criterion) == AutomaticCriterion() and not on_grids(model)
 
 
 def _repairs(settings: PruningOptions, criterion: Criterion, repair: str | None) -> bool:

@@ -17,7 +17,7 @@ from prunekit.core.statistics import Collectors
 from prunekit.core.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning import attached_pruners, pruning_notes
-from prunekit.techniques.pruning.choices import chosen_options
+from prunekit.techniques.pruning.choices import GIVEN, chosen_options
 from prunekit.techniques.pruning.enforcement_check import CHECK_EVERY, EnforcementCheck
 from prunekit.techniques.pruning.held_masks import without_zeros
 from prunekit.techniques.pruning.mask_store import MaskStore
@@ -98,7 +98,7 @@ class Pruner:
         self.model = model
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
         trains = bool(optimizers) if training is None else training
-        options = chosen_options(options, model, training=training is not False, data=data is not None)
+        options = chosen_options(options, model, training=training is not False, data=None if data is None else GIVEN)
         self.options = options
         found = resolved_targets(model, schedule, options, training=trains)
         self.policy, self.schedule, self.targets = found.policy, found.schedule, found.targets

@@ -277,7 +277,7 @@ def _checked(  # noqa: PLR0913
     if rewind not in REWINDS:
         raise ValueError(f"`rewind` is one of {', '.join(REWINDS)}. Received: {rewind!r}.")
     # No repair between the rounds, so that the data decide nothing.
-    settings = chosen_options(as_options(options), model, training=False, data=False)
+    settings = chosen_options(as_options(options), model, training=False, data=None)
     check_options_of_rounds(settings)
     resolved_targets(model, OneShot(sparsity=sparsity), settings, training=True)
     _pruning_to(sparsity, model, sparsity, settings, data)

@@ -11,6 +11,7 @@ from prunekit.anatomy.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channel_order import ALLOCATIONS
 from prunekit.core.channel_importance import GroupImportance
 from prunekit.sparsity.arguments import positive, whole
+from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 
@@ -86,9 +87,10 @@ class ShrinkOptions:
             whole.
         include: Names, globs or `re:` patterns of layers whose channels may be removed; empty = all.
         exclude: Names, globs or `re:` patterns of layers whose channels stay; overrides `include`.
-        repair: With data: "weights" fits the kept weights of each layer to its former outputs, "outputs" a scale and a
-            bias for each output; both update moving statistics. "none" changes nothing. None = "weights" with data, or
-            "none" for criteria of untrained models.
+        repair: "weights" fits the kept weights of each layer to its former outputs, "outputs" a scale and a bias for
+            each output; both update moving statistics, and read synthetic inputs (random signals) without data. "none"
+            changes nothing. None = "weights" with data or criterion="auto", "none" for criteria of untrained models,
+            and for models of more than 50 million weights without data.
         tolerance: Largest difference from the share of parameters, multiply-accumulates, bytes or latency, relative to
             the share, that is not refused. None takes the nearest model.
         approximate: "layer_normalization" also removes channels of layer normalizations, which changes their
@@ -133,16 +135,21 @@ class ShrinkOptions:
             )
         object.__setattr__(self, "criterion", criterion)
 
+    @property
+    def may_stand_in(self) -> bool:
+        """True if synthetic inputs are read where no data were given."""
+        return self.repair != "none" and (self.repair is not None or self.criterion == AutomaticCriterion())
+
     def repair_with(self, data: Any) -> str:
         """Returns the repair on these calibration data: one of `REPAIRS`.
 
         Raises:
             ValueError: A repair is asked for, and there are no data.
         """
-        if data is None:
-            if self.repair not in (None, "none"):
-                raise ValueError(
-                    f"A repair reads calibration data. Received: repair={self.repair!r} without data. Pass `data`."
-                )
+        if data is None and self.repair in (None, "none"):
             return "none"
+        if data is None:
+            raise ValueError(
+                f"A repair reads calibration data. Received: repair={self.repair!r} without data. Pass `data`."
+            )
         return self.repair or ("none" if get_criterion(self.criterion).before_training else "weights")
