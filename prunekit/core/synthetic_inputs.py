@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.example_inputs import declared_inputs, fixed_batch
+from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.watching import watching
 
 # Examples, and the entries of all of them above which there are fewer.
@@ -35,9 +36,17 @@ class StandIn:
     inputs: Any
     note: str
 
+    def failed(self, error: Exception) -> StandIn:
+        """Returns what is left where the kept weights cannot be fitted to the inputs."""
+        return StandIn(None, f"No data were given, and the kept weights were not repaired: {error}")
+
+    def choices(self, repair: str | None) -> tuple[Choice, ...]:
+        """Returns the repair as a choice, where there are inputs and nobody asked for a `repair`."""
+        return (Choice("repair", "weights", SYNTHETIC),) if self.inputs is not None and repair is None else ()
+
 
 def stand_in(model: Any) -> StandIn:
-    """Returns synthetic inputs for a repair without data, and a note; no inputs for models of over `LARGEST` weights."""
+    """Returns synthetic inputs for a repair without data, and a note; none for models of over `LARGEST` weights."""
     size = sum(math.prod(weight.shape) for weight in model.trainable_variables)
     lacking = f"it has {size:,} weights, more than {LARGEST:,}" if size > LARGEST else ""
     inputs = None
@@ -55,6 +64,10 @@ def stand_in(model: Any) -> StandIn:
 _BETTER = "With some hundred examples of the training data, less is lost."
 
 
+# Reason of a choice that follows from synthetic inputs.
+SYNTHETIC = "on synthetic inputs, since no data were given"
+
+
 class NoInputsError(ValueError):
     """Raised where no inputs can be made; the message says why, as a clause."""
 
@@ -62,10 +75,10 @@ class NoInputsError(ValueError):
 def synthetic_inputs(model: Any, examples: int | None = None, seed: int = 0) -> Any:
     """Returns random inputs of a model, in the structure that it takes.
 
-    Floating-point inputs are noise of many kinds, so that what is fitted to them holds for signals that nobody has
-    seen: each example has its own spectrum (amplitudes from equal to falling by the square of the frequency), offset and
-    contrast, and every second is flat but for its peaks. They have the scale that a Rescaling or Normalization expects
-    that reads them. Integers are drawn from the vocabulary of the embedding that reads them, or are ones.
+    Floating-point inputs are noise of many kinds, so that what is fitted to them holds for other signals: each example
+    has its own spectrum (amplitudes from equal to falling by the square of the frequency), offset and contrast, and
+    every second is flat but for its peaks. They have the scale that a Rescaling or Normalization expects that reads
+    them. Integers are drawn from the vocabulary of the embedding that reads them, or are ones.
 
     Args:
         model: A built model.

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from prunekit.anatomy.reports import choices_sections, layer_error_section
 from prunekit.core.statistics import check_statistics
+from prunekit.core.synthetic_inputs import SYNTHETIC, stand_in
 from prunekit.recipe.data import drawn_examples
 from prunekit.recipe.fields import make, name_of
 from prunekit.recipe.loader import RecipeError
@@ -26,7 +27,7 @@ from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.choices import GIVEN, SYNTHETIC, chosen_options
+from prunekit.techniques.pruning.choices import GIVEN, chosen_options
 from prunekit.techniques.pruning.one_shot import OneShotPruning, may_stand_in
 from prunekit.techniques.pruning.options import Options, PruningOptions
 from prunekit.techniques.pruning.pruner import Pruner

@@ -121,9 +121,10 @@ PAGE = Path("docs/measured/defaults.md")
 HEAD = f"""# Measured: defaults
 
 What {len(KINDS)} trained networks of different kinds keep after one call, on data that were not trained on: accuracy,
-or what the table names. With data: {EXAMPLES} training inputs, no labels. "Synthetic inputs": a repair without data. In a training: {EPOCHS} epochs more, with
-mask updates in the first two thirds; networks for Fashion-MNIST: [pruning during training](during-training.md). Seed 0,
-one run. `scripts/study defaults` makes this page, and measures what it shows as "–".
+or what the table names. With data: {EXAMPLES} training inputs, no labels. "Synthetic inputs": no data, and kept
+weights are fitted to what the layers compute on random signals. In a training: {EPOCHS} epochs more, with mask updates
+in the first two thirds; networks for Fashion-MNIST: [pruning during training](during-training.md). Seed 0, one run.
+`scripts/study defaults` makes this page, and measures what it shows as "–".
 
 Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the
 default before in the last. The regret of a row is how many points it loses to the best row of its table, on the same

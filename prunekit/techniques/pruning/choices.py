@@ -18,8 +18,8 @@ from prunekit.techniques.pruning.policy import get_policy
 # Most bytes of what an allocation holds of all layers at once: Hessians for layer_error, importances for lamp in a
 # training; and bytes for each entry of a Hessian.
 _MOST_AT_ONCE, _KEPT = 2 << 30, 12
-# Reasons of a choice that follows from calibration data.
-GIVEN, SYNTHETIC = "since data were given", "on synthetic inputs, since no data were given"
+# Reason of a choice that follows from calibration data.
+GIVEN = "since data were given"
 
 
 def chosen_options(options: PruningOptions, model: Any, *, training: bool, data: str | None) -> PruningOptions:
@@ -29,7 +29,7 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
         options: Pruning options.
         model: A built Keras model.
         training: Whether the masks change, or are trained with, in a training.
-        data: `GIVEN` or `SYNTHETIC` calibration data; None without.
+        data: Which calibration data there are: `GIVEN`, or `SYNTHETIC` of `prunekit.core.synthetic_inputs`; or None.
 
     Raises:
         ValueError: As for `find_targets`.

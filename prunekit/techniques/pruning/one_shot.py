@@ -9,13 +9,13 @@ import numpy as np
 from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.model_weights import check_built
-from prunekit.anatomy.reports import Choice, LayerError
+from prunekit.anatomy.reports import LayerError
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
-from prunekit.core.synthetic_inputs import StandIn, stand_in
+from prunekit.core.synthetic_inputs import SYNTHETIC, stand_in
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.array_ops import array_of
@@ -23,7 +23,7 @@ from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
-from prunekit.techniques.pruning.choices import GIVEN, SYNTHETIC, chosen_options
+from prunekit.techniques.pruning.choices import GIVEN, chosen_options
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
@@ -46,8 +46,8 @@ def prune(
     """Prunes a trained model once, in place, without training; returns a `Report`.
 
     Layers are pruned in the order in which the model calls them, and each is repaired so that it gives its former
-    outputs, on calibration data or synthetic inputs, from what the pruned layers before it produce. The report then has the error of each
-    layer's outputs. The model changes only at the end: an interruption leaves it as it was.
+    outputs, on calibration data or synthetic inputs, from what the pruned layers before it produce. The report then has
+    the error of each layer's outputs. The model changes only at the end: an interruption leaves it as it was.
 
     Training afterwards lets the zeros grow back, unless it has `pk.KeepZeros`.
 
@@ -155,8 +155,8 @@ class OneShotPruning:
         # What the user asked for is refused where it cannot be had; what was chosen is replaced by the next best.
         asked = self._repair is not None or "data" in sources_of(self._settings.needs)
         settings = chosen_options(self._settings, model, training=False, data=None if repair == "none" else source)
-        if source == SYNTHETIC and repair is None:
-            settings = replace(settings, choices=(*settings.choices, Choice("repair", "weights", source)))
+        if stood_in is not None:
+            settings = replace(settings, choices=(*settings.choices, *stood_in.choices(repair)))
         criterion, sources = get_criterion(settings.criterion), sources_of(settings.needs)
         if "training" in sources:
             raise ValueError(
@@ -195,7 +195,7 @@ class OneShotPruning:
             if self._stand_in is None or self._stand_in.inputs is None or self._repair is not None:
                 raise
             # Nobody asked for synthetic inputs: what cannot be fitted to them is pruned as the weights alone say.
-            self._stand_in = StandIn(None, f"No data were given, and the kept weights were not repaired: {error}")
+            self._stand_in = self._stand_in.failed(error)
             self._prepare(None)
             return self._run()
 

@@ -10,16 +10,20 @@ import numpy as np
 
 from prunekit.anatomy.channel_links import WeightAxes
 from prunekit.anatomy.channels import Channels
+from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.targets import Target, find_targets
 from prunekit.anatomy.weight_entries import masked, zeroed
-from prunekit.core.calibration import batches_of
+from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct, product_of
-from prunekit.core.layerwise import MEMORY, LayerwiseRepair
+from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.synthetic_inputs import stand_in
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
 from prunekit.techniques.shrink.kept_statistics import kept_statistics
+from prunekit.techniques.shrink.options import ShrinkOptions
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,62 @@ class RepairError:
     weight: str
     before: float
     after: float
+
+
+class Repair:
+    """What repairs a model after a removal: calibration data, or synthetic inputs where none were given.
+
+    Args:
+        model: The model.
+        options: Which repair; see `ShrinkOptions`.
+        data: Calibration data, or None.
+        stands_in: Whether synthetic inputs may stand in for data.
+
+    Attributes:
+        kind: "weights", "outputs", or "none".
+        data: What is read: checked calibration data, or None.
+
+    Raises:
+        ValueError: A repair is asked for, and there are no data; the weights lie on integer grids; the data do not fit.
+    """
+
+    def __init__(self, model: Any, options: ShrinkOptions, data: Any, *, stands_in: bool):
+        self._asked, self._stand_in = options.repair, None
+        if data is None and stands_in and options.may_stand_in and not on_grids(model):
+            self._stand_in = stand_in(model)
+            data = self._stand_in.inputs
+        self.kind = options.repair_with(data)
+        if self.kind != "none":
+            check_off_grids(model, "A repair", 'Shrink first, then quantize; or pass repair="none" and quantize again.')
+        self.data = None if data is None else CheckedData(model, data)
+        if self.data is not None:
+            # Data that do not fit are refused before anything is removed.
+            next(iter(self.data))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a report says of the repair."""
+        return [] if self._stand_in is None else [self._stand_in.note]
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The repair that nobody asked for."""
+        return () if self._stand_in is None else self._stand_in.choices(self._asked)
+
+    def run(
+        self, channels: Channels, removed: np.ndarray, progress: Progress | None, memory: float
+    ) -> tuple[dict[int, np.ndarray], list[RepairError]]:
+        """Returns new values and errors, as `repaired`; none where nothing is repaired."""
+        if self.kind == "none" or not removed.size:
+            return {}, []
+        try:
+            return repaired(channels, removed, self.data, self.kind, progress, memory)
+        except ValueError as error:
+            if self._stand_in is None or self._asked is not None:
+                raise
+            # Nobody asked for synthetic inputs: what cannot be fitted to them is not repaired.
+            self._stand_in = self._stand_in.failed(error)
+            return {}, []
 
 
 def repaired(

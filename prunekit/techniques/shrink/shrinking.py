@@ -14,12 +14,11 @@ from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
-from prunekit.core.calibration import CheckedData, batches_of
+from prunekit.core.calibration import batches_of
 from prunekit.core.channel_importance import GroupImportance, entry_scores, ranking_weights, reasons_to_stay
-from prunekit.core.kept_grids import check_off_grids, on_grids
+from prunekit.core.kept_grids import on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, Progress
-from prunekit.core.synthetic_inputs import StandIn, stand_in
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.adjustments import Adjustment
@@ -31,7 +30,7 @@ from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured, Se
 from prunekit.techniques.shrink.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import assign_cut, without_channels
-from prunekit.techniques.shrink.repair import RepairError, repaired
+from prunekit.techniques.shrink.repair import Repair, RepairError
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
 from prunekit.techniques.shrink.verification import (
     TOLERANCE,
@@ -134,17 +133,8 @@ def shrunk(  # noqa: PLR0913
     Raises:
         ValueError, TypeError: As for `pk.shrink`.
     """
-    has_data = data is not None
-    stood_in = None if has_data or target is None else _stand_in(model, options)
-    if stood_in is not None:
-        data = stood_in.inputs
-    repair = options.repair_with(data)
-    if repair != "none":
-        check_off_grids(model, "A repair", 'Shrink first, then quantize; or pass repair="none" and quantize again.')
+    repair = Repair(model, options, data, stands_in=target is not None)
     found = find_channels(model, options.approximate)
-    if data is not None:
-        data = CheckedData(model, data)
-        next(iter(data))
     reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     zero = zero_channels(found)
@@ -152,8 +142,8 @@ def shrunk(  # noqa: PLR0913
     if target is None:
         values = [(~np.isin(group.channels, zero)).astype("float64") for group in found.groups]
     else:
-        criterion, choices = chosen_criterion(found, options, has_data)
-        scores = entry_scores(found, criterion, data if criterion.needs else None)
+        criterion, choices = chosen_criterion(found, options, data is not None)
+        scores = entry_scores(found, criterion, repair.data if criterion.needs else None)
         values = GroupImportance(options.reduction, options.normalize).of(found, scores)
     groups, given = [found.groups[i] for i in free], [values[i] for i in free]
     order = Order(groups, given, options.allocation, minimum=options.minimum, multiple=options.multiple)
@@ -164,38 +154,22 @@ def shrunk(  # noqa: PLR0913
     else:
         counts, measured = _selected(found, order, budget, target, options, measure, progress)
     removed = order.removed(counts)
-    built = _built(found, removed, np.intersect1d(removed, zero) if repair == "none" else zero[:0], data)
-    notes = [] if stood_in is None else [stood_in.note]
-    notes += [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
+    built = _built(found, removed, np.intersect1d(removed, zero) if repair.kind == "none" else zero[:0], repair.data)
+    notes = [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
     if on_grids(model):
         notes.append(_GRIDS)
     notes += [*built.notes, *_unused_layers(found.model, built.variables)]
-    errors: list[RepairError] = []
-    if repair != "none" and removed.size:
-        try:
-            new_values, errors = repaired(found, removed, data, repair, _told_of_repair(progress), memory)
-            assign_cut(found, removed, built.variables, new_values)
-        except ValueError as error:
-            if has_data or options.repair is not None:
-                raise
-            # Nobody asked for synthetic inputs: what cannot be fitted to them is not repaired.
-            notes[0] = f"No data were given, and the kept weights were not repaired: {error}"
+    new_values, errors = repair.run(found, removed, _told_of_repair(progress), memory)
+    assign_cut(found, removed, built.variables, new_values)
     if measure is not None and measured is not None and target is not None:
         # Equal weights may share their place in a file, and repaired ones are no longer equal.
         measured = replace(measure.compare(built.model), models=measured.models) if errors else measured
         notes += _measured_notes(measured, target, options)
     notes += carry_over(found.model, built.model, built.variables, _cut(found, removed))
-    if errors and stood_in is not None and options.repair is None:
-        choices = (*choices, Choice("repair", repair, "on synthetic inputs, since no data were given"))
+    notes = [*repair.notes, *notes]
+    choices = (*choices, *repair.choices)
     report = replace(_report(found, removed, reasons, budget, built, errors, notes), choices=choices)
     return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
-
-
-def _stand_in(model: Any, options: ShrinkOptions) -> StandIn | None:
-    """Returns synthetic inputs in the place of data; None where nothing is repaired without data."""
-    if not options.may_stand_in or on_grids(model):
-        return None
-    return stand_in(model)
 
 
 def chosen_criterion(found: Channels, options: ShrinkOptions, data: bool) -> tuple[Criterion, tuple[Choice, ...]]:
