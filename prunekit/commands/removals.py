@@ -37,7 +37,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
         data_options("Training examples, which repair the model"),
         examples_option(1024),
         click.option(
-            "--repair", type=click.Choice(["weights", "outputs", "none"]), help="With --data.  [default: weights]"
+            "--repair", type=click.Choice(["weights", "outputs", "none"]), help="How kept weights make up for removed ones.  [default: weights]"
         ),
         pattern_options(verb, matched),
         memory_option,
@@ -58,14 +58,14 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
 @click.option(
-    "--allocation", default="auto", help="auto, uniform, global, erk, lamp; layer_error with --data.  [default: auto]"
+    "--allocation", default="auto", help="auto, uniform, global, erk, lamp, layer_error.  [default: auto]"
 )
 @_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
 
-    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. With --data the
-    kept weights are fitted to what each layer computed before. To prune while training, to export, or to read other
+    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. The kept
+    weights are fitted to what each layer computed before, on --data or else on random signals. To prune while training, to export, or to read other
     kinds of data, use a recipe: prunekit init."""
     options["memory"] *= 1e6
     check_files(model, output, force)
@@ -74,7 +74,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     from prunekit.delivery.terminal_report import inspect_table, print_section
     from prunekit.techniques.pruning.one_shot import prune as prune_model
 
-    with showing_progress("Pruned", data is not None) as progress:
+    with showing_progress("Pruned", shown=True) as progress:
         done = prune_model(found, sparsity, data, progress=progress, **options)
     write_model(found, Path(output))
     if as_json:
@@ -145,8 +145,8 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
 
     MODEL is a .keras file; it is not changed. Exactly one of --channels, --parameters, --macs, --bytes and --latency
     says how much is kept; for the last two, LiteRT files of several smaller models are made and measured. NEW.keras
-    holds the smaller model without its optimizer. With --data the kept weights are fitted to what each layer computed
-    before. `prunekit inspect --groups` shows which channels can be removed."""
+    holds the smaller model without its optimizer. The kept weights are fitted to what each layer computed before, on
+    --data or else on random signals. `prunekit inspect --groups` shows which channels can be removed."""
     targets = {name: options.pop(name) for name in _TARGETS}
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
@@ -167,8 +167,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     else:
         from prunekit.delivery.shrinking import shrink as shrink_model
 
-        shown = data is not None or bool({"bytes", "latency"} & asked.keys())
-        with showing_progress("Shrinking", shown) as progress:
+        with showing_progress("Shrinking", shown=True) as progress:
             smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
     return _written(smaller, report, output, as_json)
 
@@ -247,9 +246,8 @@ def _check_nonzero(options: Mapping[str, Any]) -> None:
 def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the model, not compiled, and training examples or None; takes the options of the data out."""
     name, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
-    given = "--repair" if options["repair"] is not None else "--label" if label is not None else None
-    if given is not None and name is None:
-        raise click.UsageError(f"{given} needs --data.")
+    if label is not None and name is None:
+        raise click.UsageError("--label needs --data.")
     load_keras_quietly()
     from prunekit.anatomy.model_files import load_model
 
