@@ -98,10 +98,17 @@ class TestPrune:
         code, out, _ = run("prune", stored, *options, "--repair", "outputs", "--force", "--json")
         assert code == 0 and len(json.loads(out)["report"]["layer_errors"]) == 2
 
+    def test_without_data_the_model_is_repaired_on_synthetic_inputs_and_a_note_says_so(self, run, stored):
+        code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new.keras")
+        assert code == 0 and "Output errors" in out
+        assert "note: No data were given: the kept weights were fitted on 256 synthetic inputs." in err
+        code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new.keras", "--repair", "none", "--force")
+        assert code == 0 and "Output errors" not in out and "synthetic" not in err
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
+            (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--label", "y"], "--label needs --data."),
             (
                 ["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--data", "d.csv"],
                 "d.csv",
@@ -112,7 +119,7 @@ class TestPrune:
             (["MODEL", "--sparsity", "50", "-o", "new.keras"], "Received: sparsity=50.0. For 50 %, pass 0.5."),
             (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
         ],
-        ids=["repair alone", "csv", "no model", "other format", "existing", "percentage", "no such weight"],
+        ids=["label alone", "csv", "no model", "other format", "existing", "percentage", "no such weight"],
     )
     def test_a_mistake_is_one_line_and_writes_nothing(self, run, stored, arguments, message):
         before = stored.read_bytes()
@@ -187,7 +194,9 @@ class TestShrink:
             return Latencies(np.array([[file.stat().st_size for file in files]] * 15, float))
 
         monkeypatch.setattr(model_measures, "measured_latencies", as_sizes)
-        code, out, _ = run("shrink", stored, "--latency", "0.9", "-o", "new.keras", "--force", "--json")
+        code, out, _ = run(
+            "shrink", stored, "--latency", "0.9", "-o", "new.keras", "--force", "--json", "--repair", "none"
+        )
         measured = json.loads(out)["report"]["measured"]
         assert code == 0 and (measured["name"], measured["unit"]) == ("latency", "ms")
         assert abs(measured["after"] / measured["before"] - 0.9) < 0.02
@@ -221,7 +230,7 @@ class TestShrink:
             (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
             (["MODEL", "--bytes", "0.1", "-o", "new.keras"], "bytes=0.1 cannot be reached within 2%"),
             (["MODEL", "--latency", "60", "-o", "new.keras"], "For 60 %, pass 0.6."),
-            (["MODEL", "--channels", "0.5", "-o", "new.keras", "--repair", "weights"], "--repair needs --data."),
+            (["MODEL", "--channels", "0.5", "-o", "new.keras", "--label", "y"], "--label needs --data."),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
             (
                 ["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "hidden"],

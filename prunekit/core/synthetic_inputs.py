@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,17 @@ def synthetic_inputs(model: Any, examples: int | None = None, seed: int = 0) -> 
         raise NoInputsError("the model declares no inputs")
     if any(keras.backend.standardize_dtype(leaf.dtype) == "string" for leaf in leaves):
         raise NoInputsError("the model reads texts")
-    shapes = [tuple(length or _OPEN for length in leaf.shape[1:]) for leaf in leaves]
+    shapes = [tuple(_OPEN if length is None else length for length in leaf.shape[1:]) for leaf in leaves]
+    entries = [math.prod(shape) for shape in shapes]
+    if not all(entries):
+        raise NoInputsError("an input has no entries")
     if examples is None:
-        entries = max(1, sum(map(math.prod, shapes)))
-        examples = min(_MOST, max(_LEAST, _ENTRIES // entries))
+        examples = min(_MOST, max(_LEAST, _ENTRIES // sum(entries)))
     generator = np.random.default_rng(seed)
     # A model of a fixed batch size takes whole batches.
     batch = fixed_batch(model) or 1
     count = -(-examples // batch) * batch
-    readers = _readers(model, declared)
+    readers = _readers(model, declared, [(batch, *shape) for shape in shapes])
     made = [
         _drawn(leaf, (count, *shape), reader, generator)
         for leaf, shape, reader in zip(leaves, shapes, readers, strict=True)
@@ -175,14 +177,13 @@ def _drawn(leaf: Any, shape: tuple[int, ...], reader: Any, generator: np.random.
     return values.astype("float32" if dtype == "bfloat16" else dtype)
 
 
-def _readers(model: Any, declared: Any) -> list[Any]:
+def _readers(model: Any, declared: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """Returns the first layer that looks up, rescales or normalizes each input; None for other inputs."""
     known = (keras.layers.Normalization, keras.layers.Rescaling)
     leaves = keras.tree.flatten(declared)
     found: list[Any] = [None] * len(leaves)
-    batch = fixed_batch(model) or 1
     # A tensor of the declared type reaches the layers as it is.
-    ones = [keras.ops.ones((batch, *(length or _OPEN for length in leaf.shape[1:])), leaf.dtype) for leaf in leaves]
+    ones = [keras.ops.ones(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
 
     def see(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
         outputs = original(layer, *args, **kwargs)

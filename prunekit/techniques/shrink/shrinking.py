@@ -133,8 +133,8 @@ def shrunk(  # noqa: PLR0913
     Raises:
         ValueError, TypeError: As for `pk.shrink`.
     """
-    repair = Repair(model, options, data, stands_in=target is not None)
     found = find_channels(model, options.approximate)
+    repair = Repair(model, options, data, stands_in=target is not None)
     reasons = reasons_to_stay(found, options.include, options.exclude)
     free = [index for index in range(len(found.groups)) if not reasons[index]]
     zero = zero_channels(found)

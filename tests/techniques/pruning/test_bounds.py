@@ -93,7 +93,7 @@ def test_bounds_hold_and_the_others_take_the_rest(model, allocation):
 
 def test_the_free_weights_of_a_global_allocation_have_one_threshold(model):
     kernels = {layer.name: np.abs(keras.ops.convert_to_numpy(layer.kernel)) for layer in model.layers}
-    pk.prune(model, 0.6, allocation="global", bounds={"three": {"max": 0.25}})
+    pk.prune(model, 0.6, criterion="magnitude", allocation="global", bounds={"three": {"max": 0.25}})
     found = zeros(model)
     assert found["three"] == 16 and sum(found.values()) == 269
     joined = np.sort(np.concatenate([kernels["one"].ravel(), kernels["two"].ravel()]))
@@ -129,7 +129,7 @@ def test_maxima_hold_at_every_step_and_minima_rise_with_the_schedule(model, samp
 
 
 def test_blocks_meet_bounds_in_whole_blocks(model):
-    pk.prune(model, 0.5, pattern="block:4x1", bounds={"two": {"max": 0.3}}, allocation="global")
+    pk.prune(model, 0.5, pattern="block:4x1", bounds={"two": {"max": 0.3}}, criterion="magnitude", allocation="global")
     found = zeros(model)
     assert found["two"] == 4 * round(0.3 * 64) and sum(found.values()) == 224
 

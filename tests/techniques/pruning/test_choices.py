@@ -29,10 +29,13 @@ def taken(report):
 
 # Options besides the defaults, whether data are given -> criterion and allocation that are taken.
 ONE_SHOT = {
-    "nothing else": ({}, False, ("magnitude", "lamp")),
+    "nothing else": ({}, False, ("output_error", "layer_error")),
+    "no repair": ({"repair": "none"}, False, ("magnitude", "lamp")),
     "data": ({}, True, ("output_error", "layer_error")),
     "data, no repair": ({"repair": "none"}, True, ("magnitude", "lamp")),
-    "blocks": ({"pattern": "block:4x1"}, False, ("magnitude", "erk")),
+    "blocks": ({"pattern": "block:4x1"}, False, ("output_error", "erk")),
+    "blocks, no repair": ({"pattern": "block:4x1", "repair": "none"}, False, ("magnitude", "erk")),
+    "channels": ({"pattern": "channel"}, False, ("magnitude", "erk")),
     "blocks, data": ({"pattern": "block:4x1"}, True, ("output_error", "erk")),
     "channels, data": ({"pattern": "channel"}, True, ("magnitude", "erk")),
     "2:4, data": ({"pattern": "2:4"}, True, ("output_error", "uniform")),
@@ -46,8 +49,9 @@ def test_the_names_that_are_taken_make_the_same_model(case):
     automatic, written = network(), network()
     given = inputs() if data else None
     report = pk.prune(automatic, 0.5, given, **options)
-    assert taken(report) == {"criterion": criterion, "allocation": allocation}
-    again = pk.prune(written, 0.5, given, criterion=criterion, allocation=allocation, **options)
+    stands_in = {} if data or options.keys() & {"repair", "compat"} else {"repair": "weights"}
+    assert taken(report) == {"criterion": criterion, "allocation": allocation} | stands_in
+    again = pk.prune(written, 0.5, given, **options | taken(report))
     assert again.choices == ()
     for one, other in zip(automatic.get_weights(), written.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -110,7 +114,7 @@ def test_a_layer_that_is_too_large_is_pruned_without_repair_and_named(monkeypatc
         for note in report.notes
     )
     with pytest.raises(ValueError, match="repair"):
-        pk.prune(network(), 0.5, repair="weights")
+        pk.prune(network(), 0.5, inputs(), repair="weights")
 
 
 class Doubled(L.Dense):
@@ -149,11 +153,6 @@ def test_data_that_no_criterion_reads_are_named():
     )
 
 
-def test_a_repair_without_data_is_refused():
-    with pytest.raises(ValueError, match="A repair reads data. Received: repair='weights' without data."):
-        pk.prune(network(), 0.5, repair="weights")
-
-
 def test_metrics_and_outputs_before_and_after_are_in_the_report():
     model = network()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
@@ -169,7 +168,8 @@ def test_metrics_and_outputs_before_and_after_are_in_the_report():
 @pytest.mark.parametrize(
     ("options", "data", "said"),
     [
-        ({}, False, True),
+        ({"repair": "none"}, False, True),
+        ({}, False, False),
         ({}, True, False),
         ({"criterion": "magnitude"}, False, False),
         ({"pattern": "channel"}, False, False),
@@ -188,13 +188,13 @@ def test_choices_are_no_option_of_a_call():
 
 def test_channels_are_ranked_by_what_is_given():
     data = inputs()
-    for given, criterion in ((None, "l2"), (data, "output_error")):
+    for given, names in ((None, {"criterion": "l2", "repair": "weights"}), (data, {"criterion": "output_error"})):
         smaller, report = pk.shrink(network(), channels=0.5, data=given)
-        assert [choice.value for choice in report.choices] == [criterion]
-        written, _ = pk.shrink(network(), channels=0.5, data=given, criterion=criterion, allocation="uniform")
+        assert taken(report) == names
+        written, _ = pk.shrink(network(), channels=0.5, data=given, allocation="uniform", **names)
         for one, other in zip(smaller.get_weights(), written.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
-    assert report.damage.outputs[0].error > 0 and f"criterion: {criterion}" in str(report)
+    assert report.damage.outputs[0].error > 0 and "criterion: output_error" in str(report)
 
 
 @pytest.mark.parametrize("allocation", ["erk", "lamp", "auto"])

@@ -263,7 +263,7 @@ def test_the_first_argument_names_a_schedule(perceptron):
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.77, 0.98])
 def test_one_shot_pruning_removes_exactly_the_asked_fraction_of_each_weight(perceptron, sparsity):
-    report = prune(perceptron, sparsity, allocation="uniform")
+    report = prune(perceptron, sparsity, allocation="uniform", repair="none")
     for layer in perceptron.layers:
         kernel = layer.kernel.numpy()
         assert (kernel == 0).sum() == round(sparsity * kernel.size)
@@ -274,7 +274,7 @@ def test_one_shot_pruning_removes_exactly_the_asked_fraction_of_each_weight(perc
 def test_the_smallest_weights_go(perceptron):
     kernel = perceptron.layers[0].kernel
     before = np.abs(kernel.numpy())
-    prune(perceptron, 0.5, allocation="uniform")
+    prune(perceptron, 0.5, criterion="magnitude", allocation="uniform")
     gone = kernel.numpy() == 0
     assert before[gone].max() <= before[~gone].min()
 
@@ -320,7 +320,7 @@ def test_a_weight_that_is_zero_throughout_is_not_taken_for_pruned():
     ("allocation", "zeros"), [("uniform", [96, 48]), ("global", [None, None]), ("erk", [None, None])]
 )
 def test_every_allocation_meets_the_total(perceptron, allocation, zeros):
-    prune(perceptron, 0.75, allocation=allocation)
+    prune(perceptron, 0.75, criterion="magnitude", allocation=allocation)
     found = [int((layer.kernel.numpy() == 0).sum()) for layer in perceptron.layers]
     assert abs(sum(found) - 144) <= (0 if allocation != "erk" else 1)
     assert all(want is None or want == got for want, got in zip(zeros, found, strict=True))
@@ -328,7 +328,7 @@ def test_every_allocation_meets_the_total(perceptron, allocation, zeros):
 
 def test_global_allocation_removes_the_smallest_weights_of_all(perceptron):
     before = np.concatenate([np.abs(layer.kernel.numpy()).ravel() for layer in perceptron.layers])
-    prune(perceptron, 0.6, allocation="global")
+    prune(perceptron, 0.6, criterion="magnitude", allocation="global")
     after = np.concatenate([layer.kernel.numpy().ravel() for layer in perceptron.layers])
     np.testing.assert_array_equal(
         np.sort(np.argsort(before, kind="stable")[: round(0.6 * 192)]), np.flatnonzero(after == 0)
