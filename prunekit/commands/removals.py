@@ -37,7 +37,9 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
         data_options("Training examples, which repair the model"),
         examples_option(1024),
         click.option(
-            "--repair", type=click.Choice(["weights", "outputs", "none"]), help="How kept weights make up for removed ones.  [default: weights]"
+            "--repair",
+            type=click.Choice(["weights", "outputs", "none"]),
+            help="How kept weights make up for removed ones.  [default: weights]",
         ),
         pattern_options(verb, matched),
         memory_option,
@@ -57,9 +59,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
 @click.option(
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
-@click.option(
-    "--allocation", default="auto", help="auto, uniform, global, erk, lamp, layer_error.  [default: auto]"
-)
+@click.option("--allocation", default="auto", help="auto, uniform, global, erk, lamp, layer_error.  [default: auto]")
 @_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.

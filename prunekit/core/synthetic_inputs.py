@@ -38,7 +38,7 @@ class StandIn:
 
     def failed(self, error: Exception) -> StandIn:
         """Returns what is left where the kept weights cannot be fitted to the inputs."""
-        return StandIn(None, f"No data were given, and the kept weights were not repaired: {error}")
+        return StandIn(None, f"No data were given, and the weights were not fitted: {error}")
 
     def choices(self, repair: str | None) -> tuple[Choice, ...]:
         """Returns the repair as a choice, where there are inputs and nobody asked for a `repair`."""
@@ -46,7 +46,7 @@ class StandIn:
 
 
 def stand_in(model: Any) -> StandIn:
-    """Returns synthetic inputs for a repair without data, and a note; none for models of over `LARGEST` weights."""
+    """Returns synthetic inputs that stand in for data, and a note; no inputs for models of over `LARGEST` weights."""
     size = sum(math.prod(weight.shape) for weight in model.trainable_variables)
     lacking = f"it has {size:,} weights, more than {LARGEST:,}" if size > LARGEST else ""
     inputs = None
@@ -58,7 +58,7 @@ def stand_in(model: Any) -> StandIn:
     if inputs is None:
         return StandIn(None, f"No data were given, and nothing stands in for them: {lacking}. {_BETTER}")
     count = len(keras.tree.flatten(inputs)[0])
-    return StandIn(inputs, f"No data were given: the kept weights were fitted on {count} synthetic inputs. {_BETTER}")
+    return StandIn(inputs, f"No data were given: the weights were fitted on {count} synthetic inputs. {_BETTER}")
 
 
 _BETTER = "With some hundred examples of the training data, less is lost."

@@ -179,7 +179,9 @@ def quantize(
     Args:
         model: A built Keras model.
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
-            examples of the training data. Needed unless activations=None and the method is "nearest".
+            examples of the training data. Needed unless activations=None; weights of fewer than 8 bits are then
+            rounded on synthetic inputs (random signals), which lose more than data, and far less than the nearest
+            values.
         memory: Largest number of bytes of activations that are kept between layers while weights are rounded on data;
             with less, those of wide layers are computed again, which takes time and changes no result.
         progress: Told of each weight that is rounded on data: (done, total, name).

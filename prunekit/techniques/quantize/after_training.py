@@ -14,6 +14,7 @@ from prunekit.anatomy.reports import Skipped
 from prunekit.anatomy.targets import Target
 from prunekit.core.layer_products import product_of
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.synthetic_inputs import stand_in
 from prunekit.core.variable_values import assigned
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
@@ -98,6 +99,8 @@ class _Quantization(Preparation):
     """One quantization of a model; the arguments are those of `quantized`."""
 
     def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None, memory: float):
+        self._stand_in = stand_in(model) if data is None and options.may_stand_in else None
+        data = data if self._stand_in is None else self._stand_in.inputs
         super().__init__(model, options, data)
         self._progress, self._memory = progress, memory
         self._notes: list[str] = []
@@ -105,7 +108,8 @@ class _Quantization(Preparation):
 
     def run(self) -> QuantizedModel:
         """Quantizes the model."""
-        self.check_scale()
+        if self._stand_in is None:
+            self.check_scale()
         with contextlib.ExitStack() as scope:
             pruned = _to_prune(self.model, self.options)
             if pruned is not None and self._lacks_zeros(pruned):
@@ -125,6 +129,8 @@ class _Quantization(Preparation):
                 scope.enter_context(assigned(scaling.values))
             rounded = self._rounded()
             scope.enter_context(assigned(rounded.values))
+            if self._stand_in is not None:
+                self._notes.append(self._stand_in.note)
             return self.result(rounded, self.calibrated_ranges(), self._method, tuple(self._notes))
 
     @functools.cached_property
@@ -163,7 +169,14 @@ class _Quantization(Preparation):
     def _rounded(self) -> RoundedWeights:
         if self._method != "gptq" and not self._corrects_biases:
             return self.nearest(self.weights)
-        return self._on_data()
+        try:
+            return self._on_data()
+        except ValueError as error:
+            if self._stand_in is None:
+                raise
+            # Nobody asked for synthetic inputs: what cannot be fitted to them is rounded to the nearest values.
+            self._stand_in, self._method = self._stand_in.failed(error), "nearest"
+            return self.nearest(self.weights)
 
     def _on_data(self) -> RoundedWeights:
         """Rounds layer after layer, each on the inputs that the rounded layers before it compute."""

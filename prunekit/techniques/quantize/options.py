@@ -59,7 +59,8 @@ class QuantizationOptions:
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
             after another, and those that are not rounded yet make up for the error; reads data. "awq": channels with
             large activations are scaled, where the layers around them allow it, so that the nearest values keep the
-            outputs; reads data. "auto": "gptq" for fewer than 8 bits with data, or with `sparsity`; else "nearest".
+            outputs; reads data. "auto": "gptq" for fewer than 8 bits, or with `sparsity`; else "nearest". Without data,
+            "auto" reads synthetic inputs, or takes "nearest" where none can be made.
         weight_ranges: How the range of each output channel is chosen: "minmax"; "mse", the smallest mean squared error;
             "percentile:SHARE"; or a `RangeRule`. None = "minmax" for 8 bits, "mse" for fewer.
         activation_ranges: Likewise for tensors between layers.
@@ -201,6 +202,15 @@ class QuantizationOptions:
             return None
         return IntegerFormat(self.activations, symmetric=self.activations == 16)
 
+    @property
+    def _few_bits(self) -> bool:
+        return min([self.default_bits, *filter(None, self.patterns.values())]) < 8
+
+    @property
+    def may_stand_in(self) -> bool:
+        """True if weights alone are rounded, to few bits, so that without data synthetic inputs are read."""
+        return self.activations is None and self.method == "auto" and self.sparsity is None and self._few_bits
+
     def with_data(self, data: Any) -> tuple[str, bool]:
         """Returns (method, whether biases are corrected) for these calibration data.
 
@@ -209,7 +219,7 @@ class QuantizationOptions:
         """
         method = self.method
         if method == "auto":
-            few = data is not None and min([self.default_bits, *filter(None, self.patterns.values())]) < 8
+            few = data is not None and self._few_bits
             method = "gptq" if few or self.sparsity is not None else "nearest"
         corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
         needed = [

@@ -10,7 +10,7 @@ from prunekit.core import synthetic_inputs
 
 pytestmark = pytest.mark.every_backend
 
-NOTE = "No data were given: the kept weights were fitted on 256 synthetic inputs."
+NOTE = "No data were given: the weights were fitted on 256 synthetic inputs."
 
 
 def network():
@@ -74,7 +74,10 @@ def test_a_model_too_large_for_a_repair_is_pruned_by_magnitude_and_the_note_says
     monkeypatch.setattr(synthetic_inputs, "LARGEST", 100)
     model = network()
     report = pk.prune(model, 0.6)
-    assert {choice.option: choice.value for choice in report.choices} == {"criterion": "magnitude", "allocation": "lamp"}
+    assert {choice.option: choice.value for choice in report.choices} == {
+        "criterion": "magnitude",
+        "allocation": "lamp",
+    }
     assert report.notes[0].startswith("No data were given, and nothing stands in for them: it has")
     with pytest.raises(ValueError, match="repair='weights' without data. Pass `data` as well. No data were given"):
         pk.prune(network(), 0.6, repair="weights")
@@ -100,8 +103,11 @@ def test_a_layer_that_is_not_called_is_no_error_without_data():
     model = keras.Sequential([keras.Input((4,)), L.Dense(4, name="first"), Unreachable(name="other")])
     report = pk.prune(model, 0.5)
     assert report.target_sparsity == 0.5 and report.layer_errors == ()
-    assert report.notes[0].startswith("No data were given, and the kept weights were not repaired: The layers of other")
-    assert {choice.option: choice.value for choice in report.choices} == {"criterion": "magnitude", "allocation": "lamp"}
+    assert report.notes[0].startswith("No data were given, and the weights were not fitted: The layers of other")
+    assert {choice.option: choice.value for choice in report.choices} == {
+        "criterion": "magnitude",
+        "allocation": "lamp",
+    }
 
 
 @pytest.mark.one_backend
