@@ -64,9 +64,9 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
 
-    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. The kept
-    weights are fitted to what each layer computed before, on --data or else on random signals. To prune while training, to export, or to read other
-    kinds of data, use a recipe: prunekit init."""
+    MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. The kept weights
+    are fitted to what each layer computed before, on --data or else on random signals. To prune while training, to
+    export, or to read other kinds of data, use a recipe: prunekit init."""
     options["memory"] *= 1e6
     check_files(model, output, force)
     found, data = _loaded(model, options)

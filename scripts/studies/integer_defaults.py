@@ -32,6 +32,12 @@ ROWS: dict[str, dict[str, Any]] = {
     'activation_ranges="minmax"': {"activation_ranges": "minmax"},
     "damping=0.1": {"damping": 0.1},
 }
+#: Calls of weights alone: their options, and the number of training inputs that are read; the default first.
+ALONE: dict[str, tuple[dict[str, Any], int]] = {
+    "without data": ({"activations": None}, 0),
+    'without data, method="nearest"': ({"activations": None, "method": "nearest"}, 0),
+    "with data": ({"activations": None}, EXAMPLES),
+}
 #: Rows that equal the defaults, with 8 bits and with fewer.
 SAME = {
     True: {'method="nearest"', 'method="nearest", equalize=True', 'weight_ranges="minmax"', "correct_biases=False"},
@@ -63,7 +69,7 @@ def measured(name: str, bits: int, options: dict[str, Any], examples: int) -> li
     """Returns what a network keeps as integers, and the squared change of its outputs; None if an option fails."""
     model, weights, outputs = _network(name)
     model.set_weights(weights)
-    data = KINDS[name].data()[0][0][:examples]
+    data = KINDS[name].data()[0][0][:examples] if examples else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
@@ -127,6 +133,12 @@ def page(results: Results) -> str:
         for bits in TRAINED_BITS:
             values = [results.values.get(key(name, bits, f"training, {row}")) for row in CALLBACKS]
             parts.append(f"| {KINDS[name].title} | {bits} | {' | '.join(_cell(value) for value in values)} |")
+    parts += ["\n## Weights alone\n", "`pk.quantize(model, weights=bits, activations=None)`.\n"]
+    parts += [f"| network | bits | {' | '.join(ALONE)} |", "|---|---:|" + "---:|" * len(ALONE)]
+    for name, kind in KINDS.items():
+        for bits in BITS[1:]:
+            values = [results.values.get(key(name, bits, f"weights alone, {row}")) for row in ALONE]
+            parts.append(f"| {kind.title} | {bits} | {' | '.join(map(_cell, values))} |")
     parts += ["\n## Number of examples\n", "The defaults, by the number of training inputs.\n"]
     parts += [f"| network | bits | {' | '.join(map(str, COUNTS))} |", "|---|---:|" + "---:|" * len(COUNTS)]
     for name, kind in KINDS.items():
@@ -173,6 +185,7 @@ def main() -> None:
     for name in KINDS:
         cases = [(bits, row, ROWS[row], EXAMPLES) for bits in BITS for row in rows_at(bits)]
         cases += [(bits, f"{count} examples", {}, count) for bits in BITS[:3] for count in COUNTS]
+        cases += [(bits, f"weights alone, {row}", *ALONE[row]) for bits in BITS[1:] for row in ALONE]
         wanted = [case for case in cases if fnmatch.fnmatch(key(name, case[0], case[1]), only)]
         if wanted:
             results.get(f"{name} / dense", lambda name=name: score(name, _network(name)[0]))
