@@ -117,14 +117,17 @@ def synthetic_inputs(model: Any, examples: int | None = None, seed: int = 0) -> 
 def _check_accepted(model: Any, inputs: Any) -> None:
     """Raises `NoInputsError` if a model does not run on inputs, or gives outputs that are not finite."""
     few = keras.tree.map_structure(lambda leaf: leaf[: fixed_batch(model) or _TRIED], inputs)
-    try:
-        with keras.StatelessScope():
-            outputs = model(few, training=False)
-    except Exception as error:  # a model may accept some numbers alone
-        raise NoInputsError(f"the model does not accept random ones ({str(error).splitlines()[0]})") from error
-    for leaf in keras.tree.flatten(outputs):
+    for leaf in keras.tree.flatten(_outputs(model, few)):
         if not np.isfinite(np.asarray(keras.ops.convert_to_numpy(leaf), "float64")).all():
             raise NoInputsError("the outputs for random ones are not finite")
+
+
+def _outputs(model: Any, inputs: Any) -> Any:
+    try:
+        with keras.StatelessScope():
+            return model(inputs, training=False)
+    except Exception as error:  # a model may accept some numbers alone
+        raise NoInputsError(f"the model does not accept random ones ({str(error).splitlines()[0]})") from error
 
 
 def signals(shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
@@ -193,6 +196,6 @@ def _readers(model: Any, declared: Any, shapes: Sequence[tuple[int, ...]]) -> li
                     found[place] = layer
         return outputs
 
-    with watching(see), keras.StatelessScope():
-        model(keras.tree.pack_sequence_as(declared, ones), training=False)
+    with watching(see):
+        _outputs(model, keras.tree.pack_sequence_as(declared, ones))
     return found
