@@ -29,7 +29,7 @@ class StandIn:
     """What is read where no data were given.
 
     Attributes:
-        inputs: Synthetic inputs; None if there are none.
+        inputs: Synthetic inputs in a tuple, as calibration data of several inputs are given; None if there are none.
         note: A sentence for the report.
     """
 
@@ -58,7 +58,8 @@ def stand_in(model: Any) -> StandIn:
     if inputs is None:
         return StandIn(None, f"No data were given, and nothing stands in for them: {lacking}. {_BETTER}")
     count = len(keras.tree.flatten(inputs)[0])
-    return StandIn(inputs, f"No data were given: the weights were fitted on {count} synthetic inputs. {_BETTER}")
+    # A list would be one of batches.
+    return StandIn((inputs,), f"No data were given: the weights were fitted on {count} synthetic inputs. {_BETTER}")
 
 
 _BETTER = "With some hundred examples of the training data, less is lost."

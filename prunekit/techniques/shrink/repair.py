@@ -81,6 +81,11 @@ class Repair:
         """The repair that nobody asked for."""
         return () if self._stand_in is None else self._stand_in.choices(self._asked)
 
+    def leave_out(self) -> None:
+        """Repairs nothing where nobody asked for it: for a removal of zeros, which is exact without a fit."""
+        if self._stand_in is not None and self._asked is None:
+            self._stand_in, self.kind, self.data = None, "none", None
+
     def run(
         self, channels: Channels, removed: np.ndarray, progress: Progress | None, memory: float
     ) -> tuple[dict[int, np.ndarray], list[RepairError]]:

@@ -154,6 +154,8 @@ def shrunk(  # noqa: PLR0913
     else:
         counts, measured = _selected(found, order, budget, target, options, measure, progress)
     removed = order.removed(counts)
+    if not np.setdiff1d(removed, zero).size:
+        repair.leave_out()
     built = _built(found, removed, np.intersect1d(removed, zero) if repair.kind == "none" else zero[:0], repair.data)
     notes = [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
     if on_grids(model):

@@ -1,0 +1,57 @@
+"""pk.shrink without data: the kept weights are fitted to what the layers compute on synthetic inputs."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as L
+
+import prunekit as pk
+
+pytestmark = pytest.mark.every_backend
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(32, activation="relu", name=f"hidden_{i}") for i in range(2)]
+    return keras.Sequential([keras.Input((16,)), *hidden, L.Dense(4, name="head")])
+
+
+def error(model):
+    # Sums of uniform numbers, which resemble no synthetic signal.
+    inputs = np.random.default_rng(1).random((200, 16, 3)).sum(axis=2).astype("float32")
+    wanted, found = (np.array(one(inputs, training=False)) for one in (network(), model))
+    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+
+
+def test_it_loses_less_than_without_repair_on_other_inputs():
+    repaired, report = pk.shrink(network(), channels=0.6)
+    plain, _ = pk.shrink(network(), channels=0.6, repair="none")
+    assert error(repaired) < 0.5 * error(plain)
+    assert report.notes[0].startswith("No data were given: the weights were fitted on 256 synthetic inputs.")
+    assert {row.weight for row in report.errors} >= {"hidden_1/kernel", "head/kernel"}
+
+
+@pytest.mark.parametrize("options", [{"repair": "none"}, {"criterion": "l2"}], ids=str)
+def test_a_named_criterion_removes_and_changes_nothing_else(options):
+    smaller, report = pk.shrink(network(), channels=0.6, **options)
+    assert report.errors == () and not any("synthetic" in note for note in report.notes)
+    head, kept = np.array(network().get_layer("head").kernel), report.kept["head/kernel"][0]
+    np.testing.assert_array_equal(np.array(smaller.get_layer("head").kernel), head[kept])
+
+
+def test_channels_of_zeros_are_removed_exactly():
+    model = network()
+    for name, place in (("hidden_0", (slice(None), slice(16))), ("hidden_1", (slice(None), slice(16)))):
+        kernel = np.array(model.get_layer(name).kernel)
+        kernel[place] = 0
+        model.get_layer(name).kernel.assign(kernel)
+        model.get_layer(name).bias.assign(np.linspace(-1, 1, 32))
+    head = np.array(model.get_layer("head").kernel)
+    head[:16] *= 0.01
+    model.get_layer("head").kernel.assign(head)
+    smaller, report = pk.shrink(model, channels=0.5, reduction="max", allocation="global", normalize=False)
+    inputs = np.random.default_rng(1).normal(size=(50, 16)).astype("float32")
+    np.testing.assert_allclose(
+        np.array(smaller(inputs, training=False)), np.array(model(inputs, training=False)), atol=1e-5
+    )
+    assert report.errors == () and not any("synthetic" in note for note in report.notes)
