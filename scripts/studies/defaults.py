@@ -198,12 +198,17 @@ FIRST_CALLS = [
     *(("fashion-cnn", table, share) for table in ("no data", "data") for share in (0.8, 0.9)),
     *(("mnist", table, share) for table in ("no data", "data") for share in (0.9, 0.95)),
     ("digits-cnn", "no data", 0.8),
+    ("digits-cnn", "no data", 0.95),
+    ("unet", "no data", 0.8),
+    ("regression", "no data", 0.8),
     ("digits-cnn", "training", 0.95),
     ("depthwise", "data", 0.9),
     ("unet", "data", 0.8),
     ("unet", "training", 0.9),
     ("regression", "data", 0.8),
     ("mnist", "channels", 0.5),
+    ("unet", "channels", 0.75),
+    ("depthwise", "channels", 0.5),
     ("fashion-cnn", "channels, data", 0.5),
 ]
 
