@@ -98,7 +98,7 @@ class Shrink(Settings):
             )
         if self.learning_rate is not None and not self.epochs_per_round:
             raise refusal("'learning_rate' needs 'epochs_per_round', which is missing here.", "learning_rate")
-        if self.calibration is not None and not self.reads_data:
+        if self.calibration is not None and not (self.may_repair or "data" in sources_of(self.needs)):
             raise refusal("'calibration' needs 'repair', or a criterion that reads data.", "calibration")
         return self
 
@@ -156,14 +156,13 @@ class Shrink(Settings):
 
     @property
     def may_repair(self) -> bool:
-        """True if the step repairs where the recipe has data: removed channels that are zero need no repair."""
-        return self.repair is None and not self.nonzero
+        """True if the step may repair: removed channels that are zero need no repair."""
+        return self.repair != "none" and not self.nonzero
 
     @property
     def reads_data(self) -> bool:
         """True if the step cannot do without a pass over data."""
-        repairs = self.repair in ("outputs", "weights") or (self.may_repair and self.calibration is not None)
-        return repairs or "data" in sources_of(self.needs)
+        return self.calibration is not None or "data" in sources_of(self.needs)
 
 
 class RemoveBlocks(Settings):

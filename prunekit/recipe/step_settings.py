@@ -196,7 +196,7 @@ class Prune(Settings):
             )
         if self.repair is not None and self.compat is not None:
             raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
-        if self.calibration is not None and not self.reads_data:
+        if self.calibration is not None and not (self.is_repairable or "data" in sources_of(self.needs)):
             raise refusal("'calibration' needs 'repair', or a criterion or allocation that reads data.", "calibration")
 
     def _check_moments(self) -> None:
@@ -270,13 +270,12 @@ class Prune(Settings):
 
     @property
     def reads_data(self) -> bool:
-        """True if criterion, allocation, policy or repair need data."""
-        repairs = self.repair in ("outputs", "weights") or (self.is_repairable and self.calibration is not None)
-        return repairs or "data" in sources_of(self.needs)
+        """True if criterion, allocation or policy need data, or the number of examples is given."""
+        return self.calibration is not None or "data" in sources_of(self.needs)
 
     @property
     def is_repairable(self) -> bool:
-        """True if the step repairs the model where the recipe has data."""
+        """True if the step repairs the model, without data on synthetic inputs."""
         gradual = name_of(self.policy) == "gradual" and self.compat is None
         return self.one_shot and gradual and self.repair != "none"
 

@@ -7,6 +7,7 @@ import pytest
 import prunekit as pk
 from prunekit.core import layerwise
 from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.plan import plan
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,25 @@ def test_settings_that_contradict_one_another_are_refused(step, message):
         pk.compress(recipe(step), network())
 
 
-def test_a_repair_without_data_is_refused():
-    with pytest.raises(ValueError, match="data"):
-        pk.compress(recipe({"sparsity": 0.5, "repair": "weights"}), network())
+@pytest.mark.parametrize("options", [{}, {"criterion": "magnitude", "repair": "weights"}], ids=str)
+def test_without_data_a_step_repairs_on_synthetic_inputs_as_python_does(options):
+    found = pk.compress(recipe({"sparsity": 0.5, **options}), network())
+    again = network()
+    pk.prune(again, 0.5, allocation="uniform", **options)
+    for one, other in zip(found.model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any("No data were given: the weights were fitted on 256 synthetic" in note for note in found.report.notes)
+
+
+def test_a_plan_without_data_says_what_auto_takes():
+    notes = plan(recipe({"sparsity": 0.5}), network()).notes
+    assert "prune: criterion: output_error, on synthetic inputs, since no data were given" in notes
+
+
+def test_without_data_and_repair_the_weights_are_pruned_alone():
+    model = pk.compress(recipe({"sparsity": 0.5, "repair": "none"}), network()).model
+    kernel, start = np.array(model.get_layer("hidden").kernel), np.array(network().get_layer("hidden").kernel)
+    np.testing.assert_array_equal(kernel[kernel != 0], start[kernel != 0])
 
 
 def test_a_step_keeps_no_more_activations_than_asked_and_tells_of_each_layer(data, monkeypatch):
