@@ -26,7 +26,7 @@ def weights_digest(model: Any) -> int:
     """Returns a checksum of a model's weights, which changes when one of them does."""
     digest = 0
     for variable in model.weights:
-        digest = zlib.crc32(np.ascontiguousarray(array_of(variable)).reshape(-1).view("uint8"), digest)
+        digest = zlib.crc32(np.ascontiguousarray(array_of(variable)).reshape(-1).view("uint8").data, digest)
     return digest
 
 
