@@ -63,7 +63,8 @@ class _Building:
             layers, tensor = list[Any](), entries[0]
             for call in graph.calls:
                 layers.append(self._operation(call, tensor))
-                tensor = layers[-1](tensor)
+                with undrawn(layers[-1]):
+                    tensor = layers[-1](tensor)
             return keras.Sequential([*entries, *layers], name=name)
         new = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
         for call in graph.calls:
