@@ -39,6 +39,7 @@ class Baseline:
     Attributes:
         batches: The examples: (inputs, labels, sample weights).
         outputs: The outputs of each batch, in the model's output structure, as NumPy arrays.
+        changed: Those of the changed model, from `damage` on.
 
     Raises:
         TypeError, ValueError: As for `batches_of`.
@@ -49,6 +50,7 @@ class Baseline:
         self._model = model
         self.batches = _examples_of(data)
         self.outputs = self._kept(model)
+        self.changed: list[Any] = []
         self._metrics: OutputMetrics | None = None
         self._before: dict[str, float] = {}
         self._problem = ""
@@ -84,11 +86,11 @@ class Baseline:
         changed = self._model if model is None else model
         jax_state.sync_model_state(changed)
         run = _runner(changed, self.batches)
-        found = [run(inputs) for inputs, _, _ in self.batches]
+        self.changed = [run(inputs) for inputs, _, _ in self.batches]
         return Damage(
             sum(map(_count, self.batches)),
-            self._output_changes(found),
-            self._metric_changes(changed, found),
+            self._output_changes(self.changed),
+            self._metric_changes(changed, self.changed),
             self._problem,
         )
 

@@ -20,7 +20,8 @@ class InnerInputs:
     """Observes the inputs of layers while a call computes its outputs.
 
     The inputs before any weight was changed are observed in one pass for all layers, those after the changes in one
-    pass for each layer, which ends at the layer.
+    pass for each layer, which ends at the layer. A layer that reads what the call itself is given, as the projections
+    of an attention do, needs no second pass.
 
     Args:
         call: The call.
@@ -65,8 +66,24 @@ class InnerInputs:
             before = _see(operation, layer, count, arguments.before, ())
         if arguments.same and not values:
             return [Pair(args, args) for args in before]
-        after = _see(operation, layer, count, arguments.after, values)
+        after = _given(before, arguments)
+        if after is None:
+            after = _see(operation, layer, count, arguments.after, values)
         return [Pair(*args) for args in zip(before, after, strict=True)]
+
+
+def _given(seen: Sequence[Arguments], arguments: Pair) -> list[Arguments] | None:
+    """Returns the arguments of a layer after the changes, if they are arguments of the whole call; else None.
+
+    Args:
+        seen: Arguments of each call of the layer before the changes.
+        arguments: (args, kwargs) of the whole call.
+    """
+    whole = (keras.tree.flatten(side) for side in (arguments.before, arguments.after))
+    later = {id(before): after for before, after in zip(*whole, strict=True)}
+    if not all(id(leaf) in later for leaf in keras.tree.flatten(seen)):
+        return None
+    return keras.tree.map_structure(lambda leaf: later[id(leaf)], list(seen))
 
 
 def run(operation: Any, given: Any) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.reconstruction import InverseFactor, damped_hessian
+from prunekit.sparsity.reconstruction import damped_hessian
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,13 @@ class Solver(Protocol):
         """Returns the new value of target `index`."""
 
 
+class Factor(Protocol):
+    """What solves equations with the damped Hessians of a layer."""
+
+    def solve(self, right: np.ndarray) -> np.ndarray:
+        """Returns H^-1 right, shape (groups, inputs, outputs)."""
+
+
 class LayerFit:
     """The squared error of a layer's outputs as a function of its matrices, up to what the bias corrects.
 
@@ -62,20 +69,20 @@ class LayerFit:
             self.cross = self.cross - rows * means[:, :, None] * self._output_means[:, None, :]
             self._squares = self._squares - rows * np.square(self._output_means)
 
-    def best(self, matrices: np.ndarray, damping: float, factor: InverseFactor) -> np.ndarray:
+    def best(self, matrices: np.ndarray, damping: float, factor: Factor) -> np.ndarray:
         """Returns the dense weights that give the former outputs best on the inputs of the pruned model.
 
         Args:
             matrices: Weights before, shape (groups, inputs, outputs), to which the damping draws.
             damping: Fraction of the mean diagonal of each Hessian that was added to its diagonal.
-            factor: Factor of the inverse of the damped Hessians.
+            factor: Solves equations with the damped Hessians.
         """
         if self._same:
             return matrices
         damped, _ = damped_hessian(self.gram, damping)
         added = np.diagonal(damped - self.gram, axis1=-2, axis2=-1)
         wanted = self.cross + added[..., None] * matrices
-        return np.swapaxes(factor.upper, -1, -2) @ (factor.upper @ wanted)
+        return factor.solve(wanted)
 
     def scaled(self, matrices: np.ndarray) -> np.ndarray:
         """Returns the matrices with each output scaled by least squares."""

@@ -20,6 +20,9 @@ _AT_ONCE = 1 << 24
 # Of layers with more than twice as many rows in each example, sums are formed of a sample of so many: the larger of
 # these, the second times the layer's inputs.
 _SAMPLED, _SAMPLED_PER_INPUT = 1024, 2
+# Outputs for each input from which on the moments of outputs follow from products of inputs: these are two products
+# of the rows, one of them symmetric, in the place of two with the outputs.
+_WIDE = 0.75
 
 
 @contextlib.contextmanager
@@ -275,6 +278,9 @@ class LayerMoments:
         self.output_sums = np.zeros(matrix[:, 0].shape)
         self.output_squares = np.zeros(matrix[:, 0].shape)
         self.same = True
+        # Of layers with many outputs: products of the rows before, and of those after with those before.
+        self._wide = product.outputs >= _WIDE * product.inputs
+        self._former, self._mixed = self.inputs, np.zeros(())
 
     def observe(self, before: tuple, after: tuple | None) -> None:
         """Adds the rows of one call.
@@ -295,13 +301,22 @@ class LayerMoments:
             self.inputs.add(now, weight)
             if product.diagonal:
                 continue
-            rows = backend.on_host(was)
-            outputs = ops_for(rows).matmul(rows, self._matrix)
-            if now is not was:
+            if now is not was and self.same:
                 self.same = False
-                self.cross += weighted(transposed_product(now, outputs), weight)
-            self.output_sums += weighted(row_sums(outputs), weight)
-            self.output_squares += weighted(row_sums(outputs * outputs), weight)
+                self._former = InputProducts(product)
+            if not self._wide:
+                self._add_outputs(was, now, weight)
+            elif not self.same:
+                self._former.add(was, weight)
+                self._mixed = self._mixed + weighted(transposed_product(now, was), weight)
+
+    def _add_outputs(self, was: Any, now: Any, weight: float) -> None:
+        rows = backend.on_host(was)
+        outputs = ops_for(rows).matmul(rows, self._matrix)
+        if now is not was:
+            self.cross += weighted(transposed_product(now, outputs), weight)
+        self.output_sums += weighted(row_sums(outputs), weight)
+        self.output_squares += weighted(row_sums(outputs * outputs), weight)
 
     def of_outputs(self, outputs: np.ndarray) -> "LayerMoments":
         """Returns the same moments with zeros for the other outputs; `outputs`: bool, shape (groups, outputs)."""
@@ -318,5 +333,12 @@ class LayerMoments:
             self.cross = gram[:, None] * self._matrix
             self.output_sums = gram[None] @ self._matrix[0]
             self.output_squares = gram[None] @ np.square(self._matrix[0])
+            return
+        if self._wide:
+            curved = self._former.gram @ self._matrix
+            self.output_sums = (self._former.sums[:, None] @ self._matrix)[:, 0]
+            self.output_squares = np.einsum("gio,gio->go", curved, self._matrix)
+            self.cross = curved if self.same else self._mixed @ self._matrix
+            self._former, self._mixed = self.inputs, np.zeros(())
         elif self.same:
             self.cross = gram @ self._matrix

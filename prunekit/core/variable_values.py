@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,14 @@ def full_value(variable: Any) -> Any:
     with AutocastScope(None):
         # Not `ops.convert_to_tensor`, which on TensorFlow returns the variable, for a later user to cast.
         return variable.value
+
+
+def weights_digest(model: Any) -> int:
+    """Returns a checksum of a model's weights, which changes when one of them does."""
+    digest = 0
+    for variable in model.weights:
+        digest = zlib.crc32(np.ascontiguousarray(array_of(variable)).reshape(-1).view("uint8").data, digest)
+    return digest
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,24 @@ ENCODED = "Kernels are encoded sparsely where integer operations of a LiteRT fil
 _LEAVE_DENSE = "It is not written. Leave `sparse` out: gzip compresses the zeros of a dense file."
 
 
+@dataclass(frozen=True, eq=False)
+class KnownOutputs:
+    """Outputs for the samples that were computed before, so that they need not be computed again.
+
+    Attributes:
+        float_model: Of the model before its quantization; None if they are not known.
+        simulation: Of the simulation, with the weights that the model has now; None if they are not known.
+    """
+
+    float_model: list[np.ndarray] | None = None
+    simulation: list[np.ndarray] | None = None
+
+
 def export_integers(  # noqa: PLR0913
     found: QuantizedModel,
     samples: Any,
     target: Path,
-    float_outputs: list[np.ndarray] | None,
+    known: KnownOutputs,
     labels: Any = None,
     *,
     integer_io: Sequence[str] = (),
@@ -65,7 +79,7 @@ def export_integers(  # noqa: PLR0913
         found: The quantized model.
         samples: Examples in the model's input structure.
         target: Name of the file.
-        float_outputs: Outputs of the model before its quantization for the samples; None if they are not known.
+        known: Outputs for the samples.
         labels: Classes of the samples for the first output, for the accuracy.
         integer_io: What of "inputs" and "outputs" is integers instead of float32; with "uint8" without a sign.
         sparse: True encodes kernels sparsely where that is smaller.
@@ -80,8 +94,8 @@ def export_integers(  # noqa: PLR0913
         export = _Export(found, samples, labels, scratch)
         made = export.made(integer_io)
         if not sparse or activations is None:
-            return export.written(target, float_outputs, made, ())
-        return export.written(target, float_outputs, *export.encoded(made, activations))
+            return export.written(target, known, made, ())
+        return export.written(target, known, *export.encoded(made, activations))
 
 
 class _Export:
@@ -101,7 +115,9 @@ class _Export:
                 f"{keras.backend.backend()!r}. Save the model as a .keras file, load it where KERAS_BACKEND=tensorflow "
                 "is set, and quantize and export it there."
             )
-        scratch.enter_context(computing_in("float32", _mixed_layers(found.model)))
+        mixed = _mixed_layers(found.model)
+        scratch.enter_context(computing_in("float32", mixed))
+        self._in_other_precision = bool(mixed)
         self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
 
@@ -153,7 +169,7 @@ class _Export:
     def written(
         self,
         target: Path,
-        float_outputs: list[np.ndarray] | None,
+        known: KnownOutputs,
         made: IntegerFile,
         kernels: tuple[KernelEncoding, ...],
     ) -> tuple[IntegerExport, list[np.ndarray]]:
@@ -162,8 +178,7 @@ class _Export:
         unexpected = _unexpected(made, found)
         target.parent.mkdir(parents=True, exist_ok=True)
         path = self._saved(made)
-        with found.simulating():
-            expected = subject.answers(found.model)
+        expected, float_outputs = self._simulated(known), known.float_model
         try:
             tensors = self._tensors(made, path)
             answers = self._answers(path, made, EXAMPLES, subject.count)
@@ -191,6 +206,13 @@ class _Export:
             kernels=kernels,
         )
         return done, answers
+
+    def _simulated(self, known: KnownOutputs) -> list[np.ndarray]:
+        """Returns the outputs of the simulation in float32."""
+        if known.simulation is not None and not self._in_other_precision:
+            return known.simulation
+        with self._found.simulating():
+            return self._subject.answers(self._found.model)
 
     def _saved(self, made: IntegerFile) -> Path:
         path = self._folder / "integers.tflite"

@@ -15,6 +15,7 @@ from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData
 from prunekit.core.snapshot import Snapshot
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
+from prunekit.delivery.integer_writing import KnownOutputs
 from prunekit.delivery.quantizing import Quantized, first_examples, outputs_of
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -75,7 +76,8 @@ class QuantizationRun:
         # Of the trained weights: those from before the training say nothing about what rounding costs.
         baseline = None if self._data is None else Baseline(self.model, self._data)
         found = self.work.finish(notes)
-        return Quantized(found if baseline is None else found.with_damage(baseline), self._samples, self._before)
+        known = KnownOutputs(self._before)
+        return Quantized(found if baseline is None else found.with_damage(baseline), self._samples, known)
 
 
 class Quantizer:

@@ -18,10 +18,11 @@ from prunekit.core.arguments import writable_file
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, check_inputs
 from prunekit.core.layerwise import MEMORY, Progress
+from prunekit.core.variable_values import weights_digest
 from prunekit.delivery.export_reference import Subject
 from prunekit.delivery.integer_io import INTEGER_IO, UINT8
 from prunekit.delivery.integer_report import IntegerExport
-from prunekit.delivery.integer_writing import ENCODED, EXAMPLES, export_integers
+from prunekit.delivery.integer_writing import ENCODED, EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.keras_integers import export_keras_integers
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
@@ -42,8 +43,10 @@ class Quantized:
         found: Placement and grids.
     """
 
-    def __init__(self, found: QuantizedModel, samples: Any, float_outputs: list[np.ndarray] | None):
-        self.found, self._samples, self._float_outputs = found, samples, float_outputs
+    def __init__(self, found: QuantizedModel, samples: Any, known: KnownOutputs):
+        self.found, self._samples, self._known = found, samples, known
+        # The simulation computes the known outputs as long as no bias and no statistic changes, either.
+        self._digest = None if known.simulation is None else weights_digest(found.model)
         remember(found)
 
     def __repr__(self) -> str:
@@ -120,14 +123,16 @@ class Quantized:
                 "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
                 "without calibration data. Pass some inputs as `samples`."
             )
-        reference = self._float_outputs if samples is None else None
+        known = self._known if samples is None else KnownOutputs()
+        if known.simulation is not None and weights_digest(self.model) != self._digest:
+            known = replace(known, simulation=None)
         kinds = _integer_io(integer_io, self.found, is_litert)
         if sparse and not is_litert:
             raise ValueError(f"{ENCODED} Received: sparse=True for a Keras file.")
         if is_litert:
-            made = export_integers(self.found, given, target, reference, integer_io=kinds, sparse=sparse)[0]
+            made = export_integers(self.found, given, target, known, integer_io=kinds, sparse=sparse)[0]
         else:
-            made = export_keras_integers(self.found, given, target, reference)
+            made = export_keras_integers(self.found, given, target, known.float_model)
         # The comparison is on the same data.
         return replace(made, notes=(*self.found.data_problems, *made.notes))
 
@@ -207,15 +212,14 @@ def quantize(
     if data is None:
         found = quantized(model, chosen, progress=progress, memory=memory)
         warn_after_fit(found)
-        return Quantized(found, None, None)
+        return Quantized(found, None, KnownOutputs())
     baseline = Baseline(model, CheckedData(model, data))
     samples = first_examples(inputs for inputs, _, _ in baseline.batches)
-    outputs = keras.tree.flatten(first_examples(baseline.outputs))
     found = quantized(model, chosen, data, progress, memory).with_damage(baseline)
     warn_after_fit(found)
     for problem in found.data_problems:
         warnings.warn(problem, stacklevel=2)
-    return Quantized(found, samples, [one.astype("float32") for one in outputs])
+    return Quantized(found, samples, KnownOutputs(*map(_first_outputs, (baseline.outputs, baseline.changed))))
 
 
 def first_examples(batches: Iterable[Any]) -> Any:
@@ -226,6 +230,10 @@ def first_examples(batches: Iterable[Any]) -> Any:
         if sum(len(keras.tree.flatten(one)[0]) for one in found) >= EXAMPLES:
             break
     return keras.tree.map_structure(lambda *parts: np.concatenate(parts)[:EXAMPLES], *found)
+
+
+def _first_outputs(batches: Iterable[Any]) -> list[np.ndarray]:
+    return [one.astype("float32") for one in keras.tree.flatten(first_examples(batches))]
 
 
 def outputs_of(model: Any, samples: Any) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from prunekit.core.baseline import Baseline
 from prunekit.core.layerwise import Progress as LayerProgress
 from prunekit.delivery.integer_io import FloatEndError
 from prunekit.delivery.integer_report import IntegerExportError
-from prunekit.delivery.integer_writing import export_integers
+from prunekit.delivery.integer_writing import KnownOutputs, export_integers
 from prunekit.delivery.quantization_callback import QuantizationCallback
 from prunekit.delivery.quantization_training import TRAINING_OPTIONS, training_options
 from prunekit.delivery.quantizing import outputs_of
@@ -218,7 +218,7 @@ def _exported(
     target = workspace.exports / settings.file
     try:
         made, answers = export_integers(
-            found, samples, target, floats, labels, integer_io=settings.integer_io, sparse=settings.sparse
+            found, samples, target, KnownOutputs(floats), labels, integer_io=settings.integer_io, sparse=settings.sparse
         )
     except (IntegerExportError, FloatEndError) as error:
         row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)

@@ -38,3 +38,26 @@ def test_inputs_before_a_change_are_observed_in_one_pass_if_they_fit(memory, pas
         np.testing.assert_allclose(*map(ops.convert_to_numpy, (again.before[0], hidden)), rtol=1e-6)
         np.testing.assert_allclose(*map(ops.convert_to_numpy, (second.before[0], block.first(hidden))), rtol=1e-6)
     assert block.passes == passes
+
+
+@pytest.mark.every_backend
+def test_a_layer_that_reads_the_arguments_of_the_call_needs_no_pass_after_a_change():
+    rng = np.random.default_rng(0)
+    before, other, after = (ops.convert_to_tensor(rng.normal(size=(2, 5, 4)).astype("float32")) for _ in range(3))
+    attention = keras.layers.MultiHeadAttention(2, 3)
+    attention(before, other)
+    layers = [attention.query_dense, attention.key_dense, attention.output_dense]
+    # The first argument changed, the second, which is given by name, did not.
+    given = Pair(((before,), {"value": other}), ((after,), {"value": other}))
+    inputs, passes = InnerInputs(Call(attention, [given]), layers, 1e9), []
+    own = attention.call
+    attention.call = lambda *args, **kwargs: passes.append(1) or own(*args, **kwargs)
+    (query,), (key,) = (inputs.of(layer, 0, ()) for layer in layers[:2])
+    assert not passes
+    assert query.before[0] is before and query.after[0] is after
+    assert key.before[0] is other and key.after[0] is other
+    (output,) = inputs.of(layers[2], 0, ())
+    assert passes == [1]
+    results = [ops.convert_to_numpy(attention.output_dense(one)) for one in (output.before[0], output.after[0])]
+    expected = [ops.convert_to_numpy(own(one, other)) for one in (before, after)]
+    np.testing.assert_allclose(results, expected, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from prunekit.core.differentiation import gradient
-from prunekit.core.variable_values import full_value, with_values
+from prunekit.core.variable_values import full_value, weights_digest, with_values
 
 pytestmark = pytest.mark.every_backend
 
@@ -91,3 +91,15 @@ def test_a_full_value_is_not_cast_to_half_precision():
     layer(ops.ones((1, 1)))
     assert [keras.backend.standardize_dtype(one.dtype) for one in seen] == ["float32", "bfloat16"]
     assert numbers(seen[0]) == [[np.float32(1.001)]]
+
+
+def test_the_digest_changes_with_any_weight_and_comes_back():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+    first, seen = weights_digest(model), set()
+    for variable in model.weights:
+        before = ops.convert_to_numpy(variable)
+        variable.assign(before + 1.0)
+        seen.add(weights_digest(model))
+        variable.assign(before)
+    assert len(seen) == len(model.weights) and first not in seen
+    assert weights_digest(model) == first

@@ -12,6 +12,7 @@ from integer_networks import INT4, INT8, made, stored_weights
 from keras import layers as L
 
 import prunekit as pk
+from prunekit.delivery.export_reference import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -57,6 +58,24 @@ def test_a_file_of_8_bits_computes_what_the_simulation_does(eight):
         "CONV_2D": INT8,
         "FULLY_CONNECTED": INT8,
     }
+
+
+def test_the_simulation_is_not_run_again_for_a_file_on_the_calibration_data(tmp_path, monkeypatch):
+    model = network()
+    inputs = inputs_of(model)
+    done = pk.quantize(model, inputs)
+    expected = done.export(tmp_path / "again.tflite", samples=inputs)
+    runs = []
+    answers = Subject.answers
+    monkeypatch.setattr(Subject, "answers", lambda self, model: runs.append(1) or answers(self, model))
+    found = done.export(tmp_path / "m.tflite")
+    assert not runs
+    assert found.simulation.max_error == pytest.approx(expected.simulation.max_error, abs=0.005)
+    # A bias lies on no grid, so that the weights are still those of the quantization.
+    bias = model.get_layer("conv").bias
+    bias.assign(bias.numpy() + 1.0)
+    changed = done.export(tmp_path / "changed.tflite")
+    assert runs and changed.simulation.max_error < 0.02
 
 
 def test_the_result_shows_what_was_done(eight):

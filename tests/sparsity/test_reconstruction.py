@@ -135,7 +135,7 @@ def test_the_factor_is_the_upper_cholesky_factor_of_the_inverse(size):
 def test_refit_solves_the_normal_equations_of_each_output():
     _, matrix, hessian = data()
     mask = np.random.default_rng(1).random(matrix.shape) < 0.4
-    found = refit(matrix, mask, hessian, steps=200)
+    found = refit(matrix, mask, hessian, steps=200, enough=0.0)
     for output in range(matrix.shape[1]):
         kept = np.flatnonzero(mask[:, output])
         expected = np.linalg.solve(hessian[np.ix_(kept, kept)], hessian[kept] @ matrix[:, output])
@@ -238,6 +238,38 @@ def test_errors_are_those_of_the_reconstructed_matrix(damping):
     errors, (found, _) = reconstruction_errors(*chosen), reconstruct(*chosen)
     expected = np.einsum("gio,gij,gjo->go", found - matrices, hessians, found - matrices)
     np.testing.assert_allclose(errors, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [400, 30], ids=["more rows than inputs", "fewer"])
+def test_errors_in_float32_are_those_in_float64(rows):
+    _, matrix, hessian = data(inputs=96, rows=rows)
+    mask, runs = np.random.default_rng(0).random(matrix.shape) < 0.3, [slice(0, 40), slice(40, 96)]
+    found, expected = (
+        reconstruction_errors(matrix.astype(dtype), inverse_factor(hessian), runs, lambda rows, scores: mask[rows])
+        for dtype in ("float32", "float64")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_an_output_is_fitted_as_if_it_were_alone():
+    # Some outputs need more steps than others. Inputs that hardly depend on one another: else rounding errors grow.
+    rng = np.random.default_rng(0)
+    x, matrix = rng.normal(size=(400, 96)), rng.normal(size=(96, 7))
+    mask = rng.random(matrix.shape) < np.linspace(0.02, 0.9, 7)
+    found = refit(matrix, mask, x.T @ x)
+    for output in range(7):
+        one = slice(output, output + 1)
+        np.testing.assert_allclose(found[:, one], refit(matrix[:, one], mask[:, one], x.T @ x), rtol=1e-9, atol=1e-12)
+
+
+def test_a_fit_that_ends_early_has_nearly_the_smallest_error():
+    _, matrix, hessian = data(inputs=96, rows=400)
+    damped, _ = damped_hessian(hessian, 0.01)
+    mask = np.random.default_rng(0).random(matrix.shape) < 0.5
+    early, late = (
+        output_error(refit(matrix, mask, damped, steps=500, enough=enough) - matrix, damped) for enough in (1e-6, 0.0)
+    )
+    assert late < early < late * (1 + 1e-4)
 
 
 def of_all(scores, mask, kept):

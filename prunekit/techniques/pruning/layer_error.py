@@ -70,7 +70,7 @@ class LayerErrorAllocation(Allocation):
 def error_curve(target: Any, scores: Any, statistics: Any) -> np.ndarray:
     """Returns the relative output error of a layer at each sparsity of `GRID`, non-decreasing, shape (15,)."""
     product, hessian = product_of(target), statistics["hessian"]["hessian"]
-    matrices = product.matrix(array_of(target.variable)).astype("float64")
+    matrices = product.matrix(array_of(target.variable)).astype("float32")
     importance = array_of(scores)
     masks = [product.matrix(_kept(importance, sparsity)) for sparsity in GRID[1:-1]]
     if product.diagonal:

@@ -203,7 +203,7 @@ class _Quantization(Preparation):
         return RoundedWeights(work.values, rest.grids | rounder.grids, rest.errors | work.errors)
 
     def _rounds(self, target: Target) -> bool:
-        return any(one.variable is target.variable for one in self.weights)
+        return id(target.variable) in self.bits
 
     def _lacks_zeros(self, pruned: ResolvedTargets) -> bool:
         """Returns True if the weights that are rounded have fewer zeros than `sparsity` asks for."""

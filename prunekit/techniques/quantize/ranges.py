@@ -144,12 +144,16 @@ def _error(sample: Sample, form: IntegerFormat, ends: np.ndarray) -> np.ndarray:
         zero = grid.zero_point[rows].astype("float32")
         # As `steps_within`, whose slightly wider ends round to the same codes; in place, which takes half the time.
         steps = values / scale
-        np.clip(steps, form.lowest - zero, form.highest - zero, out=steps)
+        # Two functions take less time than `np.clip`.
+        np.maximum(steps, form.lowest - zero, out=steps)
+        np.minimum(steps, form.highest - zero, out=steps)
         np.rint(steps, out=steps)
         steps *= scale
         steps -= values
-        errors = np.square(steps, dtype="float64")
-        total[rows] += (errors if counts is None else errors * counts[rows, columns]).sum(axis=1)
+        if counts is None:
+            total[rows] += np.einsum("ij,ij->i", steps, steps, dtype="float64")
+        else:
+            total[rows] += (np.square(steps, dtype="float64") * counts[rows, columns]).sum(axis=1)
     return total
 
 

@@ -10,8 +10,8 @@ from prunekit.anatomy.targets import Target
 from prunekit.core.layer_fit import LayerFit, Solution
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import LayerProduct
-from prunekit.sparsity.reconstruction import DAMPING, inverse_factor
-from prunekit.techniques.quantize.gptq import gptq
+from prunekit.sparsity.reconstruction import DAMPING
+from prunekit.techniques.quantize.gptq import OrderedFactor, ordered_factor, rounded_matrix
 from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import RangeRule, grid_holding
 
@@ -56,11 +56,10 @@ class WeightRounder:
         fit = LayerFit(product, moments, centred=corrects)
         if self._method == "gptq" and not product.diagonal:
             matrices = product.matrix(weight).astype("float64")
-            wanted = matrices
-            if not moments.same:
-                # The weights that give the layer's former outputs best on its present inputs.
-                wanted = fit.best(matrices, self._damping, inverse_factor(fit.gram, self._damping))
-            found = self._rounded(index, product, wanted, product.matrix(weight != 0.0), fit.gram)
+            factor = ordered_factor(fit.gram, self._damping)
+            # The weights that give the layer's former outputs best on its present inputs.
+            wanted = fit.best(matrices, self._damping, factor)
+            found = self._rounded(index, product, wanted, product.matrix(weight != 0.0), factor)
         else:
             # The rows of an embedding are one-hot: no other weight can make up for an error.
             found = self._grid(index, weight).nearest(weight)
@@ -69,12 +68,11 @@ class WeightRounder:
         return Solution(found, np.ones(weight.shape, bool), shift, fit.error(matrices))
 
     def _rounded(
-        self, index: int, product: LayerProduct, wanted: np.ndarray, kept: np.ndarray, gram: np.ndarray
+        self, index: int, product: LayerProduct, wanted: np.ndarray, kept: np.ndarray, factor: OrderedFactor
     ) -> np.ndarray:
         """Returns a kernel on its grid, from matrices of shape (groups, inputs, outputs); zeros where not `kept`."""
         scales, form = self._scales(index, product, np.where(kept, wanted, 0.0))
-        found = gptq(wanted, gram, scales, form, mask=kept, damping=self._damping)
-        return product.kernel(found).astype("float32")
+        return product.kernel(rounded_matrix(wanted, factor, scales, form, kept))
 
     def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
         """Returns the scales of a kernel, one for each entry of its matrices, and its codes.

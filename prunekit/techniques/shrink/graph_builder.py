@@ -20,6 +20,7 @@ from prunekit.techniques.shrink.layer_copies import (
     made_again,
     pairs_of,
     takes_a_graph,
+    undrawn,
 )
 from prunekit.techniques.shrink.layer_graph import Change, LayerGraph
 
@@ -62,7 +63,8 @@ class _Building:
             layers, tensor = list[Any](), entries[0]
             for call in graph.calls:
                 layers.append(self._operation(call, tensor))
-                tensor = layers[-1](tensor)
+                with undrawn(layers[-1]):
+                    tensor = layers[-1](tensor)
             return keras.Sequential([*entries, *layers], name=name)
         new = {id(tensor): entry for tensor, entry in zip(given, entries, strict=True)}
         for call in graph.calls:
@@ -79,7 +81,9 @@ class _Building:
             return new[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
         args, kwargs = keras.tree.map_structure(known, (call.args, call.kwargs))
-        outputs = self._operation(call, inputs_in(args, kwargs))(*args, **kwargs)
+        operation = self._operation(call, inputs_in(args, kwargs))
+        with undrawn(operation):
+            outputs = operation(*args, **kwargs)
         for old, made in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
             new[id(old)] = made
 

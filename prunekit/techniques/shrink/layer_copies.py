@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+from keras.src.initializers.random_initializers import RandomInitializer
 
 from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.keras_hub_layers import PACKAGE
 from prunekit.anatomy.layers import sublayers
+from prunekit.core.patching import shadowed
 
 # id of a former variable -> (former variable, new variable).
 Variables = dict[int, tuple[Any, Any]]
@@ -56,6 +59,17 @@ def made_again(operation: Any, changes: Mapping[str, Any] | None = None, name: s
             f"({type(operation).__name__}), which cannot be made again: {error}. Define get_config and from_config, or "
             "leave the layer out with `exclude`."
         ) from error
+
+
+@contextlib.contextmanager
+def undrawn(layer: Any) -> Iterator[None]:
+    """Inside the scope, a layer that is built has zeros where it draws its weights, which get other values anyway."""
+    zeros = keras.initializers.Zeros()
+    with contextlib.ExitStack() as scope:
+        for name, value in list(vars(layer).items()):
+            if isinstance(value, RandomInitializer):
+                scope.enter_context(shadowed(layer, name, zeros))
+        yield
 
 
 def _config_of(operation: Any) -> dict[str, Any]:

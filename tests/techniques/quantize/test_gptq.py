@@ -6,8 +6,9 @@ import pytest
 from keras.src.quantizers.gptq import GPTQ
 from plain_quantization import plain_brain_quantization, plain_limits
 
-from prunekit.sparsity.reconstruction import inverse_factor, output_error, reconstruct
-from prunekit.techniques.quantize.gptq import gptq
+import prunekit as pk
+from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, inverse_factor, output_error, reconstruct
+from prunekit.techniques.quantize.gptq import gptq, ordered_factor, rounded_matrix
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
 
@@ -291,3 +292,25 @@ def test_the_squared_error_is_a_fraction_of_that_of_keras(make, bits, ordered, s
     # Keras's symmetric grids have one code more than ours; its asymmetric ones, the default, also reach from the lowest
     # to the highest weight, so that steps are finer. The means are at least 2.06, 1.69 and 1.55.
     assert own_grid > (2.0 if symmetric else 1.6 if ordered else 1.5)
+
+
+def test_one_factorization_gives_the_best_weights_and_their_rounding():
+    rng = np.random.default_rng(0)
+    matrix, right = rng.normal(size=(2, 24, 7)), rng.normal(size=(2, 24, 7))
+    hessian = np.stack([x.T @ x for x in (mixed(rng, 200, 24), rectified(rng, 200, 24))])
+    factor = ordered_factor(hessian)
+    damped = damped_hessian(hessian, DAMPING)[0]
+    np.testing.assert_allclose(factor.solve(right), np.linalg.solve(damped, right), rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(factor.restored(factor.ordered(matrix)), matrix)
+    scale = np.full((2, 1, 7), 0.2, "float32")
+    found = rounded_matrix(matrix, factor, scale, IntegerFormat(4))
+    np.testing.assert_array_equal(found, gptq(matrix, hessian, scale, IntegerFormat(4)))
+
+
+def test_a_layer_is_factorized_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8, activation="relu") for _ in range(3))])
+    calls, cholesky = [], np.linalg.cholesky
+    monkeypatch.setattr(np.linalg, "cholesky", lambda matrix: calls.append(1) or cholesky(matrix))
+    pk.quantize(model, rng.normal(size=(200, 8)).astype("float32"), weights=4, method="gptq")
+    assert len(calls) == 3

@@ -368,3 +368,19 @@ def test_zeros_lie_on_grids_so_that_a_quantized_model_is_pruned_without_repair(d
     quantized.found.check_unchanged()
     with pytest.raises(ValueError, match="on grids"):
         pk.prune(model, 0.6, data)
+
+
+@pytest.mark.every_backend
+def test_weights_that_are_replaced_anyway_are_not_drawn(monkeypatch):
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(6, kernel_initializer="he_normal"), keras.layers.Dense(2)]
+    )
+    drawn, call = [], keras.initializers.VarianceScaling.__call__
+    monkeypatch.setattr(
+        keras.initializers.VarianceScaling, "__call__", lambda *args, **kwargs: drawn.append(1) or call(*args, **kwargs)
+    )
+    smaller, _ = pk.shrink(model, channels=0.5)
+    assert not drawn
+    kinds = [type(layer.kernel_initializer).__name__ for layer in smaller.layers]
+    assert kinds == ["HeNormal", "GlorotUniform"]
+    assert all(kernel.any() for kernel in smaller.get_weights()[::2])

@@ -1,0 +1,60 @@
+"""The moments of a layer's inputs and former outputs against their sums written out."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from prunekit.anatomy.targets import find_targets
+from prunekit.core.layer_inputs import LayerMoments
+from prunekit.core.layer_products import product_of
+
+
+def built(layer, shape):
+    model = keras.Sequential([keras.Input(shape), layer])
+    (target,) = find_targets(model)[0]
+    return product_of(target), np.array(target.variable)
+
+
+LAYERS = {
+    "fewer outputs than inputs": (lambda: keras.layers.Dense(3), (8,)),
+    "as many": (lambda: keras.layers.Dense(8), (8,)),
+    "more": (lambda: keras.layers.Dense(30), (5, 8)),
+    "groups": (lambda: keras.layers.Conv1D(24, 1, groups=2), (6, 4)),
+    "windows": (lambda: keras.layers.Conv1D(16, 2), (6, 4)),
+}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_moments_are_the_sums_over_all_rows(name, changed):
+    make, shape = LAYERS[name]
+    product, kernel = built(make(), shape)
+    rng = np.random.default_rng(0)
+    matrix = product.matrix(kernel).astype("float32")
+    moments, before, after = LayerMoments(product, matrix), [], []
+    for examples in (20, 3):
+        was = rng.normal(size=(examples, *shape)).astype("float32")
+        now = was + rng.normal(size=was.shape).astype("float32") * 0.3 + 0.1 if changed else was
+        moments.observe((ops.convert_to_tensor(was),), (ops.convert_to_tensor(now),) if changed else None)
+        before.append(np.array(product.rows((ops.convert_to_tensor(was),))))
+        after.append(np.array(product.rows((ops.convert_to_tensor(now),))))
+    moments.finish()
+    x, former = (np.concatenate(rows, axis=1).astype("float64") for rows in (after, before))
+    y = former @ matrix
+    assert moments.same is not changed
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(moments.inputs.gram, np.swapaxes(x, 1, 2) @ x, **close)
+    np.testing.assert_allclose(moments.cross, np.swapaxes(x, 1, 2) @ y, **close)
+    np.testing.assert_allclose(moments.output_sums, y.sum(axis=1), **close)
+    np.testing.assert_allclose(moments.output_squares, np.square(y).sum(axis=1), **close)
+
+
+def test_outputs_of_a_layer_with_many_are_not_formed(monkeypatch):
+    product, kernel = built(keras.layers.Dense(30), (8,))
+    moments = LayerMoments(product, product.matrix(kernel))
+    monkeypatch.setattr(LayerMoments, "_add_outputs", None)
+    rows = ops.ones((4, 8))
+    moments.observe((rows,), (2.0 * rows,))
+    moments.finish()
+    np.testing.assert_allclose(moments.output_sums[0], 4.0 * kernel.sum(axis=0), rtol=1e-5)
