@@ -114,7 +114,7 @@ def _part(pixels: Sequence[tuple[int, int]], rows: _Axis, columns: _Axis) -> Par
 def _bytes(form: Sequence[Part], inputs: int, outputs: int) -> int:
     """Returns the bytes of a form in a file, without what all forms have."""
     kernels = sum(part.entries for part in form) * inputs * outputs
-    # LiteRT's convolutions can read margins of equal widths by themselves.
-    paddings = {part.margins for part in form if any(before != after for before, after in part.margins)}
+    # LiteRT's convolutions read margins of equal widths, or with one input more behind, by themselves.
+    paddings = {part.margins for part in form if any(after - before not in (0, 1) for before, after in part.margins)}
     others = _CONVOLUTION * len(form) + _PADDING * len(paddings) + (_JOIN if len(form) > 1 else 0)
     return kernels + others + _PER_OUTPUT * outputs * sum({part.pixels for part in form})
