@@ -15,7 +15,7 @@ from keras import ops
 
 from prunekit.anatomy.counting import EinsumAxes, einsum_axes
 from prunekit.anatomy.linear_kinds import CONVOLUTIONS, DEPTHWISE, L, kind_of
-from prunekit.techniques.quantize.subpixels import Part, subpixels
+from prunekit.techniques.quantize.subpixels import Blocks, subpixels
 
 
 def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -> Any:
@@ -28,9 +28,9 @@ def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -
         bias: Added to the products, in a shape that broadcasts against the outputs; None without one.
         activations: Bits of the tensors between layers.
     """
-    kind, parts = kind_of(layer), subpixels(layer, activations)
-    if parts is not None:
-        return _in_blocks(layer, inputs, kernel, bias, parts)
+    kind, blocks = kind_of(layer), subpixels(layer, activations)
+    if blocks is not None:
+        return _in_blocks(inputs, kernel, bias, blocks)
     if kind is L.EinsumDense:
         return _einsum(layer, inputs, kernel, bias)
     if kind is L.Dense and len(inputs.shape) > 2:
@@ -62,14 +62,14 @@ def _dilated(layer: Any, inputs: Any, kernel: Any, bias: Any, *, is_depthwise: b
     return tf.squeeze(found, [1]) if layer.rank == 1 else found
 
 
-def _in_blocks(layer: Any, inputs: Any, kernel: Any, bias: Any, parts: Sequence[Part]) -> Any:
+def _in_blocks(inputs: Any, kernel: Any, bias: Any, blocks: Blocks) -> Any:
     """Returns the outputs of a transposed convolution, each block of pixels computed as channels of one."""
     import tensorflow as tf
 
     # The kernel of a transposed convolution ends with (outputs, inputs).
     kernel = tf.transpose(tf.cast(kernel, inputs.dtype), (0, 1, 3, 2))
     zeros, padded, found = tf.zeros(kernel.shape[2:], inputs.dtype), {}, []
-    for part in parts:
+    for part in blocks.parts:
         window = [
             tf.stack([tf.concat([zeros if at is None else kernel[at] for at in pixels], -1) for pixels in row])
             for row in part.taps
@@ -81,7 +81,11 @@ def _in_blocks(layer: Any, inputs: Any, kernel: Any, bias: Any, parts: Sequence[
         if bias is not None:
             pixels = tf.nn.bias_add(pixels, tf.tile(tf.reshape(bias, (-1,)), [part.pixels]))
         found.append(pixels)
-    return tf.nn.depth_to_space(found[0] if len(found) == 1 else tf.concat(found, -1), layer.strides[0])
+    outputs = found[0] if len(found) == 1 else tf.concat(found, -1)
+    if blocks.side > 1:
+        outputs = tf.nn.depth_to_space(outputs, blocks.side)
+    rows, columns = (slice(-one if one else None) for one in blocks.cut)
+    return outputs[:, rows, columns] if any(blocks.cut) else outputs
 
 
 # ---- Dense and EinsumDense -------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ LINEAR = {
 }
 # Moves that leave the axis of the channels the last one, or divide it into several.
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
+# Moves behind which an activation may follow.
+_MOVES = {*_RESHAPES, "TRANSPOSE", "DEPTH_TO_SPACE", "STRIDED_SLICE"}
 # Activations that kernels apply to their results.
 NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
 _ACTIVATIONS = {"RELU": RELU, "RELU6": RELU6}
@@ -62,13 +64,13 @@ def fold_biases(graph: LiteRTGraph) -> None:
 def fold_activations(graph: LiteRTGraph) -> None:
     """Lets linear operations apply the ReLU behind them, which the converter leaves alone without a bias between.
 
-    Between the two may be reshapes, moves of axes, and a concatenation of results of linear operations alone.
+    Between the two may be reshapes, slices, moves of axes, and a concatenation of results of linear operations alone.
     """
     made = {int(index): one for one in graph.operators for index in one.outputs}
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) in _ACTIVATIONS]:
         tensor = int(operator.inputs[0])
-        found = _linears_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE", "DEPTH_TO_SPACE"})
+        found = _linears_behind(graph, tensor, made, readers, _MOVES)
         if any(one is None or one.builtinOptions.fusedActivationFunction != NO_ACTIVATION for one in found):
             continue
         for linear in found:

@@ -36,8 +36,15 @@ def written(filters, options, path, **quantization):
         # The converter pads alike on both sides by itself.
         ({"kernel_size": 4, "strides": 2, "padding": "same"}, BLOCKS, 540),
         ({"kernel_size": 1, "strides": 3}, BLOCKS, 135),
-        # The outputs end inside a block, or blocks are no squares.
-        ({"kernel_size": 3, "strides": 2}, WHOLE, 135),
+        # There are more blocks than inputs, of which the last may be cut.
+        ({"kernel_size": 3, "strides": 2}, f"{PADDED} STRIDED_SLICE", 240),
+        ({"kernel_size": (2, 5), "strides": 2}, f"{PADDED} STRIDED_SLICE", 180),
+        ({"kernel_size": 4, "strides": 2}, PADDED, 240),
+        # One convolution.
+        ({"kernel_size": 3}, "PAD CONV_2D", 135),
+        ({"kernel_size": (3, 4), "padding": "same"}, "PAD CONV_2D", 180),
+        ({"kernel_size": 3, "padding": "same"}, "CONV_2D", 135),
+        # Blocks that are no squares.
         ({"kernel_size": 3, "strides": (1, 2), "padding": "same"}, WHOLE, 135),
     ],
     ids=str,
@@ -72,23 +79,25 @@ def kernels_of(graph):
 
 
 @pytest.mark.parametrize(
-    ("options", "parts", "paddings"),
+    ("options", "parts", "paddings", "bits"),
     [
-        ({"kernel_size": 3, "strides": 2}, 4, 3),
-        ({"kernel_size": (2, 3), "strides": 2}, 4, 1),
-        ({"kernel_size": 4, "strides": 2}, 4, 3),
-        ({"kernel_size": 5, "strides": 2}, 4, 3),
+        ({"kernel_size": 3, "strides": 2}, 4, 3, 8),
+        ({"kernel_size": 3, "strides": 2}, 4, 3, 4),
+        ({"kernel_size": (2, 3), "strides": 2}, 4, 1, 8),
+        ({"kernel_size": 4, "strides": 2}, 4, 3, 8),
+        ({"kernel_size": 5, "strides": 2}, 4, 3, 8),
+        ({"kernel_size": 3, "strides": 2, "padding": "valid"}, 4, 4, 8),
         # Two of three pixels read one input alone.
-        ({"kernel_size": 4, "strides": 3}, 6, 3),
+        ({"kernel_size": 4, "strides": 3}, 6, 3, 8),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("bits", [8, 4])
 def test_pixels_that_read_the_same_inputs_have_a_convolution_without_zeros(options, parts, paddings, bits, tmp_path):
     options = {"padding": "same", **options}
     done, inputs, kinds, graph = written(96, options, tmp_path / "m.tflite", weights=bits)
-    assert kinds[-2:] == ["CONCATENATION", "DEPTH_TO_SPACE"]
-    assert (kinds.count("CONV_2D"), kinds.count("PAD"), len(kinds)) == (parts, paddings, parts + paddings + 2)
+    moves = ["CONCATENATION", "DEPTH_TO_SPACE"] + ["STRIDED_SLICE"] * (options["padding"] == "valid")
+    assert kinds[-len(moves) :] == moves
+    assert (kinds.count("CONV_2D"), kinds.count("PAD"), len(kinds)) == (parts, paddings, parts + paddings + len(moves))
     convolutions, kernels = kernels_of(graph)
     (layer,) = (one for one in done.model.layers if isinstance(one, L.Conv2DTranspose))
     assert sum(map(np.count_nonzero, kernels)) == np.count_nonzero(layer.kernel)

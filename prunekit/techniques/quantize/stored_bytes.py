@@ -67,11 +67,11 @@ def stored_weight(
     if bits is None or any(_is_in_loop(unit.first.operation, weight.variable) for unit in units):
         return floats
     layers = [unit.first.operation for unit in units]
-    parts = subpixels(layers[0], activations)
-    if parts is not None and all(unit.is_linear for unit in units):
-        entries = [part.entries * math.prod(shape[-2:]) for part in parts]
+    blocks = subpixels(layers[0], activations)
+    if blocks is not None and all(unit.is_linear for unit in units):
+        entries = [part.entries * math.prod(shape[-2:]) for part in blocks.parts]
         # Kernels with equally many scales share these.
-        scales *= sum({part.pixels for part in parts})
+        scales *= sum({part.pixels for part in blocks.parts})
         return StoredWeight(sum(_code_bytes(one, bits) for one in entries), scales, scales)
     if activations is not None and all(unit.is_linear for unit in units):
         return StoredWeight(_code_bytes(size, bits if _packs(layers, activations) else 8), scales, scales)

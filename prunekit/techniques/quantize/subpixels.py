@@ -31,7 +31,7 @@ class Part:
     """A convolution that computes consecutive pixels of a block.
 
     Attributes:
-        margins: For rows and columns: the inputs before a block's own one that its pixels read, and those behind it.
+        margins: Rows of zeros before and behind the inputs, and columns.
         taps: For each row and column of the window, and each pixel: the place in the kernel of the transposed
             convolution; None for a zero.
     """
@@ -51,10 +51,33 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A transposed convolution as convolutions.
+
+    Attributes:
+        side: Pixels of a block along each axis.
+        parts: The convolutions, in the order of the pixels.
+        cut: Rows and columns at the end that belong to the last blocks, and are no outputs.
+    """
+
+    side: int
+    parts: tuple[Part, ...]
+    cut: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class _Axis:
-    """One spatial axis: by the distance of an input from a block's own one, the taps of the pixels of the block."""
+    """One spatial axis.
+
+    Attributes:
+        taps: By the distance of an input from a block's own one, the taps of the pixels of the block.
+        more: Blocks behind that of the last input.
+        cut: Pixels of the last block that are no outputs.
+    """
 
     taps: dict[int, Taps]
+    more: int
+    cut: int
 
     def span(self, pixels: Sequence[int]) -> tuple[int, int]:
         """Returns the distances of the first and the last input that some pixels read; 0 where they read none."""
@@ -62,8 +85,8 @@ class _Axis:
         return min(read), max(read)
 
 
-def subpixels(layer: Any, activations: int | None) -> tuple[Part, ...] | None:
-    """Returns the convolutions of a transposed one in this form, in the order of the pixels; None for another layer.
+def subpixels(layer: Any, activations: int | None) -> Blocks | None:
+    """Returns the convolutions of a transposed one in this form; None for another layer.
 
     Args:
         layer: The layer.
@@ -71,27 +94,28 @@ def subpixels(layer: Any, activations: int | None) -> tuple[Part, ...] | None:
     """
     if activations != 8 or kind_of(layer) is not L.Conv2DTranspose or layer.data_format != "channels_last":
         return None
-    stride, *others = set(layer.strides)
-    if others or stride == 1 or max(layer.dilation_rate) > 1 or layer.output_padding is not None:
-        return None
-    if layer.padding != "same" and max(layer.kernel_size) > stride:
+    side, *others = set(layer.strides)
+    if others or max(layer.dilation_rate) > 1 or layer.output_padding is not None:
         return None
     outputs, inputs = tuple(layer.kernel.shape)[-2:]
-    rows, columns = (_axis(size, stride) for size in layer.kernel_size)
-    pixels = list(itertools.product(range(stride), range(stride)))
+    rows, columns = (_axis(size, side, is_same=layer.padding == "same") for size in layer.kernel_size)
+    pixels = list(itertools.product(range(side), range(side)))
     alike = [list(same) for _, same in itertools.groupby(pixels, lambda at: (rows.span(at[:1]), columns.span(at[1:])))]
     forms = [tuple(_part(group, rows, columns) for group in groups) for groups in ([pixels], alike)]
     found = min(forms, key=lambda form: _bytes(form, inputs, outputs))
     growth = sum(part.entries for part in found) - math.prod(layer.kernel_size)
-    return found if growth * inputs * outputs <= _GROWTH else None
+    return Blocks(side, found, (rows.cut, columns.cut)) if growth * inputs * outputs <= _GROWTH else None
 
 
-def _axis(size: int, stride: int) -> _Axis:
+def _axis(size: int, stride: int, *, is_same: bool) -> _Axis:
     # Output pixel o is the sum over input pixels i of x[i] * kernel[o + first - i * stride].
-    first = max(size - stride, 0) // 2
+    behind = max(size - stride, 0)
+    first, behind = (behind // 2, 0) if is_same else (0, behind)
     low, high = math.ceil((first - size + 1) / stride), (stride - 1 + first) // stride
     taps = {at: [pixel + first - stride * at for pixel in range(stride)] for at in range(low, high + 1)}
-    return _Axis({at: tuple(one if 0 <= one < size else None for one in row) for at, row in taps.items()})
+    more = math.ceil(behind / stride)
+    read = {at: tuple(one if 0 <= one < size else None for one in row) for at, row in taps.items()}
+    return _Axis(read, more, more * stride - behind)
 
 
 def _part(pixels: Sequence[tuple[int, int]], rows: _Axis, columns: _Axis) -> Part:
@@ -103,7 +127,7 @@ def _part(pixels: Sequence[tuple[int, int]], rows: _Axis, columns: _Axis) -> Par
 
     (top, bottom), (left, right) = spans
     return Part(
-        ((-top, bottom), (-left, right)),
+        ((-top, bottom + rows.more), (-left, right + columns.more)),
         tuple(
             tuple(tuple(tap(row, column, one) for one in pixels) for column in range(left, right + 1))
             for row in range(top, bottom + 1)
@@ -114,7 +138,13 @@ def _part(pixels: Sequence[tuple[int, int]], rows: _Axis, columns: _Axis) -> Par
 def _bytes(form: Sequence[Part], inputs: int, outputs: int) -> int:
     """Returns the bytes of a form in a file, without what all forms have."""
     kernels = sum(part.entries for part in form) * inputs * outputs
-    # LiteRT's convolutions read margins of equal widths, or with one input more behind, by themselves.
-    paddings = {part.margins for part in form if any(after - before not in (0, 1) for before, after in part.margins)}
+    paddings = {part.margins for part in form if not _pads_itself(part)}
     others = _CONVOLUTION * len(form) + _PADDING * len(paddings) + (_JOIN if len(form) > 1 else 0)
     return kernels + others + _PER_OUTPUT * outputs * sum({part.pixels for part in form})
+
+
+def _pads_itself(part: Part) -> bool:
+    """Returns True for margins of equal widths, or with one input more behind, that leave the size of the inputs."""
+    windows = len(part.taps), len(part.taps[0])
+    pairs = zip(part.margins, windows, strict=True)
+    return all((before, after) == ((size - 1) // 2, size // 2) for (before, after), size in pairs)
