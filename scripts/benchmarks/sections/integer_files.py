@@ -85,7 +85,7 @@ def compared(name: str, way: str, path: str, seeds: Sequence[int]) -> dict[str, 
         path: The file of the first seed; those of the others are not kept.
         seeds: Seeds of the networks and inputs.
     """
-    files = [Path(path), *(Path(f"{path}.{seed}") for seed in seeds[1:])]
+    files = [Path(path), *(Path(path).with_suffix(f".{seed}.tflite") for seed in seeds[1:])]
     errors = [_error(name, way, file, seed) for file, seed in zip(files, seeds, strict=True)]
     return {"bytes": files[0].stat().st_size, "errors": errors, **_operations(files[0])}
 
