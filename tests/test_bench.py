@@ -290,16 +290,21 @@ def test_the_section_on_integer_files_compares_turns_with_the_converters_and_nam
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from benchmarks.sections import integer_files
 
-    file = {"bytes": 1234, "error": 0.00125, "operations": 9, "floats": 2}
+    file = {"bytes": 1234, "errors": [0.00125, 0.001, 0.002], "operations": 9, "floats": 2}
     found = {
         "plain": {"prunekit": file | {"seconds": [1e-6, 4e-6]}, "converter": file | {"seconds": [2e-6, 8e-6]}},
         "other": {"prunekit": file | {"seconds": [1e-6, 4e-6]}, "converter": "ValueError: no"},
     }
     lines = integer_files.section(found).splitlines()
-    assert "| plain: prunekit | 1,234 | 2.5 | 0.50 (0.50 to 0.50) | 9 | 2 | 0.0013 |" in lines
-    assert "| other: prunekit | 1,234 | 2.5 | - | 9 | 2 | 0.0013 |" in lines
+    assert "| plain: prunekit | 1,234 | 2.5 | 0.50 (0.50 to 0.50) | 9 | 2 | 0.0013 (0.0010 to 0.0020) |" in lines
+    assert "| other: prunekit | 1,234 | 2.5 | - | 9 | 2 | 0.0013 (0.0010 to 0.0020) |" in lines
     assert "| other: converter | no file | - | - | - | - | - |" in lines
     assert sum("ai-edge-quantizer |" in line for line in lines) == 0
+    assert "ai-edge-quantizer was not installed, so that its rows are missing." in lines
+    found["plain"]["ai-edge-quantizer"] = "RuntimeError: no"
+    lines = integer_files.section(found).splitlines()
+    assert "| plain: ai-edge-quantizer | no file | - | - | - | - | - |" in lines
+    assert not any("not installed" in line for line in lines)
 
 
 @pytest.fixture

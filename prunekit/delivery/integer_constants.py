@@ -29,6 +29,26 @@ class IntegerConstants:
         self._graph, self._tensors, self._weights, self._kernels = graph, tensors, weights, kernels
         # (index of a kernel, its codes and scales) -> index of its integers, which all calls of a layer read.
         self._kernel_of: dict[tuple[Any, ...], int] = {}
+        # Index of the results of a convolution -> the kernels of all convolutions of its layer, as one.
+        self._joined: dict[int, np.ndarray] = {}
+
+    def join_kernels(self) -> None:
+        """Gives convolutions that compute the pixels of blocks the scales of one kernel, which the file holds once."""
+        graph = self._graph
+        made = {int(index): one for one in graph.operators for index in one.outputs}
+        for operator in graph.operators:
+            joining = made.get(int(operator.inputs[0])) if graph.kind(operator) == "DEPTH_TO_SPACE" else None
+            if joining is None or graph.kind(joining) != "CONCATENATION":
+                continue
+            parts = [one for one in map(made.get, map(int, joining.inputs)) if one and graph.kind(one) == "CONV_2D"]
+            kernels = [one for one in (graph.values(int(part.inputs[1])) for part in parts) if one is not None]
+            outputs = graph.shape(int(operator.outputs[0]))[-1]
+            if len(kernels) == len(joining.inputs) and not any(len(one) % outputs for one in kernels):
+                # All pixels of an output, for each of its pixels.
+                by_output = [one.reshape(-1, outputs, one[0].size).swapaxes(0, 1) for one in kernels]
+                whole = np.concatenate([one.reshape(outputs, 1, 1, -1) for one in by_output], axis=-1)
+                for index, one in zip(joining.inputs, kernels, strict=True):
+                    self._joined[int(index)] = np.tile(whole, (len(one) // outputs, 1, 1, 1))
 
     def round(self, operator: Any, given: Grid | None) -> None:
         """Rounds the constants that an operation reads on a grid; None = each on a grid of its own."""
@@ -51,12 +71,13 @@ class IntegerConstants:
         """
         inputs = [int(index) for index in operator.inputs]
         weight = np.asarray(self._graph.values(inputs[places.weights]))
-        grid = narrowest_grid(weight, self._weights, Granularity((places.axis,)))
+        whole = self._joined.get(int(operator.outputs[0]), weight)
+        grid = narrowest_grid(whole, self._weights, Granularity((places.axis,)))
         bias = self._bias(inputs, places, readers)
         if bias is not None:
             step, shape = float(self._tensors.grid_of(inputs[places.values]).scale), grid.scale.shape
-            others = tuple(axis for axis in range(weight.ndim) if axis != places.axis)
-            used = np.asarray(weight.any(axis=others)).reshape(shape)
+            others = tuple(axis for axis in range(whole.ndim) if axis != places.axis)
+            used = np.asarray(whole.any(axis=others)).reshape(shape)
             grid = grid_for_bias(
                 grid, used=used, bias=bias.reshape(shape), input_scale=step, bits=self._kernels.bias_bits
             )

@@ -31,6 +31,7 @@ from prunekit.delivery.litert_folding import (
     split_results,
 )
 from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert_merging import merge_constants
 from prunekit.delivery.litert_reshapes import fix_shapes, merge_reshapes, move_blocks_by_axes
 from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import narrowest_grid
@@ -121,6 +122,7 @@ def with_integers(
     found.remove_scopes()
     grids = with_integer_io(graph, rewriter.tensors.grids, integer_io)
     store_weights(graph, weights)
+    merge_constants(graph)
     made, places = graph.content()
     roundings = [
         FileRounding(grid, places[merged.get(rewriter.found[name], rewriter.found[name])], rewriter.steps[name])
@@ -144,6 +146,7 @@ def with_integer_weights(
     graph = LiteRTGraph(content)
     fix_shapes(graph)
     store_weights(graph, weights, group_sizes)
+    merge_constants(graph)
     made, _ = graph.content()
     return IntegerFile(made, (), ())
 
@@ -187,6 +190,7 @@ class _Rewriter:
         """Rewrites the graph."""
         split_results(self._graph, lambda index: [_key(one) for one in self._grids_behind(index)])
         self._readers = self._graph.readers()
+        self._constants.join_kernels()
         for operator in self._graph.operators:
             self._rewrite(operator)
         self._graph.map_outputs({index: self.tensors.as_floats(index) for index in self._graph.outputs})

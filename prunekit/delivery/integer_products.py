@@ -15,7 +15,7 @@ from keras import ops
 
 from prunekit.anatomy.counting import EinsumAxes, einsum_axes
 from prunekit.anatomy.linear_kinds import CONVOLUTIONS, DEPTHWISE, L, kind_of
-from prunekit.techniques.quantize.subpixels import Subpixels, subpixels
+from prunekit.techniques.quantize.subpixels import Blocks, subpixels
 
 
 def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -> Any:
@@ -30,7 +30,7 @@ def product(layer: Any, inputs: Any, kernel: Any, bias: Any, activations: int) -
     """
     kind, blocks = kind_of(layer), subpixels(layer, activations)
     if blocks is not None:
-        return _in_blocks(layer, inputs, kernel, bias, blocks)
+        return _in_blocks(inputs, kernel, bias, blocks)
     if kind is L.EinsumDense:
         return _einsum(layer, inputs, kernel, bias)
     if kind is L.Dense and len(inputs.shape) > 2:
@@ -62,25 +62,30 @@ def _dilated(layer: Any, inputs: Any, kernel: Any, bias: Any, *, is_depthwise: b
     return tf.squeeze(found, [1]) if layer.rank == 1 else found
 
 
-def _in_blocks(layer: Any, inputs: Any, kernel: Any, bias: Any, axes: Sequence[Subpixels]) -> Any:
+def _in_blocks(inputs: Any, kernel: Any, bias: Any, blocks: Blocks) -> Any:
     """Returns the outputs of a transposed convolution, each block of pixels computed as channels of one."""
     import tensorflow as tf
 
-    rows, columns = axes
-    margins = [(one.before, one.after) for one in axes]
-    taps = [[[(h, w) for h in row for w in column] for column in columns.taps] for row in rows.taps]
     # The kernel of a transposed convolution ends with (outputs, inputs).
     kernel = tf.transpose(tf.cast(kernel, inputs.dtype), (0, 1, 3, 2))
-    zeros = tf.zeros(kernel.shape[2:], inputs.dtype)
-    window = [
-        [tf.concat([zeros if None in tap else kernel[tap] for tap in block], axis=-1) for block in row] for row in taps
-    ]
-    if any(map(any, margins)):
-        inputs = tf.pad(inputs, [(0, 0), *margins, (0, 0)])
-    found = tf.nn.conv2d(inputs, tf.stack([tf.stack(row) for row in window]), 1, "VALID")
-    if bias is not None:
-        found = tf.nn.bias_add(found, tf.tile(tf.reshape(bias, (-1,)), [len(taps[0][0])]))
-    return tf.nn.depth_to_space(found, layer.strides[0])
+    zeros, padded, found = tf.zeros(kernel.shape[2:], inputs.dtype), {}, []
+    for part in blocks.parts:
+        window = [
+            tf.stack([tf.concat([zeros if at is None else kernel[at] for at in pixels], -1) for pixels in row])
+            for row in part.taps
+        ]
+        margins = part.margins
+        if margins not in padded:
+            padded[margins] = tf.pad(inputs, [(0, 0), *margins, (0, 0)]) if any(map(any, margins)) else inputs
+        pixels = tf.nn.conv2d(padded[margins], tf.stack(window), 1, "VALID")
+        if bias is not None:
+            pixels = tf.nn.bias_add(pixels, tf.tile(tf.reshape(bias, (-1,)), [part.pixels]))
+        found.append(pixels)
+    outputs = found[0] if len(found) == 1 else tf.concat(found, -1)
+    if blocks.side > 1:
+        outputs = tf.nn.depth_to_space(outputs, blocks.side)
+    rows, columns = (slice(-one if one else None) for one in blocks.cut)
+    return outputs[:, rows, columns] if any(blocks.cut) else outputs
 
 
 # ---- Dense and EinsumDense -------------------------------------------------------------------------------------------

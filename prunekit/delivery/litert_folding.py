@@ -30,6 +30,8 @@ LINEAR = {
 }
 # Moves that leave the axis of the channels the last one, or divide it into several.
 _RESHAPES = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "BATCH_TO_SPACE_ND"}
+# Moves behind which an activation may follow.
+_MOVES = {*_RESHAPES, "TRANSPOSE", "DEPTH_TO_SPACE", "STRIDED_SLICE"}
 # Activations that kernels apply to their results.
 NO_ACTIVATION, RELU, RELU6 = 0, 1, 3
 _ACTIVATIONS = {"RELU": RELU, "RELU6": RELU6}
@@ -45,8 +47,8 @@ def fold_biases(graph: LiteRTGraph) -> None:
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) == "ADD"]:
         tensor, constant = _with_constant(graph, operator)
-        linear = _linear_behind(graph, tensor, made, readers, _RESHAPES)
-        if constant is None or linear is None:
+        linear, *others = _linears_behind(graph, tensor, made, readers, _RESHAPES)
+        if constant is None or linear is None or others:
             continue
         places = LINEAR[graph.kind(linear)]
         if constant.size != graph.shape(int(linear.outputs[0]))[-1]:
@@ -62,38 +64,42 @@ def fold_biases(graph: LiteRTGraph) -> None:
 def fold_activations(graph: LiteRTGraph) -> None:
     """Lets linear operations apply the ReLU behind them, which the converter leaves alone without a bias between.
 
-    Between the two may be reshapes, and moves of axes.
+    Between the two may be reshapes, slices, moves of axes, and a concatenation of results of linear operations alone.
     """
     made = {int(index): one for one in graph.operators for index in one.outputs}
     readers = graph.readers()
     for operator in [one for one in graph.operators if graph.kind(one) in _ACTIVATIONS]:
         tensor = int(operator.inputs[0])
-        linear = _linear_behind(graph, tensor, made, readers, {*_RESHAPES, "TRANSPOSE", "DEPTH_TO_SPACE"})
-        if linear is None or linear.builtinOptions.fusedActivationFunction != NO_ACTIVATION:
+        found = _linears_behind(graph, tensor, made, readers, _MOVES)
+        if any(one is None or one.builtinOptions.fusedActivationFunction != NO_ACTIVATION for one in found):
             continue
-        linear.builtinOptions.fusedActivationFunction = _ACTIVATIONS[graph.kind(operator)]
+        for linear in found:
+            linear.builtinOptions.fusedActivationFunction = _ACTIVATIONS[graph.kind(operator)]
         graph.operators.remove(operator)
         graph.replace(int(operator.outputs[0]), tensor)
         readers = graph.readers()
 
 
-def _linear_behind(
+def _linears_behind(
     graph: LiteRTGraph,
     tensor: int,
     made: Mapping[int, Any],
     readers: Mapping[int, Sequence[Any]],
     moves: Collection[str],
-) -> Any:
-    """Returns the linear operation whose moved results a tensor is; None for another one, or if more reads these."""
+) -> list[Any]:
+    """Returns the linear operations whose moved results are joined to a tensor; None for others, and for results that
+    more operations read.
+    """
     operator = made.get(tensor)
-    while len(readers[tensor]) == 1 and operator is not None:
-        if graph.kind(operator) in LINEAR:
-            return operator
-        if graph.kind(operator) not in moves:
-            return None
-        tensor = int(operator.inputs[0])
-        operator = made.get(tensor)
-    return None
+    if len(readers[tensor]) != 1 or operator is None:
+        return [None]
+    kind = graph.kind(operator)
+    if kind in LINEAR:
+        return [operator]
+    if kind not in (*moves, "CONCATENATION"):
+        return [None]
+    parts = operator.inputs if kind == "CONCATENATION" else operator.inputs[:1]
+    return [one for part in parts for one in _linears_behind(graph, int(part), made, readers, moves)]
 
 
 def _with_constant(graph: LiteRTGraph, operator: Any) -> tuple[int, np.ndarray | None]:

@@ -12,6 +12,9 @@ import numpy as np
 from prunekit.delivery.litert_writing import shortened, written
 from prunekit.delivery.sparse_encoding import SparseEncoding
 
+# Names of metadata.
+_OF_CONVERTER = (b"min_runtime_version", b"CONVERSION_METADATA")
+
 
 class LiteRTGraph:
     """The first graph of a LiteRT file, which is its only one if the model has no loops.
@@ -191,6 +194,15 @@ class LiteRTGraph:
             return None
         return np.asarray(data, "uint8").view("int32").reshape(self.shape(index))
 
+    def stored(self, index: int) -> tuple[Any, ...] | None:
+        """Returns what a file stores of a constant: type, shape, values, scales; None for a tensor that is computed."""
+        tensor = self.tensor(index)
+        data, scales = self._model.buffers[tensor.buffer].data, getattr(tensor.quantization, "scale", None)
+        if data is None or not len(data):
+            return None
+        held = b"" if scales is None else np.asarray(scales, "float32").tobytes()
+        return tensor.type, self.shape(index), np.asarray(data, "uint8").tobytes(), held
+
     def codes(self, index: int) -> np.ndarray | None:
         """Returns the codes of a constant of 4 or 8 bits as integers of 8 bits; None for other tensors."""
         types = self._schema.TensorType
@@ -326,7 +338,9 @@ class LiteRTGraph:
         for signature in model.signatureDefs or ():
             for entry in (*signature.inputs, *signature.outputs):
                 entry.tensorIndex = places[entry.tensorIndex]
-        owners = [*(one for part in model.subgraphs for one in part.tensors), *(model.metadata or ())]
+        # The converter describes its own file: runtimes that read its operations, and options of the conversion.
+        model.metadata = [one for one in model.metadata or () if one.name not in _OF_CONVERTER]
+        owners = [*(one for part in model.subgraphs for one in part.tensors), *model.metadata]
         # The first buffer is that of all tensors without values.
         buffers = _places({0, *(one.buffer for one in owners)})
         model.buffers = [model.buffers[index] for index in buffers]

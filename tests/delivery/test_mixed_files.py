@@ -77,7 +77,7 @@ def codes_and_floats(path):
     graph = LiteRTGraph(path.read_bytes())
     total = 0
     for index in {int(index) for one in graph.operators for index in one.inputs}:
-        if index >= 0 and len(graph.shape(index)) > 1:
+        if index >= 0 and len(graph.shape(index)) > 1 and graph.dtype(index) != "int32":
             data = graph._model.buffers[graph.tensor(index).buffer].data
             total += 0 if data is None else len(data)
     return total

@@ -39,7 +39,7 @@ def images():
     layers = [
         L.Conv2D(24, 3, activation="relu", name="conv"),
         L.DepthwiseConv2D(5, name="depthwise"),
-        L.Conv2DTranspose(12, 3, name="transposed"),
+        L.Conv2DTranspose(12, 3, strides=(1, 2), name="transposed"),
         L.Dense(96, activation="relu", name="each"),
         L.GlobalAveragePooling2D(),
         L.Dense(48, name="hidden"),

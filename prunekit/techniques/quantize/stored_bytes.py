@@ -69,9 +69,10 @@ def stored_weight(
     layers = [unit.first.operation for unit in units]
     blocks = subpixels(layers[0], activations)
     if blocks is not None and all(unit.is_linear for unit in units):
-        pixels = math.prod(layers[0].strides)
-        entries = math.prod(len(one.taps) for one in blocks) * pixels * math.prod(shape[-2:])
-        return StoredWeight(_code_bytes(entries, bits), scales * pixels, scales * pixels)
+        entries = [part.entries * math.prod(shape[-2:]) for part in blocks.parts]
+        # Kernels with equally many scales share these.
+        scales *= sum({part.pixels for part in blocks.parts})
+        return StoredWeight(sum(_code_bytes(one, bits) for one in entries), scales, scales)
     if activations is not None and all(unit.is_linear for unit in units):
         return StoredWeight(_code_bytes(size, bits if _packs(layers, activations) else 8), scales, scales)
     if activations == 8 and bits > FEW_BITS and all(id(layer) in placement.integer_tables for layer in layers):

@@ -2,7 +2,7 @@
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,8 @@ from benchmarks.workers import Worker, Workers
 
 OURS, FULL, CONVERTER, QUANTIZER = "prunekit", "prunekit, full integer", "converter", "ai-edge-quantizer"
 EXAMPLES, SECONDS = 64, 3.0
+# Seeds of the weights, statistics and inputs.
+SEEDS = (0, 1, 2)
 # Networks of a smoke test.
 SMOKE = ("plain",)
 # Networks of which `full_integer` makes another file.
@@ -24,13 +26,15 @@ OTHER_IN_FULL = ("attention encoder",)
 # The worker -----------------------------------------------------------------------------------------------------------
 
 
-def drawn(name: str) -> tuple[Any, Any, Any]:
+def drawn(name: str, seed: int) -> tuple[Any, Any, Any]:
     """A network with drawn weights, biases and statistics, inputs to calibrate on and inputs to compare on."""
     import keras
     import numpy as np
 
-    keras.utils.set_random_seed(0)
-    model, generator = NETWORKS[name](keras), np.random.default_rng(0)
+    # Files hold the names of layers, which Keras counts.
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    model, generator = NETWORKS[name](keras), np.random.default_rng(seed)
     for weight in model.weights:
         if weight.path.endswith(("bias", "beta", "moving_mean")):
             weight.assign(generator.normal(size=weight.shape, scale=0.1))
@@ -58,7 +62,8 @@ def measure(name: str, smoke: bool) -> dict[str, Any]:
             # Some converters end the process.
             with Worker() as worker:
                 try:
-                    found[way] = worker.call(compared, name=name, way=way, path=str(paths[way]))
+                    seeds = SEEDS[:1] if smoke else SEEDS
+                    found[way] = worker.call(compared, name=name, way=way, path=str(paths[way]), seeds=seeds)
                 except SystemExit as error:
                     found[way] = str(error).strip().splitlines()[-1][:200]
         made = [way for way in found if isinstance(found[way], dict)]
@@ -71,14 +76,28 @@ def measure(name: str, smoke: bool) -> dict[str, Any]:
     return found
 
 
-def compared(name: str, way: str, path: str) -> dict[str, Any]:
-    """Writes one tool's file of a network; returns its bytes, error and operations."""
+def compared(name: str, way: str, path: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """Writes one tool's files of a network; returns bytes and operations of the first one, and the error of each.
+
+    Args:
+        name: The network.
+        way: The tool.
+        path: The file of the first seed; those of the others are not kept.
+        seeds: Seeds of the networks and inputs.
+    """
+    files = [Path(path), *(Path(path).with_suffix(f".{seed}.tflite") for seed in seeds[1:])]
+    errors = [_error(name, way, file, seed) for file, seed in zip(files, seeds, strict=True)]
+    return {"bytes": files[0].stat().st_size, "errors": errors, **_operations(files[0])}
+
+
+def _error(name: str, way: str, file: Path, seed: int) -> float:
+    """Writes one tool's file of a network; returns its error."""
     import numpy as np
 
     import prunekit as pk
 
-    model, inputs, others = drawn(name)
-    expected, file = model.predict(others, verbose=0), Path(path)
+    model, inputs, others = drawn(name, seed)
+    expected = model.predict(others, verbose=0)
     writers: dict[str, Callable[[], Any]] = {
         CONVERTER: lambda: _converted(model, inputs, file),
         QUANTIZER: lambda: _edge_quantized(model, inputs, file),
@@ -86,8 +105,7 @@ def compared(name: str, way: str, path: str) -> dict[str, Any]:
         FULL: lambda: pk.quantize(model, inputs, full_integer=True).export(file),
     }
     writers[way]()
-    off = np.sqrt(np.mean((_answers(file, others) - expected) ** 2)) / np.ptp(expected)
-    return {"bytes": file.stat().st_size, "error": float(off), **_operations(file)}
+    return float(np.sqrt(np.mean((_answers(file, others) - expected) ** 2)) / np.ptp(expected))
 
 
 def _traced(model: Any, inputs: Any, folder: str) -> tuple[Any, str]:
@@ -184,17 +202,24 @@ def section(found: dict[str, Any]) -> str:
             "Files of 8 bits of small networks with drawn weights, from the same 64 inputs: those of "
             "`pk.quantize` (with `full_integer=True`, too, where that is another file), of LiteRT's "
             "converter (full-integer quantization after training, batch size 1, where "
-            "prunekit's files take any) and, where it is installed, of ai-edge-quantizer, whose inputs and "
-            "outputs are integers. Time of one example in one thread, the files in turns; the ratio is that to "
+            "prunekit's files take any) and of ai-edge-quantizer (`static_wi8_ai8`, from the converter's float32 "
+            "file of batch size 1; its files have inputs and outputs of integers, and ranges are moving averages). "
+            "Time of one example in one thread, the files in turns; the ratio is that to "
             "the converter's file in the same turn. Operations: all, and those left in floating point. Error: "
             "root of the mean squared difference from the outputs in floating point on 64 other inputs, as a "
-            "fraction of their range.",
+            f"fraction of their range: median and range over {len(SEEDS)} draws of weights and inputs. No file: the "
+            "tool ends with an error, or LiteRT refuses its file.",
+            *([] if _has_quantizer(found) else ["ai-edge-quantizer was not installed, so that its rows are missing."]),
             table(
                 ["", "bytes", "µs", "ratio of times", "operations", "in floating point", "error"],
                 [row for name, files in found.items() for row in _rows(name, files)],
             ),
         ]
     )
+
+
+def _has_quantizer(found: dict[str, Any]) -> bool:
+    return any(QUANTIZER in files for files in found.values())
 
 
 def _rows(name: str, files: dict[str, Any]) -> list[list[str]]:
@@ -207,6 +232,8 @@ def _rows(name: str, files: dict[str, Any]) -> list[list[str]]:
             rows.append([f"{name}: {way}", "no file", *["-"] * 5])
             continue
         ratio = spread(turn_ratios(file["seconds"], base["seconds"]), digits=2) if isinstance(base, dict) else "-"
-        figures = [f"{file['operations']}", f"{file['floats']}", f"{file['error']:.4f}"]
+        low, middle, high = min(file["errors"]), median(file["errors"]), max(file["errors"])
+        error = f"{middle:.4f} ({low:.4f} to {high:.4f})"
+        figures = [f"{file['operations']}", f"{file['floats']}", error]
         rows.append([f"{name}: {way}", f"{file['bytes']:,}", f"{1e6 * median(file['seconds']):.1f}", ratio, *figures])
     return rows
