@@ -112,9 +112,9 @@ class Baseline:
     def _output_changes(self, found: Sequence[Any]) -> tuple[OutputChange, ...]:
         before = [np.concatenate(parts) for parts in zip(*map(keras.tree.flatten, self.outputs), strict=True)]
         after = [np.concatenate(parts) for parts in zip(*map(keras.tree.flatten, found), strict=True)]
-        kinds, names = _loss_names(self._model, len(before)), _names(self._model, len(before))
+        kinds, names = loss_names(self._model, len(before)), _names(self._model, len(before))
         return tuple(
-            OutputChange(name, _relative_error(one, other), _agreement(one, other, kind))
+            OutputChange(name, _relative_error(one, other), class_agreement(one, other, kind))
             for one, other, kind, name in zip(before, after, kinds, names, strict=True)
             if one.dtype.kind in "fiu"
         )
@@ -182,7 +182,7 @@ def _relative_error(before: np.ndarray, after: np.ndarray) -> float:
     return error / size if size else (math.inf if error else 0.0)
 
 
-def _agreement(before: np.ndarray, after: np.ndarray, loss: str | None) -> float | None:
+def class_agreement(before: np.ndarray, after: np.ndarray, loss: str | None) -> float | None:
     """Returns the share of the predictions with the same class; None for an output that is no class.
 
     Args:
@@ -207,7 +207,7 @@ def _are_probabilities(values: np.ndarray) -> bool:
     return bool(values.min(initial=0.0) >= 0.0 and np.allclose(values.sum(axis=-1), 1.0, atol=1e-2))
 
 
-def _loss_names(model: Any, count: int) -> list[str | None]:
+def loss_names(model: Any, count: int) -> list[str | None]:
     """Returns the name of the loss of each output; None where it is not known."""
     losses = keras.tree.flatten(getattr(model, "loss", None)) if model.compiled else []
     known = [_name_of(loss) for loss in losses]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
+from prunekit.core.baseline import loss_names
 from prunekit.core.batch_parts import examples_at_once
 from prunekit.core.calibration import listed_as_arrays
 from prunekit.delivery.isolated_run import Comparison, Unfit, compare
@@ -116,6 +117,11 @@ class Subject:
             raise ValueError(f"The model takes batches of {batch}. Received: {self.count} samples.")
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
+    @property
+    def loss(self) -> str | None:
+        """Name of the loss of the first output; None if it is not known."""
+        return loss_names(self.model, len(keras.tree.flatten(self.model.outputs or [None])))[0]
+
     @cached_property
     def reference(self) -> list[np.ndarray]:
         """The model's outputs for all samples.
@@ -162,7 +168,7 @@ class Subject:
         Raises:
             Unfit: An error exceeds the format's bounds.
         """
-        found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels)
+        found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels, self.loss)
         if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):
             raise Unfit(
                 "failed",

@@ -152,7 +152,7 @@ class _Export:
         for batch, examples in [(1, _SINGLE), (EXAMPLES, count)] if made.batch is None else [(made.batch, count)]:
             try:
                 expected = self._answers(self._saved(dense), dense, batch, examples)
-                apart = compare(expected, self._answers(self._saved(made), made, batch, examples), None)
+                apart = compare(expected, self._answers(self._saved(made), made, batch, examples), None, None)
             except Unfit as error:
                 raise IntegerExportError(
                     f"The file with sparsely encoded kernels was made, but {error}. {_LEAVE_DENSE}"
@@ -182,13 +182,13 @@ class _Export:
         try:
             tensors = self._tensors(made, path)
             answers = self._answers(path, made, EXAMPLES, subject.count)
-            simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels)
+            simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels, subject.loss)
         except (ScriptFailed, Unfit) as error:
             raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
         rounding = before = None
         if float_outputs is not None:
-            rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None)
-            before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels)
+            rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None, subject.loss)
+            before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels, subject.loss)
         _check(tensors, simulation, rounding, found.formats.activations)
         float_bytes = self._float_bytes(len(made.content))
         notes = (*unexpected, *_notes(len(made.content), float_bytes, tensors))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from prunekit.core.baseline import class_agreement
 from prunekit.delivery import probe
 
 _SECONDS = 900  # time limit of one file for all samples
@@ -47,8 +48,16 @@ class Comparison:
     metrics: dict[str, float] | None = None
 
 
-def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None) -> Comparison:
+def compare(
+    reference: list[np.ndarray], answers: list[np.ndarray], labels: np.ndarray | None, loss: str | None
+) -> Comparison:
     """Compares `answers` with the Keras model's outputs `reference`; every output has shape (samples, ...).
+
+    Args:
+        reference: Outputs of the Keras model.
+        answers: Outputs to compare.
+        labels: Class of each sample, for the accuracy; or None.
+        loss: Name of the loss of the first output, which says whether it is one of classes; None if it is not known.
 
     Raises:
         Unfit: The shapes differ.
@@ -65,11 +74,11 @@ def compare(reference: list[np.ndarray], answers: list[np.ndarray], labels: np.n
         error = np.where(np.isfinite(measured), error, np.inf)
         largest.append(float(error.max(initial=0.0)))
         mean.append(float(np.sqrt(np.mean(error**2))))
-    first, agreement, accuracy = reference[0], None, None
-    if first.ndim == 2 and first.shape[1] > 1:
-        classes = answers[0].argmax(-1)
-        agreement = float((classes == first.argmax(-1)).mean())
-        accuracy = None if labels is None else float((classes == labels[: len(classes)]).mean())
+    first, accuracy = reference[0], None
+    if labels is not None and first.ndim == 2 and first.shape[1] > 1:
+        accuracy = float((answers[0].argmax(-1) == labels[: len(answers[0])]).mean())
+        loss = "categorical"
+    agreement = class_agreement(first, answers[0], loss)
     alike = len(first) > 1 and all(np.allclose(values, values[:1], rtol=1e-6, atol=0.0) for values in reference)
     return Comparison(max(largest), max(mean), agreement, accuracy, alike)
 

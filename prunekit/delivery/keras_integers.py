@@ -77,11 +77,11 @@ def export_keras_integers(
         try:
             loaded, _ = saved_and_loaded(copy.model, path)
             answers = subject.answers(loaded)
-            same = compare(subject.reference, answers, None)
+            same = compare(subject.reference, answers, None, subject.loss)
         except Unfit as error:
             raise IntegerExportError(f"The Keras file is not written: {error}.") from error
         _check(same, found.model)
-        before = None if float_outputs is None else compare(float_outputs, answers, None)
+        before = None if float_outputs is None else compare(float_outputs, answers, None, subject.loss)
         size, compressed = kept(path, target)
     float_bytes = _float_bytes(found, target, size)
     notes = _notes(found, copy, size, float_bytes)
