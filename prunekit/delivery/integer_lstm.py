@@ -129,9 +129,9 @@ class LstmWriter:
         return index
 
     def _intermediate(self, name: str) -> int:
-        index = self._graph.new_tensor(name, (), "int16")
+        index = self._graph.new_tensor(name, (0,), "int16")
         self._graph.set_scales(index, np.array([_SUMS]), np.zeros(1))
         return index
 
     def _hidden(self, name: str, outputs: Grid) -> int:
-        return self._tensor(f"{name}_hidden", (), outputs)
+        return self._tensor(f"{name}_hidden", (0,), outputs)

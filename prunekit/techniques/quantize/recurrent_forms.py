@@ -156,8 +156,8 @@ class _Simple:
 
     def __init__(self, cell: Any, prefix: str):
         self.bias = cell.bias
-        self._recurrent = GateProducts(prefix + "recurrent", cell.recurrent_kernel, dtype=cell.compute_dtype)
-        self._sum, self._activation = Add(name=prefix + "sum"), _activation(cell.activation, prefix + "state")
+        self._recurrent = GateProducts(f"{prefix}recurrent", cell.recurrent_kernel, dtype=cell.compute_dtype)
+        self._sum, self._activation = Add(name=f"{prefix}sum"), _activation(cell.activation, f"{prefix}state")
 
     def step(self, inputs: Any, states: Sequence[Any] | None) -> list[Any]:
         """See `_Lstm`."""
@@ -177,18 +177,18 @@ class _Lstm:
 
     def __init__(self, cell: Any, prefix: str):
         self.bias = cell.bias
-        self._recurrent = GateProducts(prefix + "recurrent", cell.recurrent_kernel, dtype=cell.compute_dtype)
-        self._sum, self._split = Add(name=prefix + "sum"), Split(4, -1, name=prefix + "parts")
-        self._gate = _activation(cell.recurrent_activation, prefix + "gates")
-        self._candidate = _activation(cell.activation, prefix + "candidate")
+        self._recurrent = GateProducts(f"{prefix}recurrent", cell.recurrent_kernel, dtype=cell.compute_dtype)
+        self._sum, self._split = Add(name=f"{prefix}sum"), Split(4, -1, name=f"{prefix}parts")
+        self._gate = _activation(cell.recurrent_activation, f"{prefix}gates")
+        self._candidate = _activation(cell.activation, f"{prefix}candidate")
         self._update, self._kept, self._cell = (
-            Multiply(name=prefix + "update"),
-            Multiply(name=prefix + "kept"),
-            Add(name=prefix + "cell"),
+            Multiply(name=f"{prefix}update"),
+            Multiply(name=f"{prefix}kept"),
+            Add(name=f"{prefix}cell"),
         )
         self._activation, self._state = (
-            _activation(cell.activation, prefix + "of_cell"),
-            Multiply(name=prefix + "state"),
+            _activation(cell.activation, f"{prefix}of_cell"),
+            Multiply(name=f"{prefix}state"),
         )
 
     def step(self, inputs: Any, states: Sequence[Any] | None) -> list[Any]:
@@ -211,45 +211,36 @@ class _Gru:
 
     def __init__(self, cell: Any, prefix: str):
         units, kernel, dtype = cell.units, cell.recurrent_kernel, cell.compute_dtype
-        self._gates, self._sum = _activation(cell.recurrent_activation, prefix + "gates"), Add(name=prefix + "sum")
-        self._parts, self._pair = Split((2 * units,), -1, name=prefix + "parts"), Split(2, -1, name=prefix + "pair")
-        self._reset, self._reset_first = Multiply(name=prefix + "reset"), None
-        self._sum_of_candidate = Add(name=prefix + "sum_of_candidate")
-        self._candidate = _activation(cell.activation, prefix + "candidate")
-        self._rest, self._update = Subtract(name=prefix + "rest"), Multiply(name=prefix + "update")
-        self._kept, self._state = Multiply(name=prefix + "kept"), Add(name=prefix + "state")
-        self.bias = cell.bias
-        self._after = None
-        if not cell.reset_after:
-            self._recurrent = GateProducts(prefix + "recurrent", kernel, columns=(0, 2 * units), dtype=dtype)
-            self._after = GateProducts(prefix + "of_reset", kernel, columns=(2 * units, 3 * units), dtype=dtype)
-            return
-        bias = None
-        if cell.bias is not None:
-            # What is added to the products of the state belongs to those of the inputs, except for the part that is
-            # multiplied by the reset gate.
-            sums = lambda b: b[0] + ops.concatenate([b[1][: 2 * units], ops.zeros_like(b[1][2 * units :])])  # noqa: E731
-            own = lambda b: ops.concatenate([ops.zeros_like(b[1][: 2 * units]), b[1][2 * units :]])  # noqa: E731
-            self.bias = DerivedWeight(cell.bias, sums, (3 * units,))
-            bias = DerivedWeight(cell.bias, own, (3 * units,))
-            part = DerivedWeight(cell.bias, lambda b: b[1][2 * units :], (units,))
-            self._reset_first = ChannelAffine(prefix + "first_reset", part, None)
-        self._recurrent = GateProducts(prefix + "recurrent", kernel, bias, dtype=dtype)
+        self.bias, bias, self._reset_first = cell.bias, None, None
+        self._reset_after = cell.reset_after
+        if cell.reset_after and cell.bias is not None:
+            self.bias, bias, part = _biases(cell.bias, units)
+            self._reset_first = ChannelAffine(f"{prefix}first_reset", part, None)
+        columns = None if cell.reset_after else (0, 2 * units)
+        self._recurrent = GateProducts(f"{prefix}recurrent", kernel, bias, columns, dtype=dtype)
+        self._of_reset = GateProducts(f"{prefix}of_reset", kernel, columns=(2 * units, 3 * units), dtype=dtype)
+        # Parts of equal lengths: XNNPACK computes no others.
+        self._parts, self._pair = Split(3, -1, name=f"{prefix}parts"), Split(2, -1, name=f"{prefix}pair")
+        self._sum, self._reset = Add(name=f"{prefix}sum"), Multiply(name=f"{prefix}reset")
+        self._gate = _activation(cell.recurrent_activation, f"{prefix}gates")
+        self._sum_of_candidate = Add(name=f"{prefix}sum_of_candidate")
+        self._candidate = _activation(cell.activation, f"{prefix}candidate")
+        self._rest, self._update = Subtract(name=f"{prefix}rest"), Multiply(name=f"{prefix}update")
+        self._kept, self._state = Multiply(name=f"{prefix}kept"), Add(name=f"{prefix}state")
 
     def step(self, inputs: Any, states: Sequence[Any] | None) -> list[Any]:
         """See `_Lstm`."""
-        gates, candidate = self._parts(inputs)
-        state = None if states is None else states[0]
-        recurrent = None
-        if state is not None:
-            products = self._recurrent(state)
-            products, recurrent = (products, None) if self._after is not None else self._parts(products)
-            gates = self._sum(gates, products)
-        update, reset = self._pair(self._gates(gates))
-        if self._after is not None:
-            recurrent = None if state is None else self._after(self._reset(reset, state))
-        elif recurrent is not None:
+        update, reset, candidate = self._parts(inputs)
+        state = recurrent = None
+        if states is not None:
+            state, products = states[0], self._recurrent(states[0])
+            parts = self._parts(products) if self._reset_after else (*self._pair(products), None)
+            update, reset, recurrent = self._sum(update, parts[0]), self._sum(reset, parts[1]), parts[2]
+        update, reset = self._gate(update), self._gate(reset)
+        if recurrent is not None:
             recurrent = self._reset(reset, recurrent)
+        elif state is not None:
+            recurrent = self._of_reset(self._reset(reset, state))
         elif self._reset_first is not None:
             recurrent = self._reset_first(reset)
         if recurrent is not None:
@@ -257,6 +248,30 @@ class _Gru:
         rest = self._rest(ops.convert_to_tensor(1.0, update.dtype), update)
         found = self._update(rest, self._candidate(candidate))
         return [found if state is None else self._state(self._kept(update, state), found)]
+
+
+def _biases(bias: Any, units: int) -> tuple[DerivedWeight, DerivedWeight, DerivedWeight]:
+    """Returns the biases of a GRU: of the products of the inputs, of those of the state, and of the reset part alone.
+
+    What is added to the products of the state is added to those of the inputs, except for the part that the reset gate
+    multiplies.
+
+    Args:
+        bias: The weight of the cell, of shape (2, 3 units).
+        units: Length of the state.
+    """
+
+    def of_inputs(value: Any) -> Any:
+        return value[0] + ops.concatenate([value[1][: 2 * units], ops.zeros_like(value[1][2 * units :])])
+
+    def of_state(value: Any) -> Any:
+        return ops.concatenate([ops.zeros_like(value[1][: 2 * units]), value[1][2 * units :]])
+
+    return (
+        DerivedWeight(bias, of_inputs, (3 * units,)),
+        DerivedWeight(bias, of_state, (3 * units,)),
+        DerivedWeight(bias, lambda value: value[1][2 * units :], (units,)),
+    )
 
 
 _CELLS: dict[type, Any] = {L.SimpleRNNCell: _Simple, L.LSTMCell: _Lstm, L.GRUCell: _Gru}
