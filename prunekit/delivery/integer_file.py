@@ -322,7 +322,7 @@ class _Rewriter:
         if places is None:
             self._constants.round(operator, None)
         else:
-            self._constants.round_weights(operator, places, self._readers)
+            self._constants.round_weights(operator, places, self._readers, grid)
         self.tensors.read_integers(operator)
         # Where the grid behind is another one, the values are rounded again there.
         if kind in PRESCRIBED:

@@ -10,8 +10,6 @@ from keras import ops
 
 from prunekit.core.variable_values import full_value
 
-L = keras.layers
-
 
 class NoIntegerForm(Exception):
     """A call cannot be computed with integers; the text says why."""
@@ -76,7 +74,7 @@ class FusedLstm(keras.Operation):
         return keras.KerasTensor((*x.shape[:-1], self.cell.units), dtype=x.dtype)
 
 
-class GateProducts(L.Dense):
+class GateProducts(keras.layers.Dense):
     """A Dense layer with the kernel of a recurrent cell, or with some of its columns.
 
     Args:
@@ -92,7 +90,7 @@ class GateProducts(L.Dense):
         super().__init__(stop - start, use_bias=bias is not None, name=name, dtype=dtype, autocast=False)
         self._kernel, self._columns, self.built = kernel, columns, True
         # Keras would track the bias as a weight of the layer, and refuse a derived one.
-        vars(self)["bias"] = bias
+        self.__dict__["bias"] = bias
 
     def part(self, kernel: Any) -> Any:
         """Returns the columns of a value of the kernel."""

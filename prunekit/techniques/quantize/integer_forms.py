@@ -1,7 +1,7 @@
 """Layers and operations without an integer kernel, as operations that each have one.
 
-These are the operations that LiteRT's converter writes for them, except for the factors and offsets of normalizations,
-which files compute as one depthwise convolution with a scale for each channel.
+Of normalizations and attention these are the operations that LiteRT's converter writes for them, except for factors and
+offsets, which files compute as one depthwise convolution with a scale for each channel.
 """
 
 from __future__ import annotations

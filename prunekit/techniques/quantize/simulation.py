@@ -181,7 +181,7 @@ class _UnitRun:
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         unit, operation = self._unit, call.operation
         if isinstance(operation, FusedLstm):
-            return lstm_results(unit, self._rounding, *args, self._placement.written[id(unit.outputs[0])])
+            return lstm_results(unit, self._rounding, args[0], self._placement.written[id(unit.outputs[0])])
         if unit.is_linear:
             return linear_results(unit, self._rounding, args, kwargs, self._context)
         if unit.weights:

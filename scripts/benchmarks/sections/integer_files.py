@@ -18,7 +18,7 @@ EXAMPLES, SECONDS = 64, 3.0
 # Networks of a smoke test.
 SMOKE = ("plain",)
 # Networks of which `full_integer` makes another file.
-OTHER_IN_FULL = ("attention encoder",)
+OTHER_IN_FULL = ("attention encoder", "LSTM and GRU")
 
 
 # The worker -----------------------------------------------------------------------------------------------------------
