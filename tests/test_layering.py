@@ -76,12 +76,12 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe tensor_probe stopwatch litert_model xnnpack litert litert_writing "
         "sparse_encoding litert_graph litert_reshapes litert_folding integer_weights integer_kernels integer_units "
-        "integer_io integer_tensors integer_constants integer_lstm integer_file integer_sparsity integer_products integer_export "
-        "advice isolated_run integer_comparison integer_report latency model_measures shrinking export_reference "
-        "integer_writing keras_file export keras_integers quantizing quantization_training quantization_callback "
-        "stages run_report plot_data plots channels_plot plot_labels stage_plot quantization_plot bits_plot "
-        "pictures signal_plot overview_plot model_sections report_sections markup html_report terminal_report "
-        "sweeps sweep_plot comparison "
+        "integer_io integer_tensors integer_constants integer_lstm integer_file integer_sparsity integer_products "
+        "integer_export advice isolated_run integer_comparison integer_report latency model_measures shrinking "
+        "export_reference integer_writing keras_file export keras_integers quantizing quantization_training "
+        "quantization_callback stages run_report plot_data plots channels_plot plot_labels stage_plot "
+        "quantization_plot bits_plot pictures signal_plot overview_plot model_sections report_sections markup "
+        "html_report terminal_report sweeps sweep_plot comparison "
         "sensitivity sensitivity_plot notebook",
     ),
     (
