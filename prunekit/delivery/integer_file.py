@@ -181,6 +181,7 @@ class _Rewriter:
         self._operators: list[Any] = []
         self.tensors = IntegerTensors(graph, self._operators, kernels.dequantize)
         self._constants = IntegerConstants(graph, self.tensors, weights, kernels)
+        self._lstms = LstmWriter(graph, self.tensors, weights, kernels)
         # Index of a tensor of integers -> steps that kernels may be off since the last mark; others are off by one.
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
@@ -224,8 +225,7 @@ class _Rewriter:
         outputs = self._grid_behind(target)
         if source is None or outputs is None or unit.cell is None:
             raise ValueError(f"An LSTM reads and computes integers. Received: {unit.name!r} with floats.")
-        writer = LstmWriter(self._graph, self.tensors, self._weights, self._kernels)
-        self._operators += writer.operators(unit, source, target, cell=self._cells[unit.cell], outputs=outputs)
+        self._operators += self._lstms.operators(unit, source, target, cell=self._cells[unit.cell], outputs=outputs)
         self._steps[target] = LSTM_STEPS
 
     def _becomes_integer(self, operator: Any, kind: str) -> bool:

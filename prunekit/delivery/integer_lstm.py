@@ -44,6 +44,8 @@ class LstmWriter:
 
     def __init__(self, graph: LiteRTGraph, tensors: IntegerTensors, weights: Sequence[IntegerFormat], kernels: Kernels):
         self._graph, self._tensors, self._weights, self._kernels = graph, tensors, weights, kernels
+        # (id of a cell, scale of its inputs) -> the constants, which all calls of a layer read.
+        self._constants_of: dict[tuple[int, float], tuple[list[int], list[int], list[int]]] = {}
 
     def operators(self, unit: Unit, source: int, target: int, *, cell: Grid, outputs: Grid) -> list[Any]:
         """Returns the operations, in order.
@@ -61,7 +63,11 @@ class LstmWriter:
         memory = self._tensor(f"{name}_cell", (-1, layer.units), cell)
         added = self._cleared(source, state, memory, layer.units)
         absent = {key: [-1] * count for key, count in _ABSENT.items()}
-        kernels, recurrent, biases = self._constants(unit, name, self._tensors.grids[source])
+        given = self._tensors.grids[source]
+        key = id(layer), float(given.scale)
+        if key not in self._constants_of:
+            self._constants_of[key] = self._constants(unit, name, given)
+        kernels, recurrent, biases = self._constants_of[key]
         inputs = [source, *kernels, *recurrent, *absent["peepholes"], *biases, *absent["projection"], state, memory]
         options = self._graph.new_options("UnidirectionalSequenceLSTMOptions", fusedActivationFunction=_TANH)
         operator = self._graph.new_operator(KIND, [*inputs, *absent["normalizations"]], [target], options)

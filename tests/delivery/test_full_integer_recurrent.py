@@ -13,7 +13,7 @@ from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-LENGTH, FEATURES, FUSED = 4, 3, "UNIDIRECTIONAL_SEQUENCE_LSTM"
+LENGTH, FEATURES, FUSED = 3, 3, "UNIDIRECTIONAL_SEQUENCE_LSTM"
 FULL = QuantizationOptions(full_integer=True)
 
 
@@ -134,7 +134,7 @@ def test_zeros_of_pruned_kernels_are_zeros_in_the_file(block, tmp_path):
 
 def test_all_gates_share_a_scale_each_and_the_step_of_the_cell_state_is_a_power_of_two():
     report = pk.quantize(network(two_lstms), inputs(), full_integer=True).report
-    of_lstm = [one for one in report.weights if "lstm_cell" in one.name]
+    of_lstm = [one for one in report.weights if one.name.startswith(("all", "last"))]
     assert len(of_lstm) == 4 and all(one.scales == 4 for one in of_lstm)
     assert of_lstm[0].granularity == "per 5 indices of axis 1"
     cells = [one for one in report.ranges if one.name.endswith("(its cell state)")]
@@ -169,6 +169,20 @@ def test_all_values_of_a_gate_may_be_zero(tmp_path):
     cell.kernel.assign(kernel)
     made = pk.quantize(model, inputs(), full_integer=True).export(tmp_path / "zeros.tflite")
     assert all(one.largest is not None and one.largest <= 1 for one in made.tensors)
+
+
+def test_a_layer_that_is_called_twice_has_kernels_of_4_bits_once_and_reads_and_computes_integers(tmp_path):
+    x, lstm = keras.Input((LENGTH, FEATURES), name="x"), L.LSTM(FEATURES, return_sequences=True, name="lstm")
+    model = keras.Model(x, L.GRU(3, name="gru")(lstm(lstm(x))))
+    randomize(model)
+    quantized = pk.quantize(model, inputs(), bits=4, full_integer=True)
+    made = quantized.export(tmp_path / "twice.tflite", integer_io=("inputs", "outputs"))
+    graph = graph_of_file(tmp_path / "twice.tflite")
+    assert made.left_float == () and not {"DEQUANTIZE"} & set(kinds(graph)) and float_operations(graph) == []
+    first, second = (one for one in graph.operators if graph.kind(one) == FUSED)
+    # Of the recurrent kernels; those of the inputs have biases in steps of these.
+    assert first.inputs[5:9].tolist() == second.inputs[5:9].tolist() or len({*first.inputs[1:9], *second.inputs[1:9]}) == 16
+    assert all(np.abs(graph.codes(int(index))).max() <= 7 for index in first.inputs[1:9])
 
 
 def test_a_training_on_integers_moves_the_weights_of_recurrent_layers(tmp_path):
