@@ -44,8 +44,8 @@ class LstmWriter:
 
     def __init__(self, graph: LiteRTGraph, tensors: IntegerTensors, weights: Sequence[IntegerFormat], kernels: Kernels):
         self._graph, self._tensors, self._weights, self._kernels = graph, tensors, weights, kernels
-        # (id of a cell, scale of its inputs) -> the constants, which all calls of a layer read.
-        self._constants_of: dict[tuple[int, float], tuple[list[int], list[int], list[int]]] = {}
+        # (id of a weight, number of a gate, scale) -> the constant, which all calls of a layer read.
+        self._kernels_of: dict[tuple[int, int, float], int] = {}
 
     def operators(self, unit: Unit, source: int, target: int, *, cell: Grid, outputs: Grid) -> list[Any]:
         """Returns the operations, in order.
@@ -63,11 +63,7 @@ class LstmWriter:
         memory = self._tensor(f"{name}_cell", (-1, layer.units), cell)
         added = self._cleared(source, state, memory, layer.units)
         absent = {key: [-1] * count for key, count in _ABSENT.items()}
-        given = self._tensors.grids[source]
-        key = id(layer), float(given.scale)
-        if key not in self._constants_of:
-            self._constants_of[key] = self._constants(unit, name, given)
-        kernels, recurrent, biases = self._constants_of[key]
+        kernels, recurrent, biases = self._constants(unit, name, self._tensors.grids[source])
         inputs = [source, *kernels, *recurrent, *absent["peepholes"], *biases, *absent["projection"], state, memory]
         options = self._graph.new_options("UnidirectionalSequenceLSTMOptions", fusedActivationFunction=_TANH)
         operator = self._graph.new_operator(KIND, [*inputs, *absent["normalizations"]], [target], options)
@@ -110,19 +106,24 @@ class LstmWriter:
                 used = (value != 0.0).any(axis=0).reshape(4, -1).any(axis=1)[None]
                 grid = grid_for_bias(grid, used=used, bias=largest, input_scale=float(given.scale), bits=_BIAS_BITS)
                 steps = float(given.scale) * grid.scale.reshape(-1).astype("float64")
-            codes, scales = np.split(np.asarray(grid.codes(value)), 4, axis=1), grid.scale.reshape(-1)
-            found.append(
-                [
-                    self._constant(f"{name}_{len(found)}_{gate}", part.T.astype("int8"), scale)
-                    for gate, (part, scale) in enumerate(zip(codes, scales, strict=True))
-                ]
-            )
+            found.append(self._gates(weight.variable, grid, np.asarray(grid.codes(value))))
         stored = [np.round(part / step).astype("int32") for part, step in zip(np.split(bias, 4), steps, strict=True)]
         biases = [
             self._constant(f"{name}_bias_{gate}", part, step)
             for gate, (part, step) in enumerate(zip(stored, steps, strict=True))
         ]
         return found[0], found[1], biases
+
+    def _gates(self, variable: Any, grid: Grid, codes: np.ndarray) -> list[int]:
+        """Returns the constants of a kernel, one for each gate."""
+        parts = zip(np.split(codes, 4, axis=1), grid.scale.reshape(-1), strict=True)
+        found = []
+        for gate, (part, scale) in enumerate(parts):
+            key = id(variable), gate, float(scale)
+            if key not in self._kernels_of:
+                self._kernels_of[key] = self._constant(f"{variable.path}_{gate}", part.T.astype("int8"), scale)
+            found.append(self._kernels_of[key])
+        return found
 
     def _constant(self, name: str, codes: np.ndarray, scale: float) -> int:
         index = self._graph.new_constant(name, codes)
