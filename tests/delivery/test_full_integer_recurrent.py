@@ -10,7 +10,9 @@ import prunekit as pk
 from prunekit.core.model_function import ModelFunction
 from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.after_training import planned_quantization
+from prunekit.techniques.quantize.calibration import grid_of_cell
 from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.ranges import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 LENGTH, FEATURES, FUSED = 3, 3, "UNIDIRECTIONAL_SEQUENCE_LSTM"
@@ -158,6 +160,21 @@ def test_lstms_of_16_bits_are_computed_step_by_step(tmp_path):
     made = quantized.export(tmp_path / "wide.tflite")
     graph = graph_of_file(tmp_path / "wide.tflite")
     assert made.left_float == () and FUSED not in kinds(graph) and float_operations(graph) == []
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+def test_small_cell_states_have_a_grid_that_the_kernel_knows(scale, tmp_path):
+    model = network(lambda x: L.LSTM(1, return_sequences=True, name="lstm")(x), (1, FEATURES))
+    quantized = pk.quantize(model, scale * inputs()[:, :1], full_integer=True)
+    made = quantized.export(tmp_path / "small.tflite")
+    assert all(one.largest is not None and one.largest <= 1 for one in made.tensors)
+    assert [one.high for one in quantized.report.ranges if "cell" in one.name] == [32767 / 32768]
+
+
+@pytest.mark.parametrize(("largest", "end"), [(0.0, 1), (1.0, 1), (1.01, 2), (60.0, 64), (1e3, 64)])
+def test_the_range_of_a_cell_state_is_a_power_of_two_between_1_and_64(largest, end):
+    grid = grid_of_cell(Sample(np.array([[0.0, -largest]], "float32")))
+    assert float(grid.scale) == end / 32768 and grid.format.bits == 16
 
 
 def test_all_values_of_a_gate_may_be_zero(tmp_path):

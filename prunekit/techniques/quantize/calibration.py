@@ -27,10 +27,11 @@ from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
 
 # Most channels of an output whose extremes are kept.
 _CHANNELS = 1024
-# More than the highest value of a grid, and still a number, where that is another one than in float32.
+# Codes inside of kernels.
 _INSIDE = IntegerFormat(16)
-# The kernel of an LSTM takes cell states up to 2 ** 6; below a step of 2 ** -27 another one would underflow.
-_LARGEST_CELL, _SMALLEST_CELL = 6, 2.0**-12
+# The kernel of an LSTM knows cell states up to 2 ** 0, 2 ** 1 and so on to 2 ** 6, and computes nothing for other ends.
+_LARGEST_CELL = 6
+# More than the highest value of a grid, and still a number, where that is another one than in float32.
 _ABOVE_GRIDS = {"float16": 6e4}
 
 
@@ -103,9 +104,12 @@ def calibrated(  # noqa: PLR0913
 
 
 def grid_of_cell(sample: Sample) -> Grid:
-    """Returns the grid of an LSTM's cell state: the smallest that holds all values, with a power of two as its step."""
+    """Returns the grid of an LSTM's cell state: the smallest of those of its kernel that holds all values.
+
+    Its end is a power of two from 1 to 64. Larger values are limited to it.
+    """
     (low,), (high,) = MinMax()(sample, IntegerFormat(16))
-    largest = max(-float(low), float(high), _SMALLEST_CELL)
+    largest = max(-float(low), float(high), 1.0)
     scale = 2.0 ** (min(math.ceil(math.log2(largest)), _LARGEST_CELL) - 15)
     return Grid(IntegerFormat(16), PER_TENSOR, np.asarray(scale, "float32"), np.asarray(0, "int32"))
 

@@ -226,6 +226,8 @@ class _Gru:
         self._sum_of_candidate = Add(name=f"{prefix}sum_of_candidate")
         self._candidate = _activation(cell.activation, f"{prefix}candidate")
         self._rest, self._update = Subtract(name=f"{prefix}rest"), Multiply(name=f"{prefix}update")
+        # Not the operation of later updates, which would be on the grid of the states where these are stacked.
+        self._first = Multiply(name=f"{prefix}first_state")
         self._kept, self._state = Multiply(name=f"{prefix}kept"), Add(name=f"{prefix}state")
 
     def step(self, inputs: Any, states: Sequence[Any] | None) -> list[Any]:
@@ -246,8 +248,9 @@ class _Gru:
         if recurrent is not None:
             candidate = self._sum_of_candidate(candidate, recurrent)
         rest = self._rest(ops.convert_to_tensor(1.0, update.dtype), update)
-        found = self._update(rest, self._candidate(candidate))
-        return [found if state is None else self._state(self._kept(update, state), found)]
+        if state is None:
+            return [self._first(rest, self._candidate(candidate))]
+        return [self._state(self._kept(update, state), self._update(rest, self._candidate(candidate)))]
 
 
 def _biases(bias: Any, units: int) -> tuple[DerivedWeight, DerivedWeight, DerivedWeight]:
