@@ -62,6 +62,9 @@ def recurrent(  # noqa: PLR0913
         NoIntegerForm: The layer has another cell, activation or option, or the length is open.
     """
     cell, kind = layer.cell, _CELLS.get(type(layer.cell))
+    if type(layer) not in RECURRENT:
+        # A subclass may compute something else than its `call` tells.
+        raise NoIntegerForm(f"{type(layer).__name__} has no integer form")
     if kind is None:
         raise NoIntegerForm(f"the cell {type(cell).__name__} has no integer form")
     if layer.stateful:
