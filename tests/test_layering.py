@@ -62,9 +62,9 @@ ORDER = (
     ),
     (
         "techniques/quantize",
-        "text_inputs grids fake_quantization ranges histogram gptq bit_allocation rules integer_forms units placement "
-        "subpixels spans stored_bytes "
-        "channel_scaling rescaling equalization awq activation_scaling rounding linear_units simulation calibration "
+        "text_inputs grids fake_quantization ranges histogram gptq bit_allocation rules form_operations "
+        "recurrent_forms integer_forms units placement subpixels spans stored_bytes channel_scaling rescaling "
+        "equalization awq activation_scaling rounding linear_units lstm_units simulation calibration "
         "options targeting weight_rounding report_pictures quantization_report quantized_model fit_watch preparation "
         "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",
     ),
@@ -76,9 +76,9 @@ ORDER = (
         "delivery",
         "formatting metrics rows gzip_size probe tensor_probe stopwatch litert_model xnnpack litert litert_writing "
         "sparse_encoding litert_graph litert_reshapes litert_folding litert_merging integer_weights integer_kernels "
-        "integer_units integer_io integer_tensors integer_constants integer_file integer_sparsity integer_products "
-        "integer_export advice isolated_run integer_comparison integer_report latency model_measures shrinking "
-        "export_reference integer_writing keras_file export keras_integers quantizing quantization_training "
+        "integer_units integer_io integer_tensors integer_constants integer_lstm integer_file integer_sparsity "
+        "integer_products integer_export advice isolated_run integer_comparison integer_report latency model_measures "
+        "shrinking export_reference integer_writing keras_file export keras_integers quantizing quantization_training "
         "quantization_callback "
         "stages run_report plot_data plots channels_plot plot_labels stage_plot quantization_plot bits_plot "
         "pictures signal_plot overview_plot model_sections report_sections markup html_report terminal_report "

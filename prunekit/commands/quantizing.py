@@ -80,7 +80,8 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 @click.option(
     "--full-integer",
     is_flag=True,
-    help="Normalizations and attention become integers, too; MODEL is refused if anything would compute in floats.",
+    help="Normalizations, attention and recurrent layers become integers, too; MODEL is refused if anything would "
+    "compute in floats.",
 )
 @click.option("--integer-io", is_flag=True, help="Inputs and outputs of the file are integers, not float32.")
 @click.option("--uint8-io", is_flag=True, help="Inputs and outputs of the file are uint8, as cameras deliver pixels.")

@@ -31,6 +31,8 @@ class IntegerConstants:
         self._kernel_of: dict[tuple[Any, ...], int] = {}
         # Index of the results of a convolution -> the kernels of all convolutions of its layer, as one.
         self._joined: dict[int, np.ndarray] = {}
+        # (index of a kernel, codes and scales of a bias, the outputs' grid) -> index of the bias, which steps read.
+        self._bias_of: dict[tuple[Any, ...], int] = {}
 
     def join_kernels(self) -> None:
         """Gives convolutions that compute the pixels of blocks the scales of one kernel, which the file holds once."""
@@ -61,13 +63,14 @@ class IntegerConstants:
                 inputs[place] = self._tensors.new_constant(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
-    def round_weights(self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]]) -> None:
+    def round_weights(self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]], outputs: Grid) -> None:
         """Rounds kernel and bias of a linear operation.
 
         Args:
             operator: The operation, which reads integers.
             places: Where it reads them.
             readers: Index of a tensor -> the operations that read it, before any became integer.
+            outputs: Grid of its results.
         """
         inputs = [int(index) for index in operator.inputs]
         weight = np.asarray(self._graph.values(inputs[places.weights]))
@@ -84,8 +87,12 @@ class IntegerConstants:
             steps = step * grid.scale.reshape(-1).astype("float64")
             stored = np.round(bias / steps).astype(self._kernels.biases)
             former = inputs[places.bias if inputs[places.bias] >= 0 else places.weights]
-            inputs[places.bias] = self._graph.new_constant(self._graph.name(former), stored)
-            self._graph.set_scales(inputs[places.bias], steps, np.zeros(len(steps)))
+            same = float(outputs.scale), int(outputs.zero_point)
+            shared = inputs[places.weights], stored.tobytes(), steps.tobytes(), same
+            if shared not in self._bias_of:
+                self._bias_of[shared] = self._graph.new_constant(self._graph.name(former), stored)
+                self._graph.set_scales(self._bias_of[shared], steps, np.zeros(len(steps)))
+            inputs[places.bias] = self._bias_of[shared]
         few = grid.format.bits <= FEW_BITS and self._graph.kind(operator) in self._kernels.four_bits
         former, codes = inputs[places.weights], grid.codes(weight)
         key = former, few, codes.tobytes(), grid.scale.tobytes(), len(self._kernel_of) if bias is None else None

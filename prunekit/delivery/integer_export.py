@@ -66,6 +66,7 @@ def integer_file(
             weights=formats.of_weights,
             activations=formats.activations,
             computed_by=traced.computed_by,
+            cells={place: grid for place, grid in grids.items() if place.is_cell},
             integer_io=integer_io,
         )
     return replace(made, outputs=traced.outputs, batch=traced.batch)
@@ -110,6 +111,14 @@ class _Marking(Unchanged):
         """Writes the products of a layer as one operation."""
         form = self._formats.activations
         return None if form is None else product(layer, inputs, kernel, bias, form.bits)
+
+    def all_steps(self, operation: Any, inputs: Any) -> Any:
+        """Writes one operation with the shape of the outputs, which the file has another one for."""
+        import tensorflow as tf
+
+        if self._formats.activations is None:
+            return None
+        return tf.matmul(inputs, tf.cast(operation.cell.kernel[:, : operation.cell.units], inputs.dtype))
 
     def _marked(self, value: Any, place: Range, kind: str) -> Any:
         import tensorflow as tf

@@ -16,7 +16,8 @@ import numpy as np
 
 from prunekit.delivery.integer_constants import IntegerConstants
 from prunekit.delivery.integer_io import with_integer_io
-from prunekit.delivery.integer_kernels import MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
+from prunekit.delivery.integer_kernels import LSTM_STEPS, MOVES, ON_INPUT_GRID, PRESCRIBED, Kernels, kernels_for
+from prunekit.delivery.integer_lstm import LstmWriter
 from prunekit.delivery.integer_tensors import IntegerTensors
 from prunekit.delivery.integer_units import FileUnits
 from prunekit.delivery.integer_weights import store_weights
@@ -36,7 +37,7 @@ from prunekit.delivery.litert_reshapes import fix_shapes, merge_reshapes, move_b
 from prunekit.techniques.quantize.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.ranges import narrowest_grid
 from prunekit.techniques.quantize.rules import fixed_grid
-from prunekit.techniques.quantize.units import Unit
+from prunekit.techniques.quantize.units import Range, Unit
 
 # Operations that read no values of a tensor.
 _LENGTHS = ("SHAPE", "RANK")
@@ -82,7 +83,7 @@ class IntegerFile:
     grids: Mapping[str, Grid] = field(default_factory=dict)
 
 
-def with_integers(
+def with_integers(  # noqa: PLR0913
     content: bytes,
     marks: Mapping[str, Grid],
     units: Sequence[Unit],
@@ -91,6 +92,7 @@ def with_integers(
     activations: IntegerFormat,
     computed_by: Mapping[str, str],
     integer_io: Sequence[str] = (),
+    cells: Mapping[Range, Grid] | None = None,
 ) -> IntegerFile:
     """Returns a file that computes with integers.
 
@@ -102,6 +104,7 @@ def with_integers(
         activations: Codes of the tensors between operations.
         computed_by: Name of an output in the signature -> name of the TensorFlow tensor, with the scope of its unit.
         integer_io: What of "inputs" and "outputs" is integers instead of float32; with "uint8" without a sign.
+        cells: The grids of the cell states of LSTMs.
 
     Raises:
         ValueError: A tensor that is rounded has the name of no mark; an input or output that is to be integers is
@@ -115,7 +118,7 @@ def with_integers(
     fold_normalizations(graph, found.is_normalization)
     if activations.bits == 16:
         move_blocks_by_axes(graph)
-    rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations))
+    rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations), cells or {})
     rewriter.run()
     merged = merge_reshapes(graph)
     left_float = found.listed(rewriter.left_float)
@@ -171,8 +174,9 @@ class _Rewriter:
         units: FileUnits,
         weights: Sequence[IntegerFormat],
         kernels: Kernels,
+        cells: Mapping[Range, Grid],
     ):
-        self._graph, self._marks, self._units = graph, marks, units
+        self._graph, self._marks, self._units, self._cells = graph, marks, units, cells
         self._weights, self._kernels = weights, kernels
         self._readers = graph.readers()
         # (index of a table, its grid) -> index of its integers.
@@ -180,6 +184,7 @@ class _Rewriter:
         self._operators: list[Any] = []
         self.tensors = IntegerTensors(graph, self._operators, kernels.dequantize)
         self._constants = IntegerConstants(graph, self.tensors, weights, kernels)
+        self._lstms = LstmWriter(graph, self.tensors, weights, kernels)
         # Index of a tensor of integers -> steps that kernels may be off since the last mark; others are off by one.
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
@@ -197,8 +202,10 @@ class _Rewriter:
         self._graph.operators = self._operators
 
     def _rewrite(self, operator: Any) -> None:
-        kind = self._graph.kind(operator)
-        if kind == "DEQUANTIZE":
+        kind, lstm = self._graph.kind(operator), self._units.lstm(operator)
+        if lstm is not None:
+            self._write_lstm(operator, lstm)
+        elif kind == "DEQUANTIZE":
             self.tensors.share(int(operator.outputs[0]), int(operator.inputs[0]))
         elif kind == "QUANTIZE":
             self._round(operator)
@@ -216,6 +223,14 @@ class _Rewriter:
                 self.left_float.append(operator)
             self.tensors.read_floats(operator)
             self._operators.append(operator)
+
+    def _write_lstm(self, operator: Any, unit: Unit) -> None:
+        source, target = self.tensors.standing_for(int(operator.inputs[0])), int(operator.outputs[0])
+        outputs = self._grid_behind(target)
+        if source is None or outputs is None or unit.cell is None:
+            raise ValueError(f"An LSTM reads and computes integers. Received: {unit.name!r} with floats.")
+        self._operators += self._lstms.operators(unit, source, target, cell=self._cells[unit.cell], outputs=outputs)
+        self._steps[target] = LSTM_STEPS
 
     def _becomes_integer(self, operator: Any, kind: str) -> bool:
         if kind in MOVES:
@@ -311,7 +326,7 @@ class _Rewriter:
         if places is None:
             self._constants.round(operator, None)
         else:
-            self._constants.round_weights(operator, places, self._readers)
+            self._constants.round_weights(operator, places, self._readers, grid)
         self.tensors.read_integers(operator)
         # Where the grid behind is another one, the values are rounded again there.
         if kind in PRESCRIBED:

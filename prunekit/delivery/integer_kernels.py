@@ -27,6 +27,8 @@ PRESCRIBED = {"LOGISTIC": False, "SOFTMAX": False, "TANH": True}
 _COMPUTES = frozenset(
     "ADD SUB MUL MEAN BATCH_MATMUL RELU RELU6 LEAKY_RELU LOGISTIC TANH SOFTMAX AVERAGE_POOL_2D RESIZE_BILINEAR".split()
 ) | frozenset(LINEAR)
+# Steps that an LSTM may be off: one step of the state of 8 bits changes later ones.
+LSTM_STEPS = 2
 # Steps of 2 ** -15 by which the softmax of 16 bits is off for each entry: it takes exponentials from a table that ends
 # at exp(-10), 1.5 steps, and rounds them. The reciprocal of their sum, and the products with it, are rounded, too.
 _SOFTMAX_STEPS = 2

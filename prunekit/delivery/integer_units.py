@@ -12,6 +12,8 @@ from prunekit.techniques.quantize.units import Unit, is_any_normalization
 
 # Name of the scope in which the operations of a unit are written, with its number.
 SCOPE = "unit_{}_of_prunekit"
+# Kind of the operation that is converted in the place of an LSTM.
+STANDS_FOR_LSTM = "FULLY_CONNECTED"
 _SCOPES = re.compile(SCOPE.format(r"(\d+)") + r"(_\d+)?/")
 
 
@@ -44,6 +46,11 @@ class FileUnits:
         """Returns True for an operation of a normalization that is not folded and rounds its results."""
         unit = self.of(operator)
         return unit is not None and unit.rule.output != "float" and is_any_normalization(unit.first.operation)
+
+    def lstm(self, operator: Any) -> Unit | None:
+        """Returns the unit of an operation that stands for all steps of an LSTM; None for another operation."""
+        unit = self.of(operator) if self._graph.kind(operator) == STANDS_FOR_LSTM else None
+        return unit if unit is not None and unit.cell is not None else None
 
     def moves(self, operator: Any) -> bool:
         """Returns True if each result of an operation's unit is an entry of what it reads, zero or a constant."""

@@ -322,11 +322,18 @@ class LiteRTGraph:
     def _drop_unused(self) -> dict[int, int]:
         model, graph = self._model, self._graph
         used = {*self.inputs, *self.outputs}
-        used |= {int(index) for one in self.operators for index in (*one.inputs, *one.outputs) if index >= 0}
+        used |= {
+            int(index)
+            for one in self.operators
+            for index in (*one.inputs, *one.outputs, *_intermediates(one))
+            if index >= 0
+        }
         places = _places(used)
         graph.tensors = [self.tensor(index) for index in places]
         for one in self.operators:
             one.inputs, one.outputs = _moved(one.inputs, places), _moved(one.outputs, places)
+            if len(_intermediates(one)):
+                one.intermediates = _moved(one.intermediates, places)
         graph.operators = self.operators
         # Further graphs are the bodies of loops.
         operators = [one for part in model.subgraphs for one in part.operators]
@@ -358,6 +365,11 @@ class LiteRTGraph:
 
 def _constants_of(enumeration: Any) -> dict[int, str]:
     return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
+
+
+def _intermediates(operator: Any) -> Sequence[int]:
+    """Returns the tensors inside of an operation, whose scales its kernel reads."""
+    return () if operator.intermediates is None else operator.intermediates
 
 
 def _places(used: set[int]) -> dict[int, int]:

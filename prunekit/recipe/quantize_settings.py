@@ -107,8 +107,8 @@ class Quantize(Settings):
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
         misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
-        full_integer: Whether normalizations and attention become integers, too, and nothing may compute in floating
-            point.
+        full_integer: Whether normalizations, attention and recurrent layers become integers, too, and nothing may
+            compute in floating point.
         name: Stem of the file's name.
     """
 

@@ -113,7 +113,6 @@ REFUSED = {
         lambda x: L.LayerNormalization(axis=1, name="norm")(x),
         "norm, since normalizations have an integer form for the last axis",
     ),
-    "recurrent layer": (lambda x: L.LSTM(8, return_sequences=True, name="lstm")(x), "lstm, since LSTM has no integer"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from keras import ops
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, usable_scale
+from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat, grid_between, usable_scale
 from prunekit.techniques.quantize.histogram import Histogram, extract_of
 from prunekit.techniques.quantize.placement import Placement
-from prunekit.techniques.quantize.ranges import RangeRule
+from prunekit.techniques.quantize.ranges import MinMax, RangeRule, Sample
 from prunekit.techniques.quantize.rounding import Unchanged
 from prunekit.techniques.quantize.rules import fixed_grid
 from prunekit.techniques.quantize.simulation import simulating
@@ -26,6 +27,10 @@ from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
 
 # Most channels of an output whose extremes are kept.
 _CHANNELS = 1024
+# Codes inside of kernels.
+_INSIDE = IntegerFormat(16)
+# The kernel of an LSTM knows cell states up to 2 ** 0, 2 ** 1 and so on to 2 ** 6, and computes nothing for other ends.
+_LARGEST_CELL = 6
 # More than the highest value of a grid, and still a number, where that is another one than in float32.
 _ABOVE_GRIDS = {"float16": 6e4}
 
@@ -88,11 +93,25 @@ def calibrated(  # noqa: PLR0913
         raise ValueError("Calibration needs at least one batch of inputs. Received: none.")
     grids = {place: fixed_grid(place.signed, form) for place in placement.ranges if place.signed is not None}
     for place, histogram in histograms.items():
+        if place.is_cell:
+            grids[place] = grid_of_cell(histogram.sample())
+            continue
         (low,), (high,) = rule(histogram.sample(), form)
         # A tensor that is zero on these data may be another number on others, and the bias that is added to its product
         # with weights is stored in steps of its grid.
         grids[place] = grid_between(low, high, form) if low or high else grid_between(-1.0, 1.0, form)
     return grids
+
+
+def grid_of_cell(sample: Sample) -> Grid:
+    """Returns the grid of an LSTM's cell state: the smallest of those of its kernel that holds all values.
+
+    Its end is a power of two from 1 to 64. Larger values are limited to it.
+    """
+    (low,), (high,) = MinMax()(sample, IntegerFormat(16))
+    largest = max(-float(low), float(high), 1.0)
+    scale = 2.0 ** (min(math.ceil(math.log2(largest)), _LARGEST_CELL) - 15)
+    return Grid(IntegerFormat(16), PER_TENSOR, np.asarray(scale, "float32"), np.asarray(0, "int32"))
 
 
 def _extracts(
@@ -163,6 +182,12 @@ class _Observing(Unchanged):
         self._keep(value, place, self._prescribed.get(id(value), (value, place.name))[1])
         return value
 
+    def inside(self, value: Any, place: Range) -> Any:
+        """Keeps what is read of a cell state."""
+        if place.is_cell:
+            self._keep(value, place, place.name)
+        return value
+
     def _keep(self, value: Any, place: Range, name: str) -> None:
         if place.signed is not None:
             self._prescribed[id(value)] = value, name
@@ -190,9 +215,19 @@ class GridRounding(Unchanged):
 
     def tensor(self, value: Any, place: Range) -> Any:
         """See `Rounding`."""
+        return value if self._formats.activations is None else self._on_range(value, place)
+
+    def _on_range(self, value: Any, place: Range) -> Any:
+        grid = grid_at(place, self._grids, place.codes(self._formats.activations or _INSIDE))
+        return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
+
+    def inside(self, value: Any, place: Range) -> Any:
+        """See `Rounding`."""
         if self._formats.activations is None:
             return value
-        grid = grid_at(place, self._grids, self._formats.activations)
+        if place.signed is None:
+            return self._on_range(value, place)
+        grid = fixed_grid(place.signed, _INSIDE, place.highest)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
     def argument(self, value: Any, place: Range) -> Any:

@@ -81,13 +81,16 @@ class Granularity:
         axes: Axes along which every index has its own, counted from 0; () = all entries share one.
         group_size: Of the entries that `axes` leave together, taken in the order of the array, this many consecutive
             ones have their own; the last group may be shorter. None = no groups.
+        run: So many consecutive indices of the only axis share theirs, as the outputs of one gate; without groups.
 
     Raises:
-        ValueError: An axis is negative or listed twice, or the groups have no entry.
+        ValueError: An axis is negative or listed twice, the groups have no entry, or there are runs of several axes or
+            in groups.
     """
 
     axes: tuple[int, ...] = ()
     group_size: int | None = None
+    run: int = 1
 
     def __post_init__(self) -> None:
         axes = tuple(whole("axes", axis, 0) for axis in self.axes)
@@ -96,6 +99,8 @@ class Granularity:
             whole("group_size", self.group_size, 1)
         if len(set(axes)) < len(axes):
             raise ValueError(f"Each axis can be named once. Received: axes={axes}.")
+        if whole("run", self.run, 1) > 1 and (len(axes) != 1 or self.group_size is not None):
+            raise ValueError(f"Runs are those of one axis, without groups. Received: {self}.")
 
     def in_groups(self, size: int | None, shape: tuple[int, ...]) -> Granularity:
         """Returns this granularity with groups, for a tensor of this shape; itself where a group would be all entries.
@@ -118,7 +123,8 @@ class Granularity:
         missing = [axis for axis in self.axes if axis >= len(shape)]
         if missing:
             raise ValueError(f"The tensor needs an axis {missing[0]}. Received: shape={tuple(shape)}.")
-        found, shared = [length if axis in self.axes else 1 for axis, length in enumerate(shape)], self._shared(shape)
+        shared = self._shared(shape)
+        found = [-(-length // self.run) if axis in self.axes else 1 for axis, length in enumerate(shape)]
         if self.group_size is not None and shared:
             found[shared[-1]] = -(-math.prod(shape[axis] for axis in shared) // self.group_size)
         return tuple(found)
@@ -126,9 +132,12 @@ class Granularity:
     def spread(self, parameters: Any, shape: tuple[int, ...]) -> Any:
         """Returns scales or zero points of `parameter_shape` so that they broadcast against a tensor of this shape."""
         shared = self._shared(shape)
+        operations = ops_for(parameters)
+        if self.run > 1:
+            (axis,) = self.axes
+            return operations.take(parameters, np.arange(shape[axis]) // self.run, axis=axis)
         if self.group_size is None or not shared:
             return parameters
-        operations = ops_for(parameters)
         lengths = tuple(shape[axis] for axis in shared)
         taken = operations.take(parameters, np.arange(math.prod(lengths)) // self.group_size, axis=shared[-1])
         if len(shared) == 1:
@@ -147,7 +156,8 @@ class Granularity:
         own, shared = self._own(), self._shared(shape)
         lengths, entries = tuple(shape[axis] for axis in own), math.prod(shape[axis] for axis in shared)
         if self.group_size is None or not shared:
-            return operations.reshape(operations.transpose(values, (*own, *shared)), (math.prod(lengths), entries))
+            rows, entries = math.prod(lengths) // self.run, entries * self.run
+            return operations.reshape(operations.transpose(values, (*own, *shared)), (rows, entries))
         groups = -(-entries // self.group_size)
         values = operations.reshape(operations.transpose(values, (*shared, *own)), (entries, *lengths))
         lacking = groups * self.group_size - entries

@@ -1,11 +1,12 @@
 """Layers and operations without an integer kernel, as operations that each have one.
 
-These are the operations that LiteRT's converter writes for them, except for the factors and offsets of normalizations,
-which files compute as one depthwise convolution with a scale for each channel.
+Of normalizations and attention these are the operations that LiteRT's converter writes for them, except for factors and
+offsets, which files compute as one depthwise convolution with a scale for each channel.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,46 +17,21 @@ from keras.src.ops.math import Rsqrt
 from keras.src.ops.nn import DotProductAttention, Softmax
 from keras.src.ops.numpy import Add, Matmul, Mean, Multiply, Repeat, Reshape, Square, Subtract, Transpose
 
+from prunekit.anatomy.linear_kinds import RECURRENT
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded_function_of
-from prunekit.core.variable_values import full_value
+from prunekit.techniques.quantize.form_operations import ChannelAffine, NoIntegerForm
+from prunekit.techniques.quantize.recurrent_forms import bidirectional, recurrent
 
 L = keras.layers
 MASKED = "its mask has no integer kernel"
 
 
-class NoIntegerForm(Exception):
-    """A call cannot be computed with integers; the text says why."""
-
-
-class ChannelAffine(keras.Operation):
-    """Multiplies the last axis by the factors of a normalization, and adds its offsets.
-
-    Args:
-        name: Name of the operation.
-        gamma: The factors, a weight of shape (channels,); None without.
-        beta: The offsets, likewise.
-    """
-
-    def __init__(self, name: str, gamma: Any, beta: Any):
-        super().__init__(name=name)
-        self.gamma, self.beta = gamma, beta
-
-    def call(self, x: Any) -> Any:
-        """Returns the products and sums."""
-        if self.gamma is not None:
-            x = x * ops.cast(full_value(self.gamma), x.dtype)
-        return x if self.beta is None else x + ops.cast(full_value(self.beta), x.dtype)
-
-    def compute_output_spec(self, x: Any) -> Any:
-        """Returns a symbolic tensor of the shape of `x`."""
-        return keras.KerasTensor(x.shape, dtype=x.dtype)
-
-
-def integer_form(node: Any) -> RecordedCall | None:
+def integer_form(node: Any, *, fused_lstm: bool = False) -> RecordedCall | None:
     """Returns operations that compute the call of a node of a graph; None for another layer than those known here.
 
     Args:
         node: The node.
+        fused_lstm: True: one operation computes all steps of an LSTM where its kernel has the options for it.
 
     Raises:
         NoIntegerForm: The layer is known, but not this way of calling it.
@@ -72,6 +48,8 @@ def integer_form(node: Any) -> RecordedCall | None:
     if len({one.dtype for one in tensors}) > 1:
         raise NoIntegerForm("it reads and computes different types")
     form = _FORMS[kinds[0]]
+    if form in (recurrent, bidirectional):
+        form = functools.partial(form, fused=fused_lstm)
     return recorded_function_of(lambda *args, **kwargs: form(operation, *args, **kwargs), given.args, given.kwargs)
 
 
@@ -149,4 +127,6 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     L.RMSNormalization: _rms_normalization,
     L.GroupNormalization: _group_normalization,
     DotProductAttention: _attention,
+    **dict.fromkeys(RECURRENT, recurrent),
+    L.Bidirectional: bidirectional,
 }

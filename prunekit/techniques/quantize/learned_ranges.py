@@ -129,10 +129,10 @@ class _Pass(GridRounding):
         super().__init__(formats, grids)
         self._of_ranges, self._of_weights = of_ranges, of_weights
 
-    def tensor(self, value: Any, place: Range) -> Any:
-        """See `Rounding`."""
-        if place not in self._of_ranges:
-            return super().tensor(value, place)
+    def _on_range(self, value: Any, place: Range) -> Any:
+        # The step of a cell state stays a power of two.
+        if place not in self._of_ranges or place.is_cell:
+            return super()._on_range(value, place)
         return fake_quantized(value, *self._of_ranges[place], self._grids[place].format)
 
     def weight(self, value: Any, weight: RoundedWeight) -> Any:

@@ -14,6 +14,7 @@ from prunekit.anatomy.counting import einsum_labels
 from prunekit.anatomy.linear_kinds import DEPTHWISE, SEPARABLE, TRANSPOSED, channel_axis, is_linear, scale_and_shift
 from prunekit.core.patching import shadowed
 from prunekit.core.variable_values import full_value, with_values
+from prunekit.techniques.quantize.form_operations import GateProducts
 from prunekit.techniques.quantize.rounding import Rounding, activated
 from prunekit.techniques.quantize.units import Unit
 
@@ -84,9 +85,13 @@ class _Product:
 
     def _product(self, inputs: Any, bias: Any, *args: Any, **kwargs: Any) -> Any:
         layer, between, kernel = self._layer, self._unit.between, self._kernel(self._layer.kernel, folded=True)
+        if isinstance(layer, GateProducts):
+            kernel = layer.part(kernel)
         found = self._rounding.product(layer, inputs, kernel, bias if between is None else None)
         if found is not None and between is None:
             return found
+        if isinstance(layer, GateProducts):
+            return layer.products(inputs, kernel, bias)
         if found is None:
             with contextlib.ExitStack() as scope:
                 for name, value in (("use_bias", False), ("bias", None), ("activation", None)):

@@ -80,7 +80,9 @@ class QuantizationOptions:
             floating point, and the report names them; "error" refuses the model.
         full_integer: True: nothing computes in floating point, for processors that cannot. Layer, RMS and group
             normalizations and the products and softmax of attention become plain operations with integer kernels, each
-            result on a grid of its own; what has no integers even so is refused, whatever `misfits` says.
+            result on a grid of its own. So do recurrent layers for sequences of a known length: an LSTM as one
+            operation with a cell state of 16 bits, others step by step. What has no integers even so is refused,
+            whatever `misfits` says.
 
     Raises:
         ValueError: An option has a value that is not listed here.

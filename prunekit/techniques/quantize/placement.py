@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from prunekit.anatomy.graph_reader import ReadGraphs, read_graphs
 from prunekit.anatomy.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.model_weights import weights_in
 from prunekit.anatomy.recorded_calls import RecordedCall, recorded
-from prunekit.techniques.quantize.integer_forms import MASKED, NoIntegerForm, integer_form
+from prunekit.techniques.quantize.form_operations import NoIntegerForm
+from prunekit.techniques.quantize.integer_forms import MASKED, integer_form
 from prunekit.techniques.quantize.rules import rule_of, without_16_bits
 from prunekit.techniques.quantize.units import Names, Range, RoundedWeight, Unit, units_of
 
@@ -90,6 +91,7 @@ def place(
     group_size: int | None = None,
     *,
     full_integer: bool = False,
+    fused_lstm: bool = False,
 ) -> Placement:
     """Returns where the tensors of a model are rounded.
 
@@ -101,14 +103,15 @@ def place(
         group_size: So many consecutive inputs of an output share a scale of the weights; None = all of them.
         full_integer: True: layers without an integer kernel are replaced by operations with some, where these are
             known.
+        fused_lstm: True: one of these computes all steps of an LSTM, as with tensors of 8 bits.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    opener = LayerOpener(kept_float, full_integer=full_integer)
+    opener = LayerOpener(kept_float, full_integer=full_integer, fused_lstm=fused_lstm)
     graphs = read_graphs(model, opener, names_operations=full_integer)
-    return _Placer(model, graphs, {**opener.reasons, **kept_float}, group_size).placed()
+    return _Placer(model, graphs, {**opener.reasons, **kept_float}, group_size, opener.repeated).placed()
 
 
 class LayerOpener:
@@ -117,14 +120,17 @@ class LayerOpener:
     Args:
         kept_float: id of a layer that stays whole -> the reason.
         full_integer: True: also the operations of `integer_form` in the place of a layer or operation.
+        fused_lstm: As for `place`.
 
     Attributes:
         reasons: id of a layer or operation that has no integer form as it is called -> the reason.
+        repeated: ids of the operations that an integer form calls several times.
     """
 
-    def __init__(self, kept_float: Mapping[int, str], *, full_integer: bool = False) -> None:
-        self._kept_float, self._full_integer = kept_float, full_integer
+    def __init__(self, kept_float: Mapping[int, str], *, full_integer: bool = False, fused_lstm: bool = False) -> None:
+        self._kept_float, self._full_integer, self._fused_lstm = kept_float, full_integer, fused_lstm
         self.reasons: dict[int, str] = {}
+        self.repeated: set[int] = set()
         # With the nodes, because the id of one that is gone is used again.
         self._found: dict[int, tuple[Any, RecordedCall | None]] = {}
 
@@ -138,10 +144,13 @@ class LayerOpener:
         if layer is None or id(layer) in self._kept_float:
             return None
         try:
-            form = integer_form(node) if self._full_integer else None
+            form = integer_form(node, fused_lstm=self._fused_lstm) if self._full_integer else None
         except NoIntegerForm as error:
             self.reasons[id(layer)] = str(error)
             return None
+        if form is not None:
+            calls = Counter(id(one.operation) for one in form.nodes)
+            self.repeated |= {key for key, count in calls.items() if count > 1}
         if form is not None or not isinstance(layer, keras.layers.Layer):
             return form
         if graph_of(layer) is not None or rule_of(layer, len(node.input_tensors)) is not None:
@@ -162,7 +171,14 @@ def _is_float(tensor: Any) -> bool:
 class _Placer:
     """Walks the units of all graphs in order of execution; see `Placement`."""
 
-    def __init__(self, model: Any, graphs: ReadGraphs, kept_float: Mapping[int, str], group_size: int | None):
+    def __init__(
+        self,
+        model: Any,
+        graphs: ReadGraphs,
+        kept_float: Mapping[int, str],
+        group_size: int | None,
+        repeated: Collection[int],
+    ):
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
@@ -170,6 +186,8 @@ class _Placer:
         self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float, group_size) for graph in every}
         self._graph_of = {id(graph): graph for graph in every}
         self._ranges: list[Range] = []
+        # id of an operation that is repeated step after step -> the range of all its results.
+        self._repeated, self._of_steps = repeated, dict[int, Range]()
         # id of a tensor that is on a grid -> its range.
         self._on: dict[int, Range] = {}
         # id of a tensor in floating point -> the range on whose grid kernels read it.
@@ -257,6 +275,15 @@ class _Placer:
         self._ranges.append(Range(name, signed))
         return self._ranges[-1]
 
+    def _range_of(self, unit: Unit, signed: bool | None) -> Range:
+        """Returns a range for the result of a unit; one for all steps of an operation that is repeated."""
+        key = id(unit.first.operation)
+        if key not in self._repeated:
+            return self._new(unit.name, signed)
+        if key not in self._of_steps:
+            self._of_steps[key] = self._new(unit.name, signed)
+        return self._of_steps[key]
+
     def _put(self, tensor: Any, shared: Range) -> None:
         """Says that a tensor is on the grid of a range."""
         self._on[id(tensor)] = shared
@@ -281,13 +308,14 @@ class _Placer:
         for tensor in unit.first.inputs:
             if _is_float(tensor):
                 self._reads(unit, tensor)
-        self._ranges += [one for one in (unit.between, unit.before_activation) if one is not None]
+        inside = (unit.between, unit.before_activation, unit.cell)
+        self._ranges += [one for one in inside if one is not None]
         if unit.rule.output == "float":
             return
         signed = unit.rule.signed if unit.rule.output == "fixed" else None
         for tensor in unit.outputs:
             if _is_float(tensor):
-                self._write(tensor, self._new(unit.name, signed))
+                self._write(tensor, self._range_of(unit, signed))
 
     def _shared(self, unit: Unit) -> None:
         """Gives the inputs and outputs of an operation one grid, if one of the inputs is on a grid."""
@@ -317,7 +345,7 @@ class _Placer:
         first, last = sorted((one, other), key=self._ranges.index)
         self._ranges.remove(last)
         first.tensors += last.tensors
-        places: tuple[dict[Any, Range], ...] = (self._on, self._float, self._written, self._read)
+        places: tuple[dict[Any, Range], ...] = (self._on, self._float, self._written, self._read, self._of_steps)
         for place in places:
             place |= {key: first for key, value in place.items() if value is last}
         return first

@@ -62,7 +62,9 @@ def selected_and_placed(model: Any, options: QuantizationOptions) -> tuple[Selec
     """
     selection = selected(model, options.include, options.exclude, options.patterns)
     kept_float = _float_tables(model, selection, options) | selection.kept_float
-    placement = place(model, kept_float, options.group_size, full_integer=options.full_integer)
+    placement = place(
+        model, kept_float, options.group_size, full_integer=options.full_integer, fused_lstm=options.activations == 8
+    )
     _check_misfits(model, options, selection, placement)
     return selection, placement
 

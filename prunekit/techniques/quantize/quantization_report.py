@@ -278,6 +278,8 @@ def granularity_words(granularity: Granularity) -> str:
     """Returns in words which entries share a scale."""
     axes = granularity.axes
     of_axes = f"per index of {_listed(axes)}" if axes else "per tensor"
+    if granularity.run > 1:
+        return f"per {granularity.run} indices of {_listed(axes)}"
     return of_axes if granularity.group_size is None else f"{of_axes} and {granularity.group_size} entries"
 
 

@@ -36,7 +36,7 @@ from prunekit.techniques.quantize.channel_scaling import (
     along_label,
     output_kernel,
 )
-from prunekit.techniques.quantize.integer_forms import ChannelAffine
+from prunekit.techniques.quantize.form_operations import ChannelAffine
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rules import activation_name
 from prunekit.techniques.quantize.units import Unit

@@ -27,6 +27,9 @@ class Rounding(Protocol):
     def argument(self, value: Any, place: Range) -> Any:
         """Returns a tensor, which a unit reads on another grid than it was computed on, on the grid of a range."""
 
+    def inside(self, value: Any, place: Range) -> Any:
+        """Returns a tensor inside of a kernel on the grid of a range; prescribed ones have 16 bits there."""
+
     def constant(self, value: Any) -> Any:
         """Returns a tensor that is a constant of the graph on its grid."""
 
@@ -46,6 +49,9 @@ class Rounding(Protocol):
             bias: Its bias, in a shape that broadcasts against the outputs; None without one.
         """
 
+    def all_steps(self, operation: Any, inputs: Any) -> Any:
+        """Returns the outputs of a `FusedLstm`; None = those of one step after the other."""
+
 
 class Unchanged:
     """Rounds nothing."""
@@ -62,6 +68,10 @@ class Unchanged:
         """Returns the tensor."""
         return self.tensor(value, place)
 
+    def inside(self, value: Any, place: Range) -> Any:
+        """Returns the tensor."""
+        return value
+
     def constant(self, value: Any) -> Any:
         """Returns the constant."""
         return value
@@ -75,6 +85,10 @@ class Unchanged:
         return ops.rsqrt(value)
 
     def product(self, layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+        """Returns None."""
+        return None
+
+    def all_steps(self, operation: Any, inputs: Any) -> Any:
         """Returns None."""
         return None
 

@@ -18,7 +18,9 @@ from prunekit.core.patching import shadowed
 from prunekit.core.train_function import fresh_forward_functions, fresh_functions
 from prunekit.core.variable_values import full_value, with_values
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.form_operations import FusedLstm
 from prunekit.techniques.quantize.linear_units import linear_results
+from prunekit.techniques.quantize.lstm_units import lstm_results
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.rounding import Rounding, activated, rounds_inside
 from prunekit.techniques.quantize.units import Range, Unit, divisor, is_constant
@@ -178,6 +180,8 @@ class _UnitRun:
 
     def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         unit, operation = self._unit, call.operation
+        if isinstance(operation, FusedLstm):
+            return lstm_results(unit, self._rounding, args[0], self._placement.written[id(unit.outputs[0])])
         if unit.is_linear:
             return linear_results(unit, self._rounding, args, kwargs, self._context)
         if unit.weights:

@@ -155,8 +155,10 @@ def joined(placement: Placement) -> Iterator[tuple[Unit, Range, list[str]]]:
             inputs = {
                 id(one): one for one in unit.first.inputs if "float" in keras.backend.standardize_dtype(one.dtype)
             }
-            if unit.rule.output == "shared" and place is not None and len(inputs) > 1:
-                yield unit, place, [names.get(one, "input") for one in inputs]
+            # The results of one operation in several steps have one name.
+            given = list(dict.fromkeys(names.get(one, "input") for one in inputs))
+            if unit.rule.output == "shared" and place is not None and len(given) > 1:
+                yield unit, place, given
 
 
 def places_of(placement: Placement) -> dict[int, Range]:

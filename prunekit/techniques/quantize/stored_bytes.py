@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.linear_kinds import TRANSPOSED
+from prunekit.techniques.quantize.form_operations import FusedLstm
 from prunekit.techniques.quantize.grids import FEW_BITS
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.subpixels import subpixels
@@ -64,6 +65,8 @@ def stored_weight(
     shape, units = tuple(weight.variable.shape), placement.readers[id(weight.variable)]
     size, scales = math.prod(shape), math.prod(weight.granularity.parameter_shape(shape))
     floats = StoredWeight(FLOAT_BYTES * size)
+    if bits is not None and all(isinstance(unit.first.operation, FusedLstm) for unit in units):
+        return StoredWeight(_code_bytes(size, 8), scales, 1)
     if bits is None or any(_is_in_loop(unit.first.operation, weight.variable) for unit in units):
         return floats
     layers = [unit.first.operation for unit in units]
@@ -98,5 +101,7 @@ def _packs(layers: list[Any], activations: int) -> bool:
 
 def _is_in_loop(layer: Any, variable: Any) -> bool:
     """Returns True for a weight of a recurrent layer that files compute in a loop."""
+    if not isinstance(layer, L.Layer):
+        return False
     loops = [one for one in layer._flatten_layers() if isinstance(one, L.RNN) and not one.unroll]
     return any(variable is held for loop in loops for held in loop.variables)

@@ -239,7 +239,7 @@ class QuantizationTraining(Preparation):
         form, places = self.formats.activations, self.placement.ranges
         kinds: list[tuple[IntegerFormat, Granularity, tuple[int, ...]]] = []
         if form is not None:
-            kinds = [(form, PER_TENSOR, ()) for place in places if place.signed is None]
+            kinds = [(place.codes(form), PER_TENSOR, ()) for place in places if place.signed is None]
         for one in self.weights:
             shape = one.granularity.parameter_shape(tuple(one.variable.shape))
             kinds.append((IntegerFormat(self.bits[id(one.variable)]), one.granularity, shape))

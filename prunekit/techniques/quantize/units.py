@@ -25,9 +25,9 @@ from prunekit.anatomy.linear_kinds import (
 )
 from prunekit.anatomy.model_graph import graph_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.quantize.grids import Granularity
-from prunekit.techniques.quantize.integer_forms import ChannelAffine
-from prunekit.techniques.quantize.rules import FUSING, MOVES, Rule, activation_rule, is_relu, rule_of
+from prunekit.techniques.quantize.form_operations import ChannelAffine, FusedLstm
+from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.rules import FUSING, MOVES, OWN, Rule, activation_rule, is_relu, rule_of
 
 # Roles of the weights that are rounded. Biases are stored with 32 bits.
 WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
@@ -46,12 +46,18 @@ class Range:
         signed: None for a grid that is chosen from data; for one that is prescribed, whether it has a sign.
         tensors: The tensors.
         highest: Upper end of a prescribed grid.
+        is_cell: True for the cell state of an LSTM: 16 bits, and a step that is a power of two.
     """
 
     name: str
     signed: bool | None = None
     tensors: list[Any] = field(default_factory=list)
     highest: float = 1.0
+    is_cell: bool = False
+
+    def codes(self, form: IntegerFormat) -> IntegerFormat:
+        """Returns the codes of this range, where those of tensors between layers are `form`."""
+        return IntegerFormat(16) if self.is_cell else form
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +88,7 @@ class Unit:
         between: Range of the tensor between the two convolutions of a separable one, between the factor and the
             offset of a rescaling, or between the products of an EinsumDense and a bias along axes of the inputs.
         before_activation: Range of the outputs before an activation of the layer that a kernel of its own computes.
+        cell: Range of the cell state of an LSTM.
     """
 
     name: str
@@ -91,6 +98,7 @@ class Unit:
     weights: tuple[RoundedWeight, ...] = ()
     between: Range | None = None
     before_activation: Range | None = None
+    cell: Range | None = None
 
     @property
     def first(self) -> Call:
@@ -187,6 +195,7 @@ def units_of(
                 Range(f"{name} (before its activation)")
                 if rule.output != "float" and _rounds_before_activation(call)
                 else None,
+                Range(f"{name} (its cell state)", is_cell=True) if isinstance(call.operation, FusedLstm) else None,
             )
         )
     return units
@@ -203,6 +212,8 @@ def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
             "float",
             reason="normalizations have an integer kernel for the last axis, if the lengths of all axes are known",
         )
+    if isinstance(operation, FusedLstm):
+        return OWN
     if isinstance(operation, ChannelAffine):
         return FUSING
     if call.kind in _DIVISIONS and divisor(call) is not None:
@@ -331,6 +342,10 @@ def _rounds_before_activation(call: Call) -> bool:
 
 
 def _weights_of(call: Call, layer_name: str, names: Names, group_size: int | None) -> tuple[RoundedWeight, ...]:
+    if isinstance(call.operation, FusedLstm):
+        # Its kernel has one scale for all outputs of a gate.
+        cell, gates = call.operation.cell, Granularity((1,), run=call.operation.cell.units)
+        return tuple(RoundedWeight(one, names.weights[id(one)], gates) for one in (cell.kernel, cell.recurrent_kernel))
     if not isinstance(call.operation, keras.layers.Layer) or graph_of(call.operation) is not None:
         return ()
     found, pending = [], [call.operation]

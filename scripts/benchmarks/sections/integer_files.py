@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)
 # Networks of a smoke test.
 SMOKE = ("plain",)
 # Networks of which `full_integer` makes another file.
-OTHER_IN_FULL = ("attention encoder",)
+OTHER_IN_FULL = ("attention encoder", "LSTM and GRU")
 
 
 # The worker -----------------------------------------------------------------------------------------------------------

@@ -214,6 +214,23 @@ def test_infinite_weights_are_refused():
         grid_of(np.array([1.0, np.nan, np.inf, 0.0]), IntegerFormat())
 
 
+def test_consecutive_indices_of_a_run_share_a_scale():
+    runs, values = Granularity((1,), run=2), np.random.default_rng(0).normal(size=(3, 6)).astype("float32")
+    assert runs.parameter_shape((3, 6)) == (1, 3)
+    parts = [values[:, start : start + 2] for start in (0, 2, 4)]
+    assert [sorted(row) for row in runs.rows(values).tolist()] == [sorted(part.ravel().tolist()) for part in parts]
+    assert runs.spread(np.array([[1.0, 2.0, 3.0]]), (3, 6)).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
+    grid = grid_of(values, IntegerFormat(), runs)
+    assert np.array_equal(grid.scale[0], [np.float32(np.abs(part).max() / 127) for part in parts])
+    assert grid.holds(grid.nearest(values)) and np.abs(grid.nearest(values) - values).max() <= grid.scale.max() / 2
+
+
+@pytest.mark.parametrize("arguments", [((0, 1), None, 2), ((1,), 4, 2), ((), None, 2)])
+def test_runs_of_several_axes_or_with_groups_are_refused(arguments):
+    with pytest.raises(ValueError, match="Runs are those of one axis, without groups"):
+        Granularity(*arguments)
+
+
 # Biases --------------------------------------------------------------------------------------------------------------
 
 
