@@ -120,7 +120,7 @@ class Subject:
     @property
     def loss(self) -> str | None:
         """Name of the loss of the first output; None if it is not known."""
-        return loss_names(self.model, len(keras.tree.flatten(self.model.outputs or [None])))[0]
+        return loss_names(self.model, len(self.reference))[0]
 
     @cached_property
     def reference(self) -> list[np.ndarray]:
