@@ -89,7 +89,7 @@ def test_the_fields_of_an_export_describe_the_file(eight):
     assert export.bytes == len(content) and export.gzip_bytes < export.bytes < export.float_bytes
     assert export.left_float == () and export.largest_difference <= 1
     assert [one.name for one in export.tensors] == [one.name for one in done.report.ranges]
-    assert 0.0 < export.float_model.mean_error < 0.02 and export.float_model.agreement > 0.9
+    assert 0.0 < export.float_model.mean_error < 0.02
     start = f"{export.path}: {export.bytes:,} bytes ({export.bytes / export.float_bytes:.3f} of the float32 file)"
     assert export.verdict().startswith(start)
     assert export.verdict().endswith("; 0 operations compute in floating point.")
