@@ -277,7 +277,7 @@ def test_difference_masked_values():
     np.testing.assert_array_equal(np.signbit(theirs.masked()).ravel(), [True, False, False, True])
     theirs.weight.assign(np.where(weight == 2, np.inf, weight))
     assert np.isnan(theirs.masked()[2])
-    for options in ({"compat": "tfmot"}, {}):
+    for options in ({"compat": "tfmot"}, {"criterion": "magnitude"}):
         model = holding(weight)
         pk.prune(model, 0.5, **options)
         kernel = model.get_weights()[0].ravel()
