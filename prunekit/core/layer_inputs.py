@@ -298,22 +298,30 @@ class LayerMoments:
             else ((one, one) for one in former)
         )
         for (was, weight), (now, _) in pairs:
+            if now is not was and self.same and not product.diagonal:
+                self._differ()
             self.inputs.add(now, weight)
             if product.diagonal:
                 continue
-            if now is not was and self.same:
-                self.same = False
-                self._former = InputProducts(product)
             if not self._wide:
                 self._add_outputs(was, now, weight)
             elif not self.same:
                 self._former.add(was, weight)
                 self._mixed = self._mixed + weighted(transposed_product(now, was), weight)
 
+    def _differ(self) -> None:
+        """Takes the rows so far, which were the same before and after, for rows of both."""
+        self.same = False
+        gram = self.inputs.gram
+        if self._wide:
+            self._former, self._mixed = copy.deepcopy(self.inputs), gram.copy()
+        else:
+            self.cross += gram @ self._matrix
+
     def _add_outputs(self, was: Any, now: Any, weight: float) -> None:
         rows = backend.on_host(was)
         outputs = ops_for(rows).matmul(rows, self._matrix)
-        if now is not was:
+        if not self.same:
             self.cross += weighted(transposed_product(now, outputs), weight)
         self.output_sums += weighted(row_sums(outputs), weight)
         self.output_squares += weighted(row_sums(outputs * outputs), weight)

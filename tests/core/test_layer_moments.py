@@ -50,6 +50,28 @@ def test_moments_are_the_sums_over_all_rows(name, changed):
     np.testing.assert_allclose(moments.output_squares, np.square(y).sum(axis=1), **close)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_calls_with_the_same_inputs_count_beside_changed_ones(name):
+    make, shape = LAYERS[name]
+    product, kernel = built(make(), shape)
+    rng = np.random.default_rng(0)
+    matrix = product.matrix(kernel).astype("float32")
+    moments, before, after = LayerMoments(product, matrix), [], []
+    for changed in (False, True, False):
+        was = rng.normal(size=(7, *shape)).astype("float32")
+        now = was + 0.5 if changed else was
+        moments.observe((ops.convert_to_tensor(was),), (ops.convert_to_tensor(now),) if changed else None)
+        before.append(np.array(product.rows((ops.convert_to_tensor(was),))))
+        after.append(np.array(product.rows((ops.convert_to_tensor(now),))))
+    moments.finish()
+    x, former = (np.concatenate(rows, axis=1).astype("float64") for rows in (after, before))
+    y = former @ matrix
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(moments.cross, np.swapaxes(x, 1, 2) @ y, **close)
+    np.testing.assert_allclose(moments.output_sums, y.sum(axis=1), **close)
+    np.testing.assert_allclose(moments.output_squares, np.square(y).sum(axis=1), **close)
+
+
 def test_outputs_of_a_layer_with_many_are_not_formed(monkeypatch):
     product, kernel = built(keras.layers.Dense(30), (8,))
     moments = LayerMoments(product, product.matrix(kernel))

@@ -185,8 +185,8 @@ class _Solver:
         fit = LayerFit(product, moments, centred=corrects_bias)
         if moments.same and (masks | (product.matrix(weight) == 0)).any(axis=2).all():
             # The inputs are what they were: the kept weights are right.
-            pass
-        elif self._repair == "weights":
+            return Solution(product.kernel(matrices), mask, None, 0.0)
+        if self._repair == "weights":
             matrices = np.stack(
                 [_fitted(fit, group, *row) for group, row in enumerate(zip(matrices, masks, strict=True))]
             )

@@ -105,7 +105,7 @@ def test_one_name_does_for_prune_and_for_overrides(network):
     sparsity = {row.name: row.sparsity for row in report.weights}
     assert report.target_sparsity == pytest.approx(0.8, abs=1e-3) and sparsity["head/kernel"] == 0.25
     with pytest.raises(ValueError, match="collected from data. Received: no data"):
-        pk.prune(copy, 0.9, allocation="layer_error")
+        pk.prune(copy, 0.9, allocation="layer_error", repair="none")
 
 
 def test_an_unknown_objective_is_refused():

@@ -183,7 +183,7 @@ def test_one_shot_pruning_traces_nothing(perceptron, options, monkeypatch):
     monkeypatch.setattr(type(tf.function(len)), "_initialize", refuse)
     with pytest.raises(AssertionError, match="is traced"):
         tf.function(lambda x: x)(tf.zeros(()))
-    report = prune(perceptron, 0.5, **options)
+    report = prune(perceptron, 0.5, repair="none", **options)
     assert sum(row.zeros for row in report.weights if row.role == "kernel") == 96
 
 
@@ -198,6 +198,6 @@ def test_global_compares_normalized_importances(normalization):
     norms = [np.abs(weight).mean() if normalization == "mean" else np.linalg.norm(weight) for weight in weights]
     scores = [np.abs(weight) / norm for weight, norm in zip(weights, norms, strict=True)]
     threshold = np.sort(np.concatenate([score.ravel() for score in scores]))[39]
-    prune(model, 0.5, allocation=Global(normalization))
+    prune(model, 0.5, criterion="magnitude", allocation=Global(normalization))
     for layer, score in zip(model.layers, scores, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(layer.kernel) != 0, score > threshold)

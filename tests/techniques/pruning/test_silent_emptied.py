@@ -56,7 +56,7 @@ def test_keep_one_false_allows_an_empty_weight_and_names_it(headed):
 def test_counts_stay_exact_and_nothing_is_said_where_a_weight_is_left_anyway(headed, sparsity):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = pk.prune(headed, sparsity, allocation="uniform")
+        report = pk.prune(headed, sparsity, allocation="uniform", repair="none")
     assert kept(headed) == 8 - round(sparsity * 8)
     assert report.notes == (LATER_TRAINING,)
 
@@ -67,7 +67,7 @@ def test_the_global_allocation_spares_the_best_weight_of_a_layer_and_keeps_its_c
     head = headed.get_layer("head").kernel
     head.assign(np.array([[1], [-3], [2], [1], [1], [1], [1], [1]]) * 1e-6)
     with pytest.warns(UserWarning, match=r"head/kernel \(1\)" if keep_one else r"leaves nothing.* head/kernel \(8\)"):
-        pk.prune(headed, 0.5, allocation="global", keep_one=keep_one)
+        pk.prune(headed, 0.5, criterion="magnitude", allocation="global", keep_one=keep_one)
     assert np.flatnonzero(head.numpy()).tolist() == ([1] if keep_one else [])
     assert kept(headed) + kept(headed, "hidden") == 72 - 36
 
@@ -120,7 +120,7 @@ def test_keep_one_of_a_recipe_is_in_its_report_plan_and_schema(headed, load):
         assert planned[1].pruned == 8 - left
         result = pk.compress(load(text % keep_one), model)
         assert kept(model) == left
-        assert "head/kernel" in result.report.notes[0]
+        assert any("head/kernel" in note for note in result.report.notes)
 
 
 def test_the_option_is_true_or_false_and_counts_are_whole():

@@ -66,7 +66,9 @@ def test_the_nearest_values_are_those_of_plain_loops_over_the_inputs_of_each_out
     model = network(layer(), shape=shape)
     (variable,) = [one for one in model.weights if "kernel" in one.path]
     before = by_input(values(variable))
-    found = pk.quantize(model, weights=bits, activations=None, group_size=SIZE, weight_ranges="minmax")
+    found = pk.quantize(
+        model, weights=bits, activations=None, group_size=SIZE, weight_ranges="minmax", method="nearest"
+    )
     after = by_input(values(variable))
     inputs, outputs = before.shape
     for output in range(outputs):

@@ -216,7 +216,8 @@ def test_a_repair_makes_the_error_of_the_layers_smaller(name, repair):
     model = randomize_and_return(ARCHITECTURES[name]())
     inputs = inputs_of(model, seed=3, examples=32)
     _, report = pk.shrink(model, channels=0.7, data=inputs, repair=repair)
-    assert report.errors and all(error.after <= error.before * 1.01 for error in report.errors)
+    # Squared errors below those of the rounding of float32 are none.
+    assert report.errors and all(error.after <= error.before * 1.01 + 1e-14 for error in report.errors)
     assert sum(error.after for error in report.errors) < sum(error.before for error in report.errors)
 
 
