@@ -21,8 +21,8 @@ DAMPING = 0.01
 # by a millionth of itself, and by less than a ten-thousandth where inputs nearly depend on one another.
 _WIDE = 512
 # Share of all that the steps of a fit have gained for an output; with a step that gains less the output is fitted. The
-# error that is left is then some hundred-thousandths above the smallest one at most.
-_ENOUGH = 1e-6
+# error that is left is then less than a millionth above the smallest one.
+_ENOUGH = 1e-8
 # Rows that follow one another one by one; these follow the rows before them by a matrix product.
 _ROWS = 16
 # Side below which a triangular matrix is inverted at once.

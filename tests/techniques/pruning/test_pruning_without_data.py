@@ -7,6 +7,7 @@ from keras import layers as L
 
 import prunekit as pk
 from prunekit.core import synthetic_inputs
+from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend
 
@@ -37,7 +38,7 @@ def images():
 
 
 def error(model):
-    wanted, found = (np.array(one(images(), training=False)) for one in (network(), model))
+    wanted, found = (array_of(one(images(), training=False)) for one in (network(), model))
     return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
 
 

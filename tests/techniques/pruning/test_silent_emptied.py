@@ -35,7 +35,7 @@ def kept(model, name="head"):
 def test_one_weight_of_a_small_head_is_kept_and_the_head_is_named(headed):
     largest = np.argmax(np.abs(headed.get_layer("head").kernel.numpy()))
     with pytest.warns(UserWarning, match=SPARED):
-        report = pk.prune(headed, 0.95, allocation="uniform")
+        report = pk.prune(headed, 0.95, criterion="magnitude", allocation="uniform")
     assert np.flatnonzero(headed.get_layer("head").kernel.numpy()).tolist() == [largest]
     assert kept(headed, "hidden") == 64 - round(0.95 * 64)
     (note,) = [note for note in report.notes if note.startswith("Sparsity 0.95 leaves")]
