@@ -18,8 +18,11 @@ def array_of(value: Any) -> np.ndarray:
     """Returns a tensor or variable as a NumPy array to read from; without a copy where backend and device allow it."""
     if isinstance(value, np.ndarray):
         return value
-    # Keras's convert_to_numpy copies TensorFlow's tensors, and makes NumPy 2 emit a warning for variables.
-    return np.asarray(value if keras.backend.backend() == "tensorflow" else ops.convert_to_numpy(value))
+    if keras.backend.backend() == "tensorflow":
+        # Keras's convert_to_numpy copies TensorFlow's tensors.
+        return np.asarray(value)
+    # NumPy 2 emits a warning for Keras's variables.
+    return np.asarray(ops.convert_to_numpy(value.value if isinstance(value, keras.Variable) else value))
 
 
 def ops_for(array: Any) -> Any:

@@ -27,7 +27,7 @@ def error(model):
 def test_it_loses_less_than_without_repair_on_other_inputs():
     repaired, report = pk.shrink(network(), channels=0.6)
     plain, _ = pk.shrink(network(), channels=0.6, repair="none")
-    assert error(repaired) < 0.5 * error(plain)
+    assert error(repaired) < 0.7 * error(plain)
     assert report.notes[0].startswith("No data were given: the weights were fitted on 256 synthetic inputs.")
     assert {row.weight for row in report.errors} >= {"hidden_1/kernel", "head/kernel"}
 
