@@ -120,7 +120,8 @@ class Subject:
     @property
     def loss(self) -> str | None:
         """Name of the loss of the first output; None if it is not known."""
-        return loss_names(self.model, len(self.reference))[0]
+        # Not those of `reference`, which would run the model. A subclassed model declares none.
+        return loss_names(self.model, len(getattr(self.model, "outputs", None) or [None]))[0]
 
     @cached_property
     def reference(self) -> list[np.ndarray]:
