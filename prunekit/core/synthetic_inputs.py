@@ -22,6 +22,9 @@ _TRIED = 4
 _OPEN = 32
 # Weights of the largest model to which layers are fitted without being asked: above, this takes many minutes.
 LARGEST = 50_000_000
+# Reason of a choice that follows from synthetic inputs.
+SYNTHETIC = "on synthetic inputs, since no data were given"
+_BETTER = "With some hundred examples of the training data, less is lost."
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +63,6 @@ def stand_in(model: Any) -> StandIn:
     count = len(keras.tree.flatten(inputs)[0])
     # A list would be one of batches.
     return StandIn((inputs,), f"No data were given: the weights were fitted on {count} synthetic inputs. {_BETTER}")
-
-
-_BETTER = "With some hundred examples of the training data, less is lost."
-
-
-# Reason of a choice that follows from synthetic inputs.
-SYNTHETIC = "on synthetic inputs, since no data were given"
 
 
 class NoInputsError(ValueError):

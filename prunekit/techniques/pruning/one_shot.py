@@ -153,7 +153,7 @@ class OneShotPruning:
         if stood_in is not None and stood_in.inputs is not None:
             data, source = stood_in.inputs, SYNTHETIC
         # What the user asked for is refused where it cannot be had; what was chosen is replaced by the next best.
-        asked = self._repair is not None or "data" in sources_of(self._settings.needs)
+        asked = repair is not None or "data" in sources_of(self._settings.needs)
         settings = chosen_options(self._settings, model, training=False, data=None if repair == "none" else source)
         if stood_in is not None:
             settings = replace(settings, choices=(*settings.choices, *stood_in.choices(repair)))
