@@ -1,33 +1,19 @@
 """pk.quantize of weights alone, without data: they are rounded on synthetic inputs."""
 
-import keras
 import numpy as np
 import pytest
-from keras import layers as L
+from unseen_inputs import perceptron, unseen_error
 
 import prunekit as pk
 from prunekit.core import synthetic_inputs
 
 
-def network():
-    keras.utils.set_random_seed(0)
-    hidden = [L.Dense(32, activation="relu", name=f"hidden_{i}") for i in range(2)]
-    return keras.Sequential([keras.Input((16,)), *hidden, L.Dense(4, name="head")])
-
-
-def error(model):
-    # Sums of uniform numbers, which resemble no signal of `synthetic_inputs`.
-    inputs = np.random.default_rng(1).random((200, 16, 3)).sum(axis=2).astype("float32")
-    wanted, found = (np.array(one(inputs, training=False)) for one in (network(), model))
-    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-
-
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_few_bits_lose_less_than_the_nearest_values(bits):
-    found, nearest = network(), network()
+    found, nearest = perceptron(), perceptron()
     done = pk.quantize(found, weights=bits, activations=None)
     pk.quantize(nearest, weights=bits, activations=None, method="nearest")
-    assert error(found) < 0.7 * error(nearest)
+    assert unseen_error(found) < 0.7 * unseen_error(nearest)
     assert done.report.method == "gptq"
     assert any(note.startswith("No data were given: the weights were fitted on 256") for note in done.report.notes)
     assert done.report.damage is None
@@ -35,13 +21,13 @@ def test_few_bits_lose_less_than_the_nearest_values(bits):
 
 @pytest.mark.parametrize("options", [{"weights": 8}, {"weights": 4, "method": "nearest"}], ids=str)
 def test_nearest_values_need_no_inputs(options):
-    report = pk.quantize(network(), activations=None, **options).report
+    report = pk.quantize(perceptron(), activations=None, **options).report
     assert report.method == "nearest" and not any("synthetic" in note for note in report.notes)
 
 
 def test_where_no_inputs_can_be_made_the_nearest_values_are_taken(monkeypatch):
     monkeypatch.setattr(synthetic_inputs, "LARGEST", 100)
-    found, nearest = network(), network()
+    found, nearest = perceptron(), perceptron()
     report = pk.quantize(found, weights=4, activations=None).report
     pk.quantize(nearest, weights=4, activations=None, method="nearest")
     for one, other in zip(found.get_weights(), nearest.get_weights(), strict=True):
@@ -52,4 +38,4 @@ def test_where_no_inputs_can_be_made_the_nearest_values_are_taken(monkeypatch):
 
 def test_tensors_between_layers_need_data():
     with pytest.raises(ValueError, match="reads calibration data"):
-        pk.quantize(network(), weights=4)
+        pk.quantize(perceptron(), weights=4)

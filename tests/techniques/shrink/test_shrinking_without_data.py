@@ -1,9 +1,8 @@
 """pk.shrink without data: the kept weights are fitted to what the layers compute on synthetic inputs."""
 
-import keras
 import numpy as np
 import pytest
-from keras import layers as L
+from unseen_inputs import perceptron, unseen_error
 
 import prunekit as pk
 from prunekit.sparsity.array_ops import array_of
@@ -11,37 +10,24 @@ from prunekit.sparsity.array_ops import array_of
 pytestmark = pytest.mark.every_backend
 
 
-def network():
-    keras.utils.set_random_seed(0)
-    hidden = [L.Dense(32, activation="relu", name=f"hidden_{i}") for i in range(2)]
-    return keras.Sequential([keras.Input((16,)), *hidden, L.Dense(4, name="head")])
-
-
-def error(model):
-    # Sums of uniform numbers, which resemble no synthetic signal.
-    inputs = np.random.default_rng(1).random((200, 16, 3)).sum(axis=2).astype("float32")
-    wanted, found = (array_of(one(inputs, training=False)) for one in (network(), model))
-    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-
-
 def test_it_loses_less_than_without_repair_on_other_inputs():
-    repaired, report = pk.shrink(network(), channels=0.6)
-    plain, _ = pk.shrink(network(), channels=0.6, repair="none")
-    assert error(repaired) < 0.7 * error(plain)
+    repaired, report = pk.shrink(perceptron(), channels=0.6)
+    plain, _ = pk.shrink(perceptron(), channels=0.6, repair="none")
+    assert unseen_error(repaired) < 0.7 * unseen_error(plain)
     assert report.notes[0].startswith("No data were given: the weights were fitted on 256 synthetic inputs.")
     assert {row.weight for row in report.errors} >= {"hidden_1/kernel", "head/kernel"}
 
 
 @pytest.mark.parametrize("options", [{"repair": "none"}, {"criterion": "l2"}], ids=str)
 def test_a_named_criterion_removes_and_changes_nothing_else(options):
-    smaller, report = pk.shrink(network(), channels=0.6, **options)
+    smaller, report = pk.shrink(perceptron(), channels=0.6, **options)
     assert report.errors == () and not any("synthetic" in note for note in report.notes)
-    head, kept = array_of(network().get_layer("head").kernel), report.kept["head/kernel"][0]
+    head, kept = array_of(perceptron().get_layer("head").kernel), report.kept["head/kernel"][0]
     np.testing.assert_array_equal(array_of(smaller.get_layer("head").kernel), head[kept])
 
 
 def test_channels_of_zeros_are_removed_exactly():
-    model = network()
+    model = perceptron()
     for name, place in (("hidden_0", (slice(None), slice(16))), ("hidden_1", (slice(None), slice(16)))):
         kernel = np.array(array_of(model.get_layer(name).kernel))
         # What reads zeros hardly counts, so that no other channel has less importance.
