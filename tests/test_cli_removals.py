@@ -101,7 +101,7 @@ class TestPrune:
     def test_without_data_the_model_is_repaired_on_synthetic_inputs_and_a_note_says_so(self, run, stored):
         code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new.keras")
         assert code == 0 and "Output errors" in out
-        assert "note: No data were given: the weights were fitted on 256 synthetic inputs." in err
+        assert "note: No data were given: the weights were fitted on 1,024 synthetic inputs." in err
         code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new.keras", "--repair", "none", "--force")
         assert code == 0 and "Output errors" not in out and "synthetic" not in err
 

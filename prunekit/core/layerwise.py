@@ -16,14 +16,13 @@ from prunekit.core.inner_inputs import InnerInputs, run
 from prunekit.core.layer_fit import Solver
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import product_of
+from prunekit.core.moving_statistics import ChannelStatistics
 from prunekit.sparsity.array_ops import array_of
 
 # Bytes of activations that are kept, unless a caller says otherwise.
 MEMORY = 1e9
 # Largest output of a call in one batch, as a share of these bytes.
 _SHARE = 1 / 32
-# Entries of which a batch normalization's statistics are formed at once.
-_AT_ONCE = 1 << 18
 
 # Told after each step: (done, total, name of the weight).
 Progress = Callable[[int, int, str], None]
@@ -165,7 +164,7 @@ class LayerwiseRepair:
 
     def _move_statistics(self, call: Call, layer: Any, inputs: InnerInputs) -> None:
         """Moves the moving mean by the change of the mean, and scales the moving variance by that of the variance."""
-        before, after, same = _Statistics(layer), _Statistics(layer), True
+        before, after, same = ChannelStatistics(layer), ChannelStatistics(layer), True
         values = self._values_in(call.operation)
         for batch in range(len(call.arguments)):
             for arguments in inputs.of(layer, batch, values):
@@ -179,31 +178,6 @@ class LayerwiseRepair:
         ratio = np.divide(after.variance, before.variance, out=np.ones_like(after.variance), where=known)
         self._set(mean, self._get(mean) + after.mean - before.mean)
         self._set(variance, self._get(variance) * ratio)
-
-
-class _Statistics:
-    """Mean and variance of the inputs of a batch normalization, per channel."""
-
-    def __init__(self, layer: Any):
-        self._axis, self._rows, self._sum, self._squares = layer.axis, 0, 0.0, 0.0
-
-    def observe(self, inputs: Any) -> None:
-        channels = inputs.shape[self._axis]
-        flat = np.moveaxis(array_of(ops.cast(inputs, "float32")), self._axis, -1).reshape(-1, channels)
-        self._rows += len(flat)
-        step = max(_AT_ONCE // channels, 1)
-        for start in range(0, len(flat), step):
-            wide = flat[start : start + step].astype("float64")
-            self._sum = self._sum + wide.sum(axis=0)
-            self._squares = self._squares + np.square(wide, out=wide).sum(axis=0)
-
-    @property
-    def mean(self) -> Any:
-        return self._sum / self._rows
-
-    @property
-    def variance(self) -> Any:
-        return np.maximum(self._squares / self._rows - np.square(self.mean), 0.0)
 
 
 def _outputs(operation: Any, values: Sequence[tuple[Any, Any]], arguments: Pair) -> Pair:

@@ -13,9 +13,12 @@ import numpy as np
 from prunekit.anatomy.example_inputs import declared_inputs, fixed_batch
 from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.watching import watching
+from prunekit.core.moving_statistics import Renormalization
 
-# Examples, and the entries of all of them above which there are fewer.
-_MOST, _LEAST, _ENTRIES = 256, 64, 1 << 23
+# So many examples of at most so many entries in all: weights behind a Flatten have few rows and many inputs, so that
+# more examples tell more; large inputs have many rows each.
+_EXAMPLES = ((1024, 1 << 20), (256, 1 << 23))
+_LEAST = 64
 # Examples on which a model is tried.
 _TRIED = 4
 # Length of an axis that the model leaves open.
@@ -43,6 +46,10 @@ class StandIn:
         """Returns what is left where the kept weights cannot be fitted to the inputs."""
         return StandIn(None, f"No data were given, and the weights were not fitted: {error}")
 
+    def renormalization(self, model: Any) -> Renormalization:
+        """Returns the scope in which a model's batch normalizations normalize the inputs as they normalize data."""
+        return Renormalization(model, None if self.inputs is None else self.inputs[0])
+
     def choices(self, repair: str | None) -> tuple[Choice, ...]:
         """Returns the repair as a choice, where there are inputs and nobody asked for a `repair`."""
         return (Choice("repair", "weights", SYNTHETIC),) if self.inputs is not None and repair is None else ()
@@ -62,7 +69,7 @@ def stand_in(model: Any) -> StandIn:
         return StandIn(None, f"No data were given, and nothing stands in for them: {lacking}. {_BETTER}")
     count = len(keras.tree.flatten(inputs)[0])
     # A list would be one of batches.
-    return StandIn((inputs,), f"No data were given: the weights were fitted on {count} synthetic inputs. {_BETTER}")
+    return StandIn((inputs,), f"No data were given: the weights were fitted on {count:,} synthetic inputs. {_BETTER}")
 
 
 class NoInputsError(ValueError):
@@ -79,7 +86,7 @@ def synthetic_inputs(model: Any, examples: int | None = None, seed: int = 0) -> 
 
     Args:
         model: A built model.
-        examples: How many; None = 256, or fewer of large inputs, but no less than 64.
+        examples: How many; None = 1,024 of small inputs, 256 of larger ones, and no less than 64.
         seed: Seed of the generator.
 
     Raises:
@@ -96,7 +103,7 @@ def synthetic_inputs(model: Any, examples: int | None = None, seed: int = 0) -> 
     if not all(entries):
         raise NoInputsError("an input has no entries")
     if examples is None:
-        examples = min(_MOST, max(_LEAST, _ENTRIES // sum(entries)))
+        examples = max(_LEAST, *(min(most, total // sum(entries)) for most, total in _EXAMPLES))
     generator = np.random.default_rng(seed)
     # A model of a fixed batch size takes whole batches.
     batch = fixed_batch(model) or 1

@@ -17,7 +17,7 @@ def model_of(*layers):
 def test_inputs_have_shape_type_and_number_and_are_the_same_each_time():
     model = model_of(keras.Input((6, 6, 3)), L.Conv2D(2, 3))
     inputs = synthetic_inputs(model)
-    assert inputs.shape == (256, 6, 6, 3) and inputs.dtype == np.float32
+    assert inputs.shape == (1024, 6, 6, 3) and inputs.dtype == np.float32
     np.testing.assert_array_equal(inputs, synthetic_inputs(model))
     assert synthetic_inputs(model, 5).shape[0] == 5
 
@@ -28,7 +28,7 @@ def test_large_inputs_are_fewer():
 
 def test_a_fixed_batch_size_gets_whole_batches():
     model = model_of(keras.Input(batch_shape=(48, 4)), L.Dense(1))
-    assert synthetic_inputs(model).shape == (288, 4)
+    assert synthetic_inputs(model).shape == (1056, 4)
 
 
 def test_inputs_keep_the_structure_of_the_model():
@@ -36,7 +36,7 @@ def test_inputs_keep_the_structure_of_the_model():
     pooled = L.GlobalAveragePooling1D()(second)
     model = keras.Model({"first": first, "second": second}, L.Concatenate()([first, pooled]))
     inputs = synthetic_inputs(model)
-    assert {name: one.shape for name, one in inputs.items()} == {"first": (256, 3), "second": (256, 32, 2)}
+    assert {name: one.shape for name, one in inputs.items()} == {"first": (1024, 3), "second": (1024, 32, 2)}
 
 
 @pytest.mark.parametrize("mask_zero", [False, True])

@@ -99,7 +99,7 @@ def test_without_data_a_step_repairs_on_synthetic_inputs_as_python_does(options)
     pk.prune(again, 0.5, allocation="uniform", **options)
     for one, other in zip(found.model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert any("No data were given: the weights were fitted on 256 synthetic" in note for note in found.report.notes)
+    assert any("No data were given: the weights were fitted on 1,024 synthetic" in note for note in found.report.notes)
 
 
 def test_a_plan_without_data_says_what_auto_takes():

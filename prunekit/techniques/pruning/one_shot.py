@@ -189,10 +189,13 @@ class OneShotPruning:
 
     def run(self) -> tuple[LayerError, ...]:
         """Prunes; returns the errors of the layers."""
-        try:
+        if self._stand_in is None:
             return self._run()
+        try:
+            with self._stand_in.renormalization(self._model):
+                return self._run()
         except ValueError as error:
-            if self._stand_in is None or self._stand_in.inputs is None or self._repair is not None:
+            if self._stand_in.inputs is None or self._repair is not None:
                 raise
             # Nobody asked for synthetic inputs: what cannot be fitted to them is pruned as the weights alone say.
             self._stand_in = self._stand_in.failed(error)

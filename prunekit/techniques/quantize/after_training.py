@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,11 +170,14 @@ class _Quantization(Preparation):
     def _rounded(self) -> RoundedWeights:
         if self._method != "gptq" and not self._corrects_biases:
             return self.nearest(self.weights)
-        try:
+        if self._stand_in is None:
             return self._on_data()
+        try:
+            with self._stand_in.renormalization(self.model) as statistics:
+                found = self._on_data()
+                moved = [(variable, statistics.on_data(id(variable), value)) for variable, value in found.values]
+                return replace(found, values=moved)
         except ValueError as error:
-            if self._stand_in is None:
-                raise
             # Nobody asked for synthetic inputs: what cannot be fitted to them is rounded to the nearest values.
             self._stand_in, self._method = self._stand_in.failed(error), "nearest"
             return self.nearest(self.weights)

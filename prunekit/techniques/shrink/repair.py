@@ -92,10 +92,14 @@ class Repair:
         """Returns new values and errors, as `repaired`; none where nothing is repaired."""
         if self.kind == "none" or not removed.size:
             return {}, []
-        try:
+        if self._stand_in is None:
             return repaired(channels, removed, self.data, self.kind, progress, memory)
+        try:
+            with self._stand_in.renormalization(channels.model) as statistics:
+                values, errors = repaired(channels, removed, self.data, self.kind, progress, memory)
+                return {key: statistics.on_data(key, value) for key, value in values.items()}, errors
         except ValueError as error:
-            if self._stand_in is None or self._asked is not None:
+            if self._asked is not None:
                 raise
             # Nobody asked for synthetic inputs: what cannot be fitted to them is not repaired.
             self._stand_in = self._stand_in.failed(error)

@@ -11,7 +11,7 @@ from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend
 
-NOTE = "No data were given: the weights were fitted on 256 synthetic inputs."
+NOTE = "No data were given: the weights were fitted on 1,024 synthetic inputs."
 
 
 def network():

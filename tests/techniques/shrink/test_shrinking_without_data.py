@@ -14,7 +14,7 @@ def test_it_loses_less_than_without_repair_on_other_inputs():
     repaired, report = pk.shrink(perceptron(), channels=0.6)
     plain, _ = pk.shrink(perceptron(), channels=0.6, repair="none")
     assert unseen_error(repaired) < 0.7 * unseen_error(plain)
-    assert report.notes[0].startswith("No data were given: the weights were fitted on 256 synthetic inputs.")
+    assert report.notes[0].startswith("No data were given: the weights were fitted on 1,024 synthetic inputs.")
     assert {row.weight for row in report.errors} >= {"hidden_1/kernel", "head/kernel"}
 
 
