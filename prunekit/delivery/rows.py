@@ -10,9 +10,7 @@ INTEGER_FORMAT = "litert-integer"
 DOWNLOAD, DISK = "download (gzip)", "disk, uncompressed"
 # Where a file comes from that exports do not make.
 NEEDS_DATA = "A file that computes with integers needs data for its ranges:"
-INTEGERS = (
-    f"{NEEDS_DATA} pk.quantize(model, data).export(PATH), prunekit quantize, or the step quantize of a recipe."
-)
+INTEGERS = f"{NEEDS_DATA} pk.quantize(model, data).export(PATH), prunekit quantize, or the step quantize of a recipe."
 
 
 def names_integers(name: str) -> bool:
