@@ -86,7 +86,15 @@ def test_several_inputs_stand_under_their_names(run):
         (["-o", "new.tflite", "--format", "litert", "--format", "keras"], "new.tflite names one file. Received: 2 "),
         (["-o", "new.tflite", "--name", "x"], "new.tflite names one file. Received: --name."),
         (["-o", "new", "--format", "litert-spars"], "Did you mean 'litert-sparse'?"),
-        (["-o", "new.tflite", "--format", "litert-int8"], "prunekit quantize"),
+        (
+            ["-o", "new.tflite", "--format", "litert-int8"],
+            "needs data for its ranges: prunekit quantize net.keras --data DATA -o new.tflite. Valid formats: keras, ",
+        ),
+        (
+            ["-o", "my files", "--format", "int16", "--data", "d.npz", "--label", "y"],
+            "prunekit quantize net.keras --data d.npz --label y -o 'my files/net.tflite' --activations 16.",
+        ),
+        (["-o", "new.tflite", "--format", "int4"], "prunekit quantize net.keras --data DATA -o new.tflite --bits 4."),
         (["-o", "d.npz", "--format", "keras"], "-o takes a folder, or the name of a .tflite or .keras file."),
         (["-o", "new.keras", "--label", "x"], "--label needs --data."),
         (["-o", "new.keras", "--data", "gone.npz"], "gone.npz"),

@@ -330,3 +330,21 @@ def test_awq_is_a_method(quantize):
 @pytest.mark.parametrize("words", [["--budget", "1700"], ["--integer-io"], ["--uint8-io"]])
 def test_options_of_litert_files_are_refused_for_a_keras_file(quantize, words):
     assert_mistake(quantize(*words, output="new.keras"), f"{words[0]} is about LiteRT files")
+
+
+def test_a_model_that_was_saved_on_its_grids_is_exported_and_gives_the_same_integers_again(quantize, run, stored):
+    import keras
+
+    assert quantize("--bits", "4", "--keras", "grids.keras")[0] == 0
+    formats = ("--format", "keras", "--format", "litert", "--data", stored / "d.npz", "--json")
+    code, out, _ = run("export", "grids.keras", "-o", "floats", *formats)
+    rows = json.loads(out)["files"]
+    assert (code, [row["status"] for row in rows]) == (0, ["ok", "ok"])
+    # Weights of Keras's own file are those on the grids.
+    for one, other in zip(
+        *(keras.models.load_model(file).get_weights() for file in ("grids.keras", "floats/grids.keras")), strict=True
+    ):
+        assert (one == other).all()
+    again = ("quantize", "grids.keras", "--data", stored / "d.npz", "--bits", "4", "-o", "again.tflite")
+    assert run(*again)[0] == 0
+    assert Path("again.tflite").read_bytes() == Path("new.tflite").read_bytes()

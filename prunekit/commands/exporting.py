@@ -3,6 +3,7 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import click
 
 from prunekit.commands.files import check_distinct, check_model, data_options, examples_option, force_option
 from prunekit.commands.output import check_new, check_writable, noting_new_folder, print_json
+from prunekit.delivery.rows import NEEDS_DATA
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
 
 _FILES = (".keras", ".tflite")
+# Parts of the names of formats that ask for other integers than 8 bits -> options of `prunekit quantize`.
+_INTEGERS = {"int4": ("--bits", "4"), "int16": ("--activations", "16"), "16x8": ("--activations", "16")}
 
 
 @click.command()
@@ -39,8 +43,8 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
     """Write a model in other formats, for LiteRT or for Keras.
 
     MODEL is a .keras file; it is not changed. Each file is run and compared with the model before it is kept; without
-    --data, on random numbers. The exit code is 1 if a file was not written. Files that compute with integers are
-    written by `prunekit quantize`."""
+    --data, on random numbers. The exit code is 1 if a file was not written. Files that compute with integers need data
+    for their ranges: `prunekit quantize MODEL --data DATA -o NAME.tflite`."""
     _check_options(output, formats, options)
     check_model(model)
     load_keras_quietly()
@@ -49,7 +53,7 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
 
     target = Path(output)
     is_file = target.suffix in _FILES
-    chosen = checked_formats(formats or [format_of_file(target)])
+    chosen = checked_formats(formats or [format_of_file(target)], _to_integers(model, target, formats, options))
     name = options["name"] or Path(model).stem
     folder = target.parent if is_file else target
     written = [target] if is_file else [folder / f"{name}{_ending(one)}" for one in chosen]
@@ -75,7 +79,7 @@ def _check_options(output: str, formats: tuple[str, ...], options: dict[str, Any
         if len(formats) > 1 or options["name"] is not None:
             given = "--name" if options["name"] is not None else f"{len(formats)} formats"
             raise click.UsageError(f"{output} names one file. Received: {given}. Pass the folder as -o.")
-        if formats and formats[0].startswith("litert") != (suffix == ".tflite"):
+        if formats and (formats[0] == "keras") != (suffix == ".keras"):
             raise click.UsageError(f"{output} is no file of the format {formats[0]}. Leave --format out, or rename it.")
         return
     if not formats:
@@ -83,6 +87,15 @@ def _check_options(output: str, formats: tuple[str, ...], options: dict[str, Any
     if Path(output).is_file():
         raise click.UsageError(f"-o takes a folder, or the name of a .tflite or .keras file. Received: {output!r}.")
     check_writable(output, folder=True)
+
+
+def _to_integers(model: str, target: Path, formats: tuple[str, ...], options: dict[str, Any]) -> str:
+    """Returns the answer to a format of integers: the command that writes such a file."""
+    file = target if target.suffix == ".tflite" else target / f"{Path(model).stem}.tflite"
+    bits = next((words for part, words in _INTEGERS.items() if any(part in name.lower() for name in formats)), ())
+    label = [] if options["label"] is None else ["--label", options["label"]]
+    data = ["--data", options["data"] or "DATA", *label]
+    return f"{NEEDS_DATA} {shlex.join(['prunekit', 'quantize', model, *data, '-o', str(file), *bits])}."
 
 
 def _ending(name: str) -> str:

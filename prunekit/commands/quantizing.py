@@ -121,8 +121,6 @@ def quantize(  # noqa: PLR0913
         "--sparse": sparse,
         "--uint8-io": uint8_io,
     }
-    if integer_io and uint8_io:
-        raise click.UsageError("--uint8-io makes the integer inputs and outputs uint8. Leave --integer-io out.")
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
     _check_format(output, activations, options["group_size"], [name for name, given in litert_only.items() if given])
@@ -154,15 +152,20 @@ def quantize(  # noqa: PLR0913
     if as_json:
         chosen = {} if choice is None else {"choice": choice.to_dict()}
         print_json({"path": output, **chosen, "report": done.report.to_dict(), "file": exported.to_dict()})
-        return 0
+    else:
+        _show(choice, done.report, exported)
+    return 0
+
+
+def _show(choice: Any, report: Any, exported: Any) -> None:
+    """Prints the choice of bits if there is one, the report, and how the file compares."""
     if choice is not None:
         print_sections(choice)
-    print_sections(done.report)
+    print_sections(report)
     print_sections(exported)
-    for note in done.report.notes:
+    for note in report.notes:
         click.echo(f"note: {note}")
-    click.echo(f"\n{done.report.verdict()}\n{exported.verdict()}")
-    return 0
+    click.echo(f"\n{report.verdict()}\n{exported.verdict()}")
 
 
 def _check_format(output: str, activations: str, group_size: int | None, litert_only: Sequence[str]) -> None:
@@ -171,6 +174,8 @@ def _check_format(output: str, activations: str, group_size: int | None, litert_
         raise click.UsageError(
             f"{litert_only[0]} is about LiteRT files; a .keras file has float inputs and a byte for each code."
         )
+    if {"--integer-io", "--uint8-io"} <= set(litert_only):
+        raise click.UsageError("--uint8-io makes the integer inputs and outputs uint8. Leave --integer-io out.")
     if activations != "8" and "--uint8-io" in litert_only:
         raise click.UsageError(f"--uint8-io is about activations of 8 bits. Received: --activations {activations}.")
     if activations == "float" and "--full-integer" in litert_only:

@@ -55,14 +55,19 @@ class StandIn:
         return (Choice("repair", "weights", SYNTHETIC),) if self.inputs is not None and repair is None else ()
 
 
-def stand_in(model: Any) -> StandIn:
-    """Returns synthetic inputs that stand in for data, and a note; no inputs for models of over `LARGEST` weights."""
+def stand_in(model: Any, examples: int | None = None) -> StandIn:
+    """Returns synthetic inputs that stand in for data, and a note; no inputs for models of over `LARGEST` weights.
+
+    Args:
+        model: A built model.
+        examples: As for `synthetic_inputs`.
+    """
     size = sum(math.prod(weight.shape) for weight in model.trainable_variables)
     lacking = f"it has {size:,} weights, more than {LARGEST:,}" if size > LARGEST else ""
     inputs = None
     if not lacking:
         try:
-            inputs = synthetic_inputs(model)
+            inputs = synthetic_inputs(model, examples)
         except NoInputsError as error:
             lacking = str(error)
     if inputs is None:

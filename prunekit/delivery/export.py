@@ -113,8 +113,12 @@ def _export_each(
     return rows
 
 
-def checked_formats(formats: Sequence[str]) -> list[str]:
+def checked_formats(formats: Sequence[str], integers: str = INTEGERS) -> list[str]:
     """Returns the names of formats, each once.
+
+    Args:
+        formats: Names.
+        integers: Answer to an unknown name that asks for integers: where integer files come from.
 
     Raises:
         TypeError: `formats` is a text.
@@ -124,15 +128,9 @@ def checked_formats(formats: Sequence[str]) -> list[str]:
         raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
     for key in formats:
         if key not in FORMATS and key not in _BROKEN:
-            raise ValueError(
-                f"Unknown export format. Received: {key!r}.{_hint(str(key))} Valid formats: {', '.join(FORMATS)}."
-            )
+            hint = f" {integers}" if names_integers(str(key)) else did_you_mean(str(key), FORMATS)
+            raise ValueError(f"Unknown export format. Received: {key!r}.{hint} Valid formats: {', '.join(FORMATS)}.")
     return list(dict.fromkeys(formats))
-
-
-def _hint(key: str) -> str:
-    """Returns what was meant by an unknown format."""
-    return f" {INTEGERS}" if names_integers(key) else did_you_mean(key, FORMATS)
 
 
 def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:

@@ -9,10 +9,8 @@ INTEGER_FORMAT = "litert-integer"
 # Entries of the advice on runtimes that are about sizes of files.
 DOWNLOAD, DISK = "download (gzip)", "disk, uncompressed"
 # Where a file comes from that exports do not make.
-INTEGERS = (
-    "A file that computes with integers needs data for its ranges: pk.quantize(model, data).export(PATH), "
-    "prunekit quantize, or the step quantize of a recipe."
-)
+NEEDS_DATA = "A file that computes with integers needs data for its ranges:"
+INTEGERS = f"{NEEDS_DATA} pk.quantize(model, data).export(PATH), prunekit quantize, or the step quantize of a recipe."
 
 
 def names_integers(name: str) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.example_inputs import declared_inputs
+from prunekit.core.synthetic_inputs import NoInputsError, synthetic_inputs
 from prunekit.delivery.quantizing import outputs_of
 from prunekit.recipe.compile_settings import OutputMetrics, output_names
 from prunekit.recipe.data import Data
@@ -15,6 +17,8 @@ from prunekit.recipe.run_inputs import RunInputs
 
 # Test examples on which files are compared and measured: as many as fit into so many bytes, within these bounds.
 _FEWEST, _MOST, _BYTES = 500, 2000, 64_000_000
+# Synthetic inputs where there are no data.
+_SYNTHETIC = 8
 
 
 def sample_count(data: Data) -> int:
@@ -61,41 +65,29 @@ def metrics_on_samples(
 
 
 def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[Any, np.ndarray | None]:
-    """Returns inputs (test data, else random) and labels or None, to compare an exported file with the model.
+    """Returns inputs (test data, else random signals) and labels or None, to compare an exported file with the model.
 
     Raises:
-        RecipeError: There are no data, and the shape of the model's inputs is not fully known.
+        RecipeError: There are no data, and the shape of the model's inputs is not fully known, or the model takes no
+            random numbers.
     """
     if data is not None:
         inputs, labels = data.test.first(sample_count(data))
         inputs = structured(model, inputs)
         return inputs, class_labels(labels)
-    random = np.random.default_rng(seed)
-
-    def sample(tensor: Any) -> np.ndarray:
-        if any(length is None for length in tensor.shape[1:]):
+    for tensor in keras.tree.flatten(declared_inputs(model)):
+        # The length of an open axis would decide on measured latencies.
+        if tensor is not None and None in tensor.shape[1:]:
             raise RecipeError(
                 f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
                 f"{tuple(tensor.shape)}. Name data (--data, or data of the recipe)."
             )
-        shape = (8, *tensor.shape[1:])
-        kind = keras.backend.standardize_dtype(tensor.dtype)
-        if kind == "string":
-            raise RecipeError(
-                "without data, samples are random numbers, and the model reads texts. Name "
-                "data (--data, or data of the recipe)."
-            )
-        return random.normal(size=shape).astype(kind) if "float" in kind else random.integers(0, 2, shape).astype(kind)
-
-    if not getattr(model, "inputs", None):
+    try:
+        return synthetic_inputs(model, _SYNTHETIC, seed), None
+    except NoInputsError as error:
         raise RecipeError(
-            f"without data, samples are generated in the shape of the model's inputs, which {model.name!r} does not "
-            "declare. Name data (--data, or data of the recipe)."
-        )
-    # A Sequential model has no `input` before its first call, and a loaded model has not been called.
-    return keras.tree.map_structure(
-        sample, model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    ), None
+            f"without data, samples are random numbers, and {error}. Name data (--data, or data of the recipe)."
+        ) from error
 
 
 def class_labels(labels: Any) -> np.ndarray | None:

@@ -36,6 +36,8 @@ from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targ
 
 # Training examples that criteria, allocations and repairs read, unless `calibration` is given.
 CALIBRATION_EXAMPLES = 1024
+# Synthetic inputs that tell whether a model takes any.
+_FEW = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -153,7 +155,7 @@ def _source(settings: Prune, options: PruningOptions, run: RunInputs) -> str | N
         return None
     if run.data is not None:
         return GIVEN
-    stands_in = may_stand_in(run.model, options, settings.repair) and stand_in(run.model).inputs is not None
+    stands_in = may_stand_in(run.model, options, settings.repair) and stand_in(run.model, _FEW).inputs is not None
     return SYNTHETIC if stands_in else None
 
 

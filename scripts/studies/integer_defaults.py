@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import statistics
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,7 @@ def page(results: Results) -> str:
     parts = [HEAD]
     for bits in BITS:
         parts += _at(results, bits)
-    parts += ["\n## In a training\n", f"`pk.QuantizationCallback(data, weights=bits)`, {EPOCHS} epochs.\n"]
-    parts += [f"| network | bits | {' | '.join(CALLBACKS)} |", "|---|---:|" + "---:|" * len(CALLBACKS)]
-    for name in TRAINED:
-        for bits in TRAINED_BITS:
-            values = [results.values.get(key(name, bits, f"training, {row}")) for row in CALLBACKS]
-            parts.append(f"| {KINDS[name].title} | {bits} | {' | '.join(_cell(value) for value in values)} |")
+    parts += _in_training(results)
     parts += ["\n## Weights alone\n", "`pk.quantize(model, weights=bits, activations=None)`.\n"]
     parts += [f"| network | bits | {' | '.join(ALONE)} |", "|---|---:|" + "---:|" * len(ALONE)]
     for name, kind in KINDS.items():
@@ -148,22 +144,45 @@ def page(results: Results) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _in_training(results: Results) -> list[str]:
+    cases = [(name, bits) for name in TRAINED for bits in TRAINED_BITS]
+    values = [[results.values.get(key(*case, f"training, {row}")) for row in CALLBACKS] for case in cases]
+    parts = ["\n## In a training\n", f"`pk.QuantizationCallback(data, weights=bits)`, {EPOCHS} epochs.\n"]
+    parts += ["| options | median regret | largest | trainings |", "|---|---:|---:|---:|"]
+    for row, regrets, _ in _regrets(list(CALLBACKS), values):
+        parts.append(f"| {row} | {statistics.median(regrets):.2f} | {max(regrets):.2f} | {len(regrets)} |")
+    parts += ["", f"| network | bits | {' | '.join(CALLBACKS)} |", "|---|---:|" + "---:|" * len(CALLBACKS)]
+    for (name, bits), found in zip(cases, values, strict=True):
+        parts.append(f"| {KINDS[name].title} | {bits} | {' | '.join(map(_cell, found))} |")
+    return parts
+
+
+def _regrets(rows: list[str], values: list[list[Any]]) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Yields each row with its regrets in points, and its errors over those of the first row, of what is measured.
+
+    Args:
+        rows: The options, the defaults first.
+        values: [score, error] or None of each row, for each network.
+    """
+    whole = [found for found in values if found[0] is not None]
+    for index, row in enumerate(rows):
+        pairs = [(found, found[index]) for found in whole if found[index] is not None]
+        if pairs:
+            regrets = [100 * (max(one[0] for one in found if one) - value[0]) for found, value in pairs]
+            yield row, regrets, [value[1] / found[0][1] for found, value in pairs]
+
+
 def _at(results: Results, bits: int) -> list[str]:
     rows = rows_at(bits)
     values = {name: [results.values.get(key(name, bits, row)) for row in rows] for name in KINDS}
-    whole = [found for found in values.values() if found[0] is not None]
     parts = [
         f"\n## {bits} bits\n",
         "| options | median regret | largest | error | networks |",
         "|---|---:|---:|---:|---:|",
     ]
-    for index, row in enumerate(rows):
-        pairs = [(found, found[index]) for found in whole if found[index] is not None]
-        if pairs:
-            regrets = [100 * (max(one[0] for one in found if one) - value[0]) for found, value in pairs]
-            ratios = [value[1] / found[0][1] for found, value in pairs]
-            figures = f"{statistics.median(regrets):.2f} | {max(regrets):.2f} | {statistics.geometric_mean(ratios):.2f}"
-            parts.append(f"| {row} | {figures} | {len(pairs)} |")
+    for row, regrets, ratios in _regrets(rows, list(values.values())):
+        figures = f"{statistics.median(regrets):.2f} | {max(regrets):.2f} | {statistics.geometric_mean(ratios):.2f}"
+        parts.append(f"| {row} | {figures} | {len(regrets)} |")
     parts += ["", f"| network | float32 | {' | '.join(rows)} |", "|---|---:|" + "---:|" * len(rows)]
     for name, kind in KINDS.items():
         dense = results.values.get(f"{name} / dense")

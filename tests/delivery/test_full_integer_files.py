@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 from architectures import randomize
+from integer_files import float_operations, graph_of_file
 from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import place
@@ -58,17 +58,6 @@ def inputs(count=64):
     return np.random.default_rng(1).normal(size=(count, *SHAPE)).astype("float32")
 
 
-def float_operations(path):
-    """Returns the kinds of the operations of a file that read or compute floats, besides its first and last ones."""
-    graph = LiteRTGraph(path.read_bytes())
-    return [
-        graph.kind(one)
-        for one in graph.operators
-        if graph.kind(one) not in ("QUANTIZE", "DEQUANTIZE")
-        and any(graph.is_float(int(index)) for index in (*one.inputs, *one.outputs) if index >= 0)
-    ]
-
-
 @pytest.mark.parametrize("block", BLOCKS)
 def test_plan_report_and_file_compute_in_integers_alone_and_as_the_simulation(block, tmp_path):
     model, x = network(block), inputs()
@@ -78,7 +67,7 @@ def test_plan_report_and_file_compute_in_integers_alone_and_as_the_simulation(bl
     quantized = pk.quantize(model, x, full_integer=True)
     made = quantized.export(tmp_path / "full.tflite")
     assert quantized.report.left_float == () and made.left_float == ()
-    assert float_operations(tmp_path / "full.tflite") == []
+    assert float_operations(graph_of_file(tmp_path / "full.tflite")) == []
     assert all((one.largest or 0) <= 1 for one in made.tensors) and made.simulation.mean_error < 0.02
     assert sum(one.largest is not None for one in made.tensors) > 0.8 * len(made.tensors)
     with quantized.simulating():
@@ -95,7 +84,7 @@ def test_results_inside_layers_have_the_names_of_these_before_theirs():
 def test_inputs_and_outputs_may_be_integers_too(tmp_path):
     quantized = pk.quantize(network(encoder), inputs(), full_integer=True)
     quantized.export(tmp_path / "whole.tflite", integer_io=("inputs", "outputs"))
-    graph = LiteRTGraph((tmp_path / "whole.tflite").read_bytes())
+    graph = graph_of_file(tmp_path / "whole.tflite")
     assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(one) for one in graph.operators}
 
 
@@ -165,7 +154,7 @@ def test_a_training_on_integers_moves_the_weights_of_normalizations(tmp_path):
     after = norm.gamma.numpy(), norm.beta.numpy()
     assert all(np.isfinite(one).all() and not np.array_equal(one, two) for one, two in zip(after, before, strict=True))
     made = callback.quantized.export(tmp_path / "trained.tflite")
-    assert made.left_float == () and float_operations(tmp_path / "trained.tflite") == []
+    assert made.left_float == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
 
 
 def test_channels_that_a_normalization_computes_can_be_scaled_as_where_it_stays_whole():

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 from architectures import randomize
+from integer_files import float_operations, graph_of_file
 from keras import layers as L
 
 import prunekit as pk
 from prunekit.core.model_function import ModelFunction
-from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.calibration import grid_of_cell
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -54,21 +54,8 @@ def inputs(count=48):
     return np.random.default_rng(1).normal(size=(count, LENGTH, FEATURES)).astype("float32")
 
 
-def graph_of_file(path):
-    return LiteRTGraph(path.read_bytes())
-
-
 def kinds(graph):
     return [graph.kind(one) for one in graph.operators]
-
-
-def float_operations(graph):
-    return [
-        graph.kind(one)
-        for one in graph.operators
-        if graph.kind(one) not in ("QUANTIZE", "DEQUANTIZE")
-        and any(graph.is_float(int(index)) for index in (*one.inputs, *one.outputs) if index >= 0)
-    ]
 
 
 def answers(path, *batches):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.core import layerwise
+from prunekit.core import layerwise, synthetic_inputs
 from prunekit.recipe.loader import RecipeError
 from prunekit.recipe.plan import plan
 
@@ -100,6 +100,19 @@ def test_without_data_a_step_repairs_on_synthetic_inputs_as_python_does(options)
     for one, other in zip(found.model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert any("No data were given: the weights were fitted on 1,024 synthetic" in note for note in found.report.notes)
+
+
+def test_a_run_makes_its_synthetic_inputs_once(monkeypatch):
+    made, original = [], synthetic_inputs.synthetic_inputs
+
+    def counted(*arguments):
+        made.append(original(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(synthetic_inputs, "synthetic_inputs", counted)
+    pk.compress(recipe({"sparsity": 0.5}), network())
+    # The plan tries a few.
+    assert [len(one) for one in made] == [4, 256]
 
 
 def test_a_plan_without_data_says_what_auto_takes():

@@ -12,6 +12,7 @@ import numpy as np
 
 from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.litert import input_specs
+from prunekit.delivery.litert_graph import LiteRTGraph
 from prunekit.delivery.tensor_probe import opened
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
@@ -49,6 +50,21 @@ def differences(made, placement, formats, grids, sample) -> list[TensorDifferenc
         found = tensor_differences(made, written(made, folder), quantized, input_specs(model, sample), sample)
     assert len(found) == len(made.roundings)
     return found
+
+
+def graph_of_file(path) -> LiteRTGraph:
+    """Returns the graph of a file."""
+    return LiteRTGraph(Path(path).read_bytes())
+
+
+def float_operations(graph) -> list[str]:
+    """Returns the kinds of the operations that read or compute floats, besides conversions."""
+    return [
+        graph.kind(one)
+        for one in graph.operators
+        if graph.kind(one) not in ("QUANTIZE", "DEQUANTIZE")
+        and any(graph.is_float(int(index)) for index in (*one.inputs, *one.outputs) if index >= 0)
+    ]
 
 
 def written(made, folder) -> Path:

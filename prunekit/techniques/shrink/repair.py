@@ -60,12 +60,13 @@ class Repair:
 
     def __init__(self, model: Any, options: ShrinkOptions, data: Any, *, stands_in: bool):
         self._asked, self._stand_in = options.repair, None
+        wanted = (self._asked or "none") if data is None else options.repair_with(data)
+        if wanted != "none":
+            check_off_grids(model, "A repair", 'Shrink first, then quantize; or pass repair="none" and quantize again.')
         if data is None and stands_in and options.may_stand_in and not on_grids(model):
             self._stand_in = stand_in(model)
             data = self._stand_in.inputs
         self.kind = options.repair_with(data)
-        if self.kind != "none":
-            check_off_grids(model, "A repair", 'Shrink first, then quantize; or pass repair="none" and quantize again.')
         self.data = None if data is None else CheckedData(model, data)
         if self.data is not None:
             # Data that do not fit are refused before anything is removed.

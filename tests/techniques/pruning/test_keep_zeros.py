@@ -129,8 +129,10 @@ def test_weights_that_are_zero_throughout_are_not_held_and_named():
 
 
 def test_a_model_without_zeros_is_noted():
+    keep = pk.KeepZeros()
     with pytest.warns(UserWarning, match="found no zero in 2 weights, so it holds none. To make weights zero, use"):
-        fit(network(sparsity=0), pk.KeepZeros())
+        fit(network(sparsity=0), keep)
+    assert keep.masks == {}
 
 
 def test_a_callback_that_is_used_again_leaves_replaced_weights_alone():

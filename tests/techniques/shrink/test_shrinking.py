@@ -350,7 +350,12 @@ def test_a_quantized_model_is_repaired_before_its_quantization_or_not_at_all(dat
     model = cnn()
     pk.quantize(model, data[0])
     before = model.get_weights()
-    for change in (lambda: pk.shrink(model, channels=0.5, data=data), lambda: pk.prune(model, 0.5, data)):
+    for change in (
+        lambda: pk.shrink(model, channels=0.5, data=data),
+        lambda: pk.shrink(model, channels=0.5, repair="weights"),
+        lambda: pk.prune(model, 0.5, data),
+        lambda: pk.prune(model, 0.5, repair="outputs"),
+    ):
         with pytest.raises(ValueError, match=r"put one/kernel, two/kernel, hidden/kernel and 1 more on grids"):
             change()
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
