@@ -42,7 +42,7 @@ def read_without_biases(x):
 
 
 def followed_by_a_relu(x):
-    return L.Dense(8)(L.ReLU()(L.LayerNormalization(name="norm")(x)))
+    return L.Dense(8)(L.ReLU(name="relu")(L.LayerNormalization(name="norm")(x)))
 
 
 def padded_behind(x):
@@ -97,7 +97,7 @@ def test_a_normalization_keeps_factors_and_offsets_that_a_reader_cannot_take(blo
     norm = model.get_layer("norm")
     before = norm.get_weights()
     # A ReLU behind is computed together with them.
-    assert {"norm_scaled", "re_lu"} & ranges(planned_quantization(model, FULL))
+    assert {"norm_scaled", "relu"} & ranges(planned_quantization(model, FULL))
     pk.quantize(model, inputs(), full_integer=True)
     assert all(np.array_equal(one, two) for one, two in zip(before, norm.get_weights(), strict=True))
 
