@@ -64,7 +64,7 @@ ORDER = (
         "techniques/quantize",
         "text_inputs grids fake_quantization ranges histogram gptq bit_allocation rules form_operations "
         "recurrent_forms integer_forms units placement subpixels spans stored_bytes channel_scaling rescaling "
-        "equalization awq activation_scaling rounding linear_units lstm_units simulation calibration "
+        "gamma_migration equalization awq activation_scaling rounding linear_units lstm_units simulation calibration "
         "options targeting weight_rounding report_pictures quantization_report quantized_model fit_watch preparation "
         "after_training bit_scan bit_choice bit_search learned_ranges training step_functions",
     ),

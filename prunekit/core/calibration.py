@@ -66,6 +66,19 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
         raise ValueError(f"{_EXPECTED}. Received: no batches.")
 
 
+def example_count(data: Any) -> int | None:
+    """Returns the number of examples of data that are arrays or a list of batches; None where it takes a reading."""
+    data = listed_as_arrays(data._data if isinstance(data, CheckedData) else data)
+    if not _is_arrays(data) and not isinstance(data, list):
+        return None
+    counts = [_length(_parts(batch)[0]) for batch in (data if isinstance(data, list) else [data])]
+    return sum(counts)
+
+
+def _length(inputs: Any) -> int:
+    return next(len(leaf) for leaf in keras.tree.flatten(inputs) if leaf is not None)
+
+
 def listed_as_arrays(data: Any) -> Any:
     """Returns data with arrays in the place of lists of texts, and of lists of labels or sample weights.
 

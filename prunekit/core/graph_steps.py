@@ -1,5 +1,6 @@
 """A model's forward pass in inference as a flat list of steps, which can be run from any step on."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,39 @@ def steps_of(model: Any, example: Any) -> Steps:
 
     inputs = tuple(id(tensor) for tensor in graph.inputs)
     return Steps(tuple(_steps_in(model)), inputs, tuple(keys), lambda batch: _entered(graph, batch), packed)
+
+
+def run_released(model: Any, inputs: Any) -> None:
+    """Runs a model in inference, for what observes its layers; each tensor is freed when no later call reads it.
+
+    The call of a functional model that is not compiled keeps all tensors until it ends.
+
+    Args:
+        model: A built Keras model. One without a graph is called as a whole.
+        inputs: A batch of inputs.
+    """
+    if graph_of(model) is None:
+        model(keras.tree.map_structure(ops.convert_to_tensor, inputs), training=False)
+        return
+    found = steps_of(model, inputs)
+    last = {key: index for index, step in enumerate(found.steps) for key in step.reads}
+    values = dict(zip(found.inputs, found.flat_inputs(inputs), strict=True))
+    with _without_gradients():
+        for index, step in enumerate(found.steps):
+            results = step.run([values[key] for key in step.reads])
+            values |= {key: result for key, result in zip(step.writes, results, strict=True) if key in last}
+            for key in step.reads:
+                if last[key] == index:
+                    values.pop(key, None)
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope in which PyTorch keeps no tensors for a gradient."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
 
 
 def _entered(graph: Any, inputs: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from keras import ops
 
 from prunekit.anatomy.targets import Target
 from prunekit.core.batch_parts import in_parts
+from prunekit.core.graph_steps import run_released
 from prunekit.core.layer_inputs import (
     InputProducts,
     observing_inputs,
@@ -22,7 +23,7 @@ from prunekit.core.statistics import DataCollector
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import curvatures, inverse_factor
 
-# Bytes of the outputs of all layers that are in memory at once.
+# Bytes of the outputs of layers that are in memory at once.
 _AT_ONCE = 1 << 28
 
 
@@ -60,8 +61,11 @@ class _OfInputs(DataCollector):
                 self.add(index, self.products[index], args)
 
         with observing_inputs([target.layer for target in self.targets], see):
-            for part in in_parts(self.model, [inputs], _AT_ONCE, together=True):
-                self.model(keras.tree.map_structure(ops.convert_to_tensor, part), training=False)
+            done = 0
+            for part in in_parts(self.model, [inputs], _AT_ONCE, "live"):
+                run_released(self.model, part)
+                done += len(keras.tree.flatten(part)[0])
+                self.told(done)
         self.examples += len(keras.tree.flatten(inputs)[0])
 
     def check_observed(self) -> None:

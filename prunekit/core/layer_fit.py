@@ -54,7 +54,7 @@ class LayerFit:
         centred: True if the bias takes over the means, so that the matrices are fitted to the deviations from them.
 
     Attributes:
-        gram: X^T X of the inputs, shape (groups, inputs, inputs).
+        gram: X^T X of the inputs, shape (groups, inputs, inputs); its diagonal, shape (inputs,), for an embedding.
         cross: X^T Y of inputs and former outputs, shape (groups, inputs, outputs).
     """
 
@@ -63,6 +63,7 @@ class LayerFit:
         self._input_means, self._output_means = inputs.sums / rows, moments.output_sums / rows
         self.gram, self.cross, self._squares = inputs.gram, moments.cross, moments.output_squares
         self._energy, self._same = float(moments.output_squares.sum()), moments.same
+        self._table = moments.matrix[0] if product.diagonal else None
         if centred:
             means = self._input_means
             self.gram = self.gram - rows * means[:, :, None] * means[:, None, :]
@@ -94,7 +95,11 @@ class LayerFit:
         """Returns the squared error of the outputs relative to the squared outputs."""
         if not self._energy:
             return 0.0
-        curved = self.gram @ matrices if self.gram.ndim == 3 else self.gram[:, None] * matrices
+        if self._table is not None:
+            used = np.flatnonzero(self.gram)
+            change = (matrices[0, used] - self._table[used]).astype("float64")
+            return float(self.gram[used] @ np.einsum("io,io->i", change, change)) / self._energy
+        curved = self.gram @ matrices
         left = self._squares.sum() - 2 * np.sum(self.cross * matrices) + np.sum(curved * matrices)
         return max(float(left), 0.0) / self._energy
 

@@ -261,7 +261,9 @@ class LayerMoments:
 
     Attributes:
         inputs: Products and sums of X.
-        cross: Sum of X^T Y, shape (groups, inputs, outputs).
+        matrix: As given.
+        cross: Sum of X^T Y, shape (groups, inputs, outputs); empty for an embedding, whose X^T Y is diagonal X^T X
+            times its matrix.
         output_sums: Sum of Y, shape (groups, outputs).
         output_squares: Sum of the squares of Y, shape (groups, outputs).
         same: True while X also led to Y.
@@ -273,8 +275,8 @@ class LayerMoments:
 
     def __init__(self, product: LayerProduct, matrix: np.ndarray):
         self.inputs = InputProducts(product)
-        self._matrix = matrix
-        self.cross = np.zeros(matrix.shape)
+        self.matrix = matrix
+        self.cross = np.zeros((0,) if product.diagonal else matrix.shape)
         self.output_sums = np.zeros(matrix[:, 0].shape)
         self.output_squares = np.zeros(matrix[:, 0].shape)
         self.same = True
@@ -316,11 +318,11 @@ class LayerMoments:
         if self._wide:
             self._former, self._mixed = copy.deepcopy(self.inputs), gram.copy()
         else:
-            self.cross += gram @ self._matrix
+            self.cross += gram @ self.matrix
 
     def _add_outputs(self, was: Any, now: Any, weight: float) -> None:
         rows = backend.on_host(was)
-        outputs = ops_for(rows).matmul(rows, self._matrix)
+        outputs = ops_for(rows).matmul(rows, self.matrix)
         if not self.same:
             self.cross += weighted(transposed_product(now, outputs), weight)
         self.output_sums += weighted(row_sums(outputs), weight)
@@ -338,15 +340,17 @@ class LayerMoments:
         """Completes the sums that follow from the others: where the rows are the same, X^T Y = X^T X W."""
         gram = self.inputs.gram
         if self.inputs.product.diagonal:
-            self.cross = gram[:, None] * self._matrix
-            self.output_sums = gram[None] @ self._matrix[0]
-            self.output_squares = gram[None] @ np.square(self._matrix[0])
+            # A large table has few rows that are read.
+            used = np.flatnonzero(gram)
+            rows = self.matrix[0, used].astype("float64")
+            self.output_sums = gram[None, used] @ rows
+            self.output_squares = gram[None, used] @ np.square(rows, out=rows)
             return
         if self._wide:
-            curved = self._former.gram @ self._matrix
-            self.output_sums = (self._former.sums[:, None] @ self._matrix)[:, 0]
-            self.output_squares = np.einsum("gio,gio->go", curved, self._matrix)
-            self.cross = curved if self.same else self._mixed @ self._matrix
+            curved = self._former.gram @ self.matrix
+            self.output_sums = (self._former.sums[:, None] @ self.matrix)[:, 0]
+            self.output_squares = np.einsum("gio,gio->go", curved, self.matrix)
+            self.cross = curved if self.same else self._mixed @ self.matrix
             self._former, self._mixed = self.inputs, np.zeros(())
         elif self.same:
-            self.cross = gram @ self._matrix
+            self.cross = gram @ self.matrix

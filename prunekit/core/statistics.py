@@ -2,15 +2,18 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from prunekit.anatomy.targets import Target
-from prunekit.core.calibration import batches_of
+from prunekit.core.calibration import batches_of, example_count
 from prunekit.core.snapshot import Snapshot, arrays_under
 from prunekit.sparsity.shorthands import STATISTICS
+
+# What the progress of a pass over data is called.
+READ = "examples read"
 
 
 class Collector(ABC):
@@ -45,9 +48,11 @@ class DataCollector(Collector):
 
     Attributes:
         passes: Number of passes over the data; each shows all batches.
+        told: Told of the examples of the present batch that were observed, by collectors that read it in parts.
     """
 
     passes: int = 1
+    told: Callable[[int], None] = staticmethod(lambda examples: None)
 
     @abstractmethod
     def reset(self) -> None:
@@ -106,14 +111,22 @@ class Collectors:
         model: The model.
         targets: The weights that the statistics describe.
         data: Calibration data for statistics from data, as `batches_of` takes them, or None.
+        progress: Told of the examples that were read: (done, total, text).
 
     Raises:
         ValueError: A statistic is not registered, needs data and there are none, or does not exist for a target.
         RuntimeError: A statistic does not exist on this backend.
     """
 
-    def __init__(self, needs: Collection[str], model: Any, targets: Sequence[Target], data: Any = None):
-        self._data = data
+    def __init__(
+        self,
+        needs: Collection[str],
+        model: Any,
+        targets: Sequence[Target],
+        data: Any = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ):
+        self._data, self._progress = data, progress
         rows = [STATISTICS.named(name) for name in sorted(needs)]
         lacking = [row.name for row in rows if row.source == "data"] if data is None else []
         if lacking:
@@ -166,9 +179,12 @@ class Collectors:
     def _pass_over_data(self, number: int, collectors: Sequence[DataCollector]) -> None:
         for collector in collectors:
             collector.begin_pass(number)
+        read = _Read(self._progress, example_count(self._data), len(collectors[0].targets))
         for inputs, labels in batches_of(self._data):
+            collectors[0].told = read.part
             for collector in collectors:
                 collector.observe(inputs, labels)
+            read.end_batch(len(keras.tree.flatten(inputs)[0]))
 
     def state(self) -> Snapshot:
         """Returns the state of the statistics from training: {name: values}, and arrays named "name/array"."""
@@ -189,3 +205,34 @@ class Collectors:
                     "state of a training without it. Use the criterion of the first run."
                 )
             collector.restore(Snapshot(state.values[name], arrays_under(state.arrays, f"{name}/")))
+
+
+class _Read:
+    """Tells how many examples of a pass over the data were read.
+
+    Args:
+        progress: As for `Collectors`.
+        total: Number of examples; None = unknown.
+        targets: Number of weights, of which none is done yet.
+    """
+
+    def __init__(self, progress: Callable[[int, int, str], None] | None, total: int | None, targets: int):
+        self._progress, self._total, self._targets = progress, total, targets
+        # Examples of the batches before the present one, and those that were told of.
+        self._before = self._told = 0
+
+    def part(self, examples: int) -> None:
+        """Tells of so many examples of the present batch."""
+        done = self._before + examples
+        if self._progress is None or done <= self._told:
+            return
+        self._told = done
+        if self._total is None:
+            self._progress(0, self._targets, f"{done} {READ}")
+        else:
+            self._progress(done, self._total, READ)
+
+    def end_batch(self, examples: int) -> None:
+        """Tells of the end of a batch of so many examples."""
+        self.part(examples)
+        self._before += examples

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from prunekit.anatomy.reports import choices_sections, layer_error_section
-from prunekit.core.statistics import check_statistics
+from prunekit.core.layerwise import Progress
+from prunekit.core.statistics import READ, check_statistics
 from prunekit.core.synthetic_inputs import SYNTHETIC, stand_in
 from prunekit.recipe.data import drawn_examples
 from prunekit.recipe.fields import make, name_of
@@ -137,7 +138,7 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
             data,
             repair=settings.repair,
             memory=settings.memory,
-            progress=workspace.step_progress("{}"),
+            progress=_progress(workspace),
         )
         errors = pruning.run()
         for note in pruning.notes:
@@ -147,6 +148,20 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     callback = PruningCallback(schedule, data=data, **prepared.options.arguments)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)
     return callback.pruner, StepResult(history=history, sections=choices_sections(prepared.options.choices))
+
+
+def _progress(workspace: Workspace) -> Progress:
+    """Returns the progress of a pruning without training: to half of the step while examples are read, if they are."""
+    reading, whole = workspace.step_progress("{}", end=0.5), workspace.step_progress("{}")
+    rest, were_read = workspace.step_progress("{}", start=0.5), False
+
+    def tell(done: int, total: int, name: str) -> None:
+        nonlocal were_read
+        is_reading = name == READ
+        were_read = were_read or is_reading
+        (reading if is_reading else rest if were_read else whole)(done, total, name)
+
+    return tell
 
 
 def _source(settings: Prune, options: PruningOptions, run: RunInputs) -> str | None:

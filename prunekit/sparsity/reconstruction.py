@@ -290,23 +290,24 @@ def refit(
     start = np.where(mask, matrix, 0.0) if start is None else start
     # In units of the inputs in which the diagonal of H is 1, the steps need no preconditioner.
     units = np.sqrt(np.einsum("...ii->...i", hessian))[..., None]
-    product_dtype = "float32" if hessian.shape[-1] >= _WIDE else "float64"
-    scaled = (hessian / units).astype(product_dtype, copy=False)
-    scaled /= np.swapaxes(units, -1, -2).astype(product_dtype)
-    residual = np.where(mask, hessian @ (matrix - start), 0.0) / units
+    dtype = "float32" if hessian.shape[-1] >= _WIDE else "float64"
+    scaled = (hessian / units).astype(dtype, copy=False)
+    scaled /= np.swapaxes(units, -1, -2).astype(dtype)
+    residual = scaled @ ((matrix - start) * units).astype(dtype, copy=False)
+    residual *= mask
     change, direction, slope = np.zeros_like(residual), residual.copy(), _products(residual, residual)
     gained = np.zeros_like(slope)
     for _ in range(steps):
         if not slope.any():
             break
-        curved = scaled @ direction.astype(product_dtype, copy=False)
+        curved = scaled @ direction
         curved *= mask
         length = _ratio(slope, _products(direction, curved))
         change += length * direction
-        residual -= length * curved
+        residual -= np.multiply(curved, length, out=curved)
         gain = slope * length
         gained += gain
-        renewed = np.where(gain > enough * gained, _products(residual, residual), 0.0)
+        renewed = np.where(gain > enough * gained, _products(residual, residual), slope.dtype.type(0))
         direction *= _ratio(renewed, slope)
         direction += residual
         slope = renewed
@@ -314,7 +315,7 @@ def refit(
 
 
 def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the inner products of the columns, shape (..., 1, outputs), float64."""
+    """Returns the inner products of the columns, shape (..., 1, outputs)."""
     return np.einsum("...io,...io->...o", first, second)[..., None, :]
 
 

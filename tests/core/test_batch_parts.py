@@ -22,14 +22,29 @@ def network(batch=None):
     return keras.Model(inputs, inner(x))
 
 
-def lengths(most, together=False, model=None):
-    return [len(one) for one in in_parts(model or network(), [INPUTS], most, together=together)]
+def lengths(most, counted="largest", model=None):
+    return [len(one) for one in in_parts(model or network(), [INPUTS], most, counted)]
 
 
 def test_parts_have_as_many_examples_as_the_bytes_allow():
     assert lengths(4 * 128 * 3) == [3, 3, 1]
     assert lengths(4 * 128 * 7) == [7]
-    assert sum(lengths(2 * BYTES, together=True)) == 7 and max(lengths(2 * BYTES, together=True)) < 3
+    assert sum(lengths(2 * BYTES, "all")) == 7 and max(lengths(2 * BYTES, "all")) < 3
+
+
+def test_of_outputs_that_are_freed_once_nothing_reads_them_only_the_others_count():
+    layers = [keras.layers.Conv2D(8, 1), keras.layers.ReLU(), keras.layers.Flatten(), keras.layers.Dense(10)]
+    chain = keras.Sequential([keras.Input((4, 4, 3)), *layers])
+    # Two of 128 entries, that which a layer reads and that which it computes.
+    assert lengths(4 * 256 * 3, "live", chain) == [3, 3, 1] and lengths(4 * 256 * 3 - 1, "live", chain) == [2, 2, 2, 1]
+    x = keras.Input((4, 4, 3))
+    y = keras.layers.Conv2D(8, 1)(x)
+    z = keras.layers.ReLU()(keras.layers.ReLU()(y))
+    # The first of them is read again behind the others.
+    skip = keras.Model(x, keras.layers.Add()([y, z]))
+    assert lengths(4 * 384 * 3, "live", skip) == [3, 3, 1] and lengths(4 * 384 * 3 - 1, "live", skip) == [2, 2, 2, 1]
+    # Inside a nested model, what it reads is counted twice.
+    assert lengths(4 * (128 + 10 + 256) * 3, "live") == [3, 3, 1]
 
 
 def test_a_part_has_at_least_one_example():
@@ -60,12 +75,14 @@ def test_the_outputs_of_a_baseline_do_not_depend_on_the_parts(monkeypatch):
 def test_hessians_do_not_depend_on_the_parts_in_which_the_model_runs(monkeypatch):
     def observed():
         model, calls = network(), []
-        plain = type(model).__call__
-        monkeypatch.setattr(type(model), "__call__", lambda self, x, **kw: calls.append(len(x)) or plain(self, x, **kw))
+        plain = input_statistics.run_released
+        monkeypatch.setattr(
+            input_statistics, "run_released", lambda model, part: calls.append(len(part)) or plain(model, part)
+        )
         hessians = Hessians(model, find_targets(model)[0])
         hessians.reset()
         hessians.observe(INPUTS, None)
-        monkeypatch.setattr(type(model), "__call__", plain)
+        monkeypatch.setattr(input_statistics, "run_released", plain)
         assert hessians.examples == 7
         return max(calls), hessians.values()[0]["hessian"]
 

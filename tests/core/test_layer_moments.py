@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from prunekit.anatomy.targets import find_targets
+from prunekit.core.layer_fit import LayerFit
 from prunekit.core.layer_inputs import LayerMoments
 from prunekit.core.layer_products import product_of
 
@@ -66,3 +67,19 @@ def test_outputs_of_a_layer_with_many_are_not_formed(monkeypatch):
     moments.observe((rows,), (2.0 * rows,))
     moments.finish()
     np.testing.assert_allclose(moments.output_sums[0], 4.0 * kernel.sum(axis=0), rtol=1e-5)
+
+
+def test_the_error_of_a_table_is_that_of_the_rows_that_are_read():
+    product, table = built(keras.layers.Embedding(10, 4), ())
+    matrix = product.matrix(table).astype("float32")
+    moments = LayerMoments(product, matrix)
+    moments.observe((ops.convert_to_tensor([[0, 3, 3]]),), None)
+    moments.observe((ops.convert_to_tensor([[7, 0, 3]]),), None)
+    moments.finish()
+    other = np.where(np.arange(10)[:, None] == 7, 2 * matrix, matrix + 0.1)
+    read = matrix[0, [0, 3, 3, 7, 0, 3]]
+    np.testing.assert_allclose(moments.output_sums[0], read.sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(moments.output_squares[0], np.square(read).sum(axis=0), rtol=1e-5)
+    wanted = np.square(other[0, [0, 3, 3, 7, 0, 3]] - read).sum() / np.square(read).sum()
+    assert LayerFit(product, moments, centred=False).error(other) == pytest.approx(wanted, rel=1e-5)
+    assert LayerFit(product, moments, centred=False).error(matrix) == 0.0 and not moments.cross.size

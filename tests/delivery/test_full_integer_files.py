@@ -78,7 +78,7 @@ def test_plan_report_and_file_compute_in_integers_alone_and_as_the_simulation(bl
 def test_results_inside_layers_have_the_names_of_these_before_theirs():
     found = planned_quantization(network(encoder), QuantizationOptions(full_integer=True))
     names = {name for name, _ in found.ranges}
-    assert {"before_mean", "before_rsqrt", "behind_scaled", "attention_scores", "attention_softmax"} <= names
+    assert {"before_mean", "before_rsqrt", "behind_normalized", "attention_scores", "attention_softmax"} <= names
 
 
 def test_inputs_and_outputs_may_be_integers_too(tmp_path):

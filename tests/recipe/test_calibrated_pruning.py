@@ -136,3 +136,13 @@ def test_a_step_keeps_no_more_activations_than_asked_and_tells_of_each_layer(dat
     assert texts[1:3] == ["hidden/kernel, 1 of 2", "head/kernel, 2 of 2"]
     # Another line in a pipe would follow from a fraction of 1 before the step has ended.
     assert [event.fraction for event in events if event.fraction == 1.0 and not event.finished] == [1.0]
+
+
+def test_a_step_tells_of_the_examples_that_it_reads_before_the_first_weight(data):
+    events = []
+    pk.compress(recipe({"sparsity": 0.5, "allocation": "layer_error"}), network(), (data, data), progress=events.append)
+    texts, fractions = [event.text for event in events], [event.fraction for event in events if not event.finished]
+    assert texts[1] == "examples read, 64 of 400" and texts[7] == "examples read, 400 of 400"
+    assert texts[8:10] == ["hidden/kernel, 1 of 2", "head/kernel, 2 of 2"]
+    assert fractions == sorted(fractions) and fractions.count(1.0) == 1
+    assert events[3].seconds_left is not None

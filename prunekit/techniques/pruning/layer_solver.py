@@ -62,13 +62,13 @@ class LayerSolver:
             return Solution(weight, self._masks[index], None, 0.0)
         corrects_bias = self.repairs and product.bias(moments.output_sums) is not None
         fit = LayerFit(product, moments, centred=corrects_bias)
-        matrices = product.matrix(weight).astype("float64")
+        matrices = product.matrix(weight)
         if product.diagonal:
             # The rows of an embedding are one-hot: no other weight can compensate.
             masks = product.matrix(self._masks[index])
-            found = np.where(masks, matrices, 0.0)
+            found = np.where(masks, matrices, np.zeros((), matrices.dtype))
         else:
-            found, masks = self._found(index, product, matrices, fit)
+            found, masks = self._found(index, product, matrices.astype("float64"), fit)
         shift = fit.bias_shift(found) if corrects_bias else None
         return Solution(product.kernel(found), product.kernel(masks), shift, fit.error(found))
 

@@ -66,7 +66,8 @@ def prune(
             models (SNIP, GraSP, SynFlow).
         memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
             computed again, which takes time and changes no result.
-        progress: Called as progress(done, total, name) after each weight that was pruned with calibration data.
+        progress: Called as progress(done, total, name) after each weight that was pruned layer by layer, and before, as
+            progress(done, total, "examples read"), while statistics of layer inputs are formed.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
             `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.options.PruningOptions`.
 
@@ -178,7 +179,9 @@ class OneShotPruning:
         elif data is not None and "data" not in sources:
             unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
             self.notes.append(f"The data were not read for pruning: {unread} needs none, and is not repaired.")
-        self.pruner = Pruner.detached(model, self._schedule, settings, training=False, data=data)
+        self.pruner = Pruner.detached(
+            model, self._schedule, settings, training=False, data=data, progress=self._progress
+        )
 
     def _left(self, model: Any, settings: PruningOptions) -> frozenset[str]:
         """Returns the names of the targets that cannot be fitted, and are pruned without repair."""

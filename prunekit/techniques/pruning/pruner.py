@@ -12,6 +12,7 @@ from prunekit.anatomy.inspection import Event, Report, inspect, inspect_again
 from prunekit.anatomy.model_weights import check_built
 from prunekit.anatomy.reports import Choice
 from prunekit.core import backend, distribution, jax_state, train_function
+from prunekit.core.layerwise import Progress
 from prunekit.core.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics import Collectors
 from prunekit.core.step_counter import StepCounter
@@ -77,7 +78,14 @@ class Pruner:
 
     @classmethod
     def detached(
-        cls, model, schedule: Schedule, options: PruningOptions, *, training: bool = True, data: Any = None
+        cls,
+        model,
+        schedule: Schedule,
+        options: PruningOptions,
+        *,
+        training: bool = True,
+        data: Any = None,
+        progress: Progress | None = None,
     ) -> "Pruner":
         """Returns a Pruner not attached to the optimizer: callers use `begin()`, and run updates in `enforcing()`.
 
@@ -87,13 +95,24 @@ class Pruner:
             options: Pruning options.
             training: Whether the model will be trained; frozen weights that `include` does not name are then skipped.
             data: As for `Pruner`.
+            progress: Told of the examples that are read.
         """
         pruner = cls.__new__(cls)
-        pruner._prepare(model, schedule, None, options, training=training, data=data)
+        pruner._prepare(model, schedule, None, options, training=training, data=data, progress=progress)
         pruner._attached = contextlib.ExitStack()
         return pruner
 
-    def _prepare(self, model, schedule, optimizer, options, *, training: bool | None = None, data: Any = None) -> None:
+    def _prepare(
+        self,
+        model,
+        schedule,
+        optimizer,
+        options,
+        *,
+        training: bool | None = None,
+        data: Any = None,
+        progress: Progress | None = None,
+    ) -> None:
         check_built(model)
         self.model = model
         optimizers = optimizers_for(model, optimizer, _WITHOUT)
@@ -105,7 +124,7 @@ class Pruner:
         attached_pruners.refuse_pruned_weights(self.targets)
         self.skipped, self._calculator = list(found.skipped), found.calculator
         self._calculator.once = training is False
-        self._collectors = Collectors(options.needs, model, self._calculator.scored, data)
+        self._collectors = Collectors(options.needs, model, self._calculator.scored, data, progress)
         self.store = self.policy.store(model, self.targets)
         self._counter = StepCounter(model, self._counted(optimizers), options.origin)
         self._check = EnforcementCheck(model, self.store, self._counter)

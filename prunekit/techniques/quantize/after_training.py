@@ -27,7 +27,7 @@ from prunekit.techniques.quantize.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.channel_scaling import ChannelScaling, output_kernel
 from prunekit.techniques.quantize.equalization import equalized
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
-from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, selected_and_placed
+from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, migrated, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.rescaling import rescalable
@@ -70,6 +70,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         TypeError, ValueError: As for `quantized`, except for what is wrong with data.
     """
     selection, placement = selected_and_placed(model, options)
+    placement, _ = migrated(model, options, selection, placement)
     rounded = unique_weights(placement)
     bits = {id(one.variable): selection.bits.get(id(one.variable), options.default_bits) for one in rounded}
     pruned = _to_prune(model, options)
@@ -117,6 +118,7 @@ class _Quantization(Preparation):
                 # Restores the model if anything fails.
                 scope.enter_context(assigned([(one, one.value) for one in self.model.weights]))
                 self._prune(pruned)
+            scope.enter_context(assigned(self._migrated()))
             if self.options.equalize:
                 equalization = equalized(self.placement, wanted=self._changes_rounding)
                 self._note_scaling("Equalization", [one.producer for one in equalization.layers], equalization.pairs)
@@ -133,6 +135,16 @@ class _Quantization(Preparation):
             if self._stand_in is not None:
                 self._notes.append(self._stand_in.note)
             return self.result(rounded, self.calibrated_ranges(), self._method, tuple(self._notes))
+
+    def _migrated(self) -> list[tuple[Any, Any]]:
+        """Leaves factors and offsets of normalizations to the layers behind; returns the new values of the weights."""
+        self.placement, self.migrations = migrated(self.model, self.options, self.selection, self.placement)
+        self.weights = unique_weights(self.placement)
+        found = [one for one in self.migrations if one.values]
+        if found:
+            names = ", ".join(one.gamma.path.rpartition("/")[0] for one in found)
+            self._notes.append(f"The layers behind took the factors and offsets of {names}.")
+        return [pair for one in found for pair in one.values]
 
     @functools.cached_property
     def _on_grids(self) -> dict[int, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.core.batch_parts import in_parts
 from prunekit.core.model_function import ModelFunction
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.fake_quantization import fake_quantized, on_grid
@@ -27,6 +29,8 @@ from prunekit.techniques.quantize.units import Range, RoundedWeight, Unit
 
 # Most channels of an output whose extremes are kept.
 _CHANNELS = 1024
+# Bytes of the largest output of a layer that is in memory at once; what is counted of the others waits beside it.
+_AT_ONCE = 1 << 25
 # Codes inside of kernels.
 _INSIDE = IntegerFormat(16)
 # The kernel of an LSTM knows cell states up to 2 ** 0, 2 ** 1 and so on to 2 ** 6, and computes nothing for other ends.
@@ -81,7 +85,7 @@ def calibrated(  # noqa: PLR0913
     # Python values of the last trace; the traces of a model differ in the number of examples alone.
     names: dict[Range, list[str]] = {}
     run = ModelFunction(model, lambda inputs: _extracts(model, placement, list(histograms), inputs, names))
-    for batch in batches:
+    for batch in itertools.chain.from_iterable(in_parts(model, [one], _AT_ONCE) for one in batches):
         found, channels = run(keras.tree.map_structure(ops.convert_to_tensor, batch))
         for (place, histogram), extracts in zip(histograms.items(), found, strict=True):
             for name, extract in zip(names.get(place, ()), extracts, strict=True):

@@ -7,7 +7,7 @@ offsets, which files compute as one depthwise convolution with a scale for each 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -26,12 +26,14 @@ L = keras.layers
 MASKED = "its mask has no integer kernel"
 
 
-def integer_form(node: Any, *, fused_lstm: bool = False) -> RecordedCall | None:
+def integer_form(node: Any, *, fused_lstm: bool = False, plain: Collection[int] = ()) -> RecordedCall | None:
     """Returns operations that compute the call of a node of a graph; None for another layer than those known here.
 
     Args:
         node: The node.
         fused_lstm: True: one operation computes all steps of an LSTM where its kernel has the options for it.
+        plain: ids of the factors of normalizations that compute without factors and offsets, since these change
+            nothing.
 
     Raises:
         NoIntegerForm: The layer is known, but not this way of calling it.
@@ -50,31 +52,33 @@ def integer_form(node: Any, *, fused_lstm: bool = False) -> RecordedCall | None:
     form = _FORMS[kinds[0]]
     if form in (recurrent, bidirectional):
         form = functools.partial(form, fused=fused_lstm)
+    elif form in _NORMALIZATIONS:
+        form = functools.partial(form, plain=plain)
     return recorded_function_of(lambda *args, **kwargs: form(operation, *args, **kwargs), given.args, given.kwargs)
 
 
 # ---- normalizations --------------------------------------------------------------------------------------------------
 
 
-def _layer_normalization(layer: Any, inputs: Any) -> Any:
+def _layer_normalization(layer: Any, inputs: Any, plain: Collection[int]) -> Any:
     if layer.rms_scaling:
         raise NoIntegerForm("it has rms_scaling=True; RMSNormalization has an integer form")
     _check_last(layer.axis, inputs)
-    return _scaled(_normalized(inputs, [-1], layer.epsilon), layer.gamma, layer.beta)
+    return _scaled(_normalized(inputs, [-1], layer.epsilon), layer.gamma, layer.beta, plain)
 
 
-def _rms_normalization(layer: Any, x: Any) -> Any:
+def _rms_normalization(layer: Any, x: Any, plain: Collection[int]) -> Any:
     _check_last(layer.axis, x)
-    return _scaled(_over_deviation(x, [-1], layer.epsilon), layer.scale, None)
+    return _scaled(_over_deviation(x, [-1], layer.epsilon), layer.scale, None, plain)
 
 
-def _group_normalization(layer: Any, inputs: Any) -> Any:
+def _group_normalization(layer: Any, inputs: Any, plain: Collection[int]) -> Any:
     _check_last(layer.axis, inputs)
     shape = tuple(inputs.shape[1:])
     groups = (-1, *shape[:-1], layer.groups, shape[-1] // layer.groups)
     parts = Reshape(groups, name="groups")(inputs)
     parts = _normalized(parts, [*range(1, len(shape)), len(shape) + 1], layer.epsilon)
-    return _scaled(Reshape((-1, *shape), name="channels")(parts), layer.gamma, layer.beta)
+    return _scaled(Reshape((-1, *shape), name="channels")(parts), layer.gamma, layer.beta, plain)
 
 
 def _normalized(x: Any, axes: Sequence[int], epsilon: float) -> Any:
@@ -88,8 +92,8 @@ def _over_deviation(x: Any, axes: Sequence[int], epsilon: float) -> Any:
     return Multiply(name="normalized")(x, Rsqrt(name="rsqrt")(above))
 
 
-def _scaled(x: Any, gamma: Any, beta: Any) -> Any:
-    return x if gamma is None and beta is None else ChannelAffine("scaled", gamma, beta)(x)
+def _scaled(x: Any, gamma: Any, beta: Any, plain: Collection[int]) -> Any:
+    return x if (gamma is None and beta is None) or id(gamma) in plain else ChannelAffine("scaled", gamma, beta)(x)
 
 
 def _check_last(axis: Any, x: Any) -> None:
@@ -130,3 +134,4 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(RECURRENT, recurrent),
     L.Bidirectional: bidirectional,
 }
+_NORMALIZATIONS = (_layer_normalization, _rms_normalization, _group_normalization)

@@ -92,6 +92,7 @@ def place(
     *,
     full_integer: bool = False,
     fused_lstm: bool = False,
+    plain: Collection[int] = (),
 ) -> Placement:
     """Returns where the tensors of a model are rounded.
 
@@ -104,12 +105,13 @@ def place(
         full_integer: True: layers without an integer kernel are replaced by operations with some, where these are
             known.
         fused_lstm: True: one of these computes all steps of an LSTM, as with tensors of 8 bits.
+        plain: ids of the factors of normalizations that compute without factors and offsets.
 
     Raises:
         ValueError: The model has no graph of layers, and its `call` cannot be followed.
     """
     kept_float = kept_float or {}
-    opener = LayerOpener(kept_float, full_integer=full_integer, fused_lstm=fused_lstm)
+    opener = LayerOpener(kept_float, full_integer=full_integer, fused_lstm=fused_lstm, plain=plain)
     graphs = read_graphs(model, opener, names_operations=full_integer)
     return _Placer(model, graphs, {**opener.reasons, **kept_float}, group_size, opener.repeated).placed()
 
@@ -121,14 +123,23 @@ class LayerOpener:
         kept_float: id of a layer that stays whole -> the reason.
         full_integer: True: also the operations of `integer_form` in the place of a layer or operation.
         fused_lstm: As for `place`.
+        plain: As for `place`.
 
     Attributes:
         reasons: id of a layer or operation that has no integer form as it is called -> the reason.
         repeated: ids of the operations that an integer form calls several times.
     """
 
-    def __init__(self, kept_float: Mapping[int, str], *, full_integer: bool = False, fused_lstm: bool = False) -> None:
+    def __init__(
+        self,
+        kept_float: Mapping[int, str],
+        *,
+        full_integer: bool = False,
+        fused_lstm: bool = False,
+        plain: Collection[int] = (),
+    ) -> None:
         self._kept_float, self._full_integer, self._fused_lstm = kept_float, full_integer, fused_lstm
+        self._plain = plain
         self.reasons: dict[int, str] = {}
         self.repeated: set[int] = set()
         # With the nodes, because the id of one that is gone is used again.
@@ -144,7 +155,9 @@ class LayerOpener:
         if layer is None or id(layer) in self._kept_float:
             return None
         try:
-            form = integer_form(node, fused_lstm=self._fused_lstm) if self._full_integer else None
+            form = None
+            if self._full_integer:
+                form = integer_form(node, fused_lstm=self._fused_lstm, plain=self._plain)
         except NoIntegerForm as error:
             self.reasons[id(layer)] = str(error)
             return None

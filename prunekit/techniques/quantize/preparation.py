@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from prunekit.core.input_scale import scale_problem
 from prunekit.core.kept_grids import note_grids
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, calibrated
+from prunekit.techniques.quantize.gamma_migration import Migration, migrations
 from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import Placement, place
@@ -32,6 +33,8 @@ from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
 # Most layers and weights that an error or a note names.
 _LISTED = 8
+# Bits of the kernels that take factors of normalizations.
+_MIGRATED = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +64,45 @@ def selected_and_placed(model: Any, options: QuantizationOptions) -> tuple[Selec
             the option `misfits` is "error", or at all where `full_integer` is True.
     """
     selection = selected(model, options.include, options.exclude, options.patterns)
-    kept_float = _float_tables(model, selection, options) | selection.kept_float
-    placement = place(
-        model, kept_float, options.group_size, full_integer=options.full_integer, fused_lstm=options.activations == 8
-    )
+    placement = _placed(model, options, selection)
     _check_misfits(model, options, selection, placement)
     return selection, placement
+
+
+def _placed(model: Any, options: QuantizationOptions, selection: Selection, plain: Collection[int] = ()) -> Placement:
+    return place(
+        model,
+        _float_tables(model, selection, options) | selection.kept_float,
+        options.group_size,
+        full_integer=options.full_integer,
+        fused_lstm=options.activations == 8,
+        plain=plain,
+    )
+
+
+def migrated(
+    model: Any, options: QuantizationOptions, selection: Selection, placement: Placement
+) -> tuple[Placement, tuple[Migration, ...]]:
+    """Returns the placement without the factors and offsets that readers of 8 bits can take, and what they take.
+
+    Args:
+        model: A built model.
+        options: What becomes integers, and how.
+        selection: What is quantized.
+        placement: Where tensors are rounded.
+    """
+
+    def may_change(weight: RoundedWeight) -> bool:
+        bits = selection.bits.get(id(weight.variable), options.default_bits)
+        value = array_of(weight.variable).astype("float32")
+        # Of fewer bits, the rounding of weights costs more than that of tensors.
+        return bits == _MIGRATED and not (value.any() and _grid_of(options, bits, weight, value).holds(value))
+
+    if not options.full_integer or options.method == "awq":
+        return placement, ()
+    found = tuple(migrations(placement, selection.targets, may_change))
+    plain = [id(one.gamma) for one in found]
+    return (_placed(model, options, selection, plain) if found else placement), found
 
 
 def _check_misfits(model: Any, options: QuantizationOptions, selection: Selection, placement: Placement) -> None:
@@ -140,6 +176,7 @@ class Preparation:
         placement: Where tensors are rounded.
         weights: The weights that are rounded, each once.
         bits: id of a variable -> bits of its codes.
+        migrations: The normalizations whose factors and offsets other layers took.
         data_problems: What makes the calibration data doubtful, once ranges were chosen from them.
 
     Raises:
@@ -161,6 +198,7 @@ class Preparation:
         self.data_problems: tuple[str, ...] = ()
         self._span_notes: tuple[str, ...] = ()
         self.weights = unique_weights(self.placement)
+        self.migrations: tuple[Migration, ...] = ()
         bits = self.selection.bits
         self.bits = {id(one.variable): bits.get(id(one.variable), options.default_bits) for one in self.weights}
 
@@ -195,9 +233,7 @@ class Preparation:
     def grid_of(self, weight: RoundedWeight, value: np.ndarray | None = None) -> Grid:
         """Returns the grid of a weight: of a value, or of its present one."""
         value = array_of(weight.variable).astype("float32") if value is None else value
-        bits = self.bits[id(weight.variable)]
-        form, rule = IntegerFormat(bits), self.options.weight_rule(bits)
-        return grid_of_weight(weight.name, value, form, weight.granularity, rule)
+        return _grid_of(self.options, self.bits[id(weight.variable)], weight, value)
 
     def nearest(self, weights: Sequence[RoundedWeight], grids: Mapping[int, Grid] | None = None) -> RoundedWeights:
         """Returns the nearest values of weights on their grids.
@@ -250,7 +286,15 @@ class Preparation:
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         whole = self.options.misfits == "error" or self.options.full_integer
         return QuantizedModel(
-            self.model, self.placement, self.formats, ranges, rounded.grids, report, whole, self.data_problems
+            self.model,
+            self.placement,
+            self.formats,
+            ranges,
+            rounded.grids,
+            report,
+            whole,
+            self.data_problems,
+            self.migrations,
         )
 
     def _ungrouped(self) -> list[str]:
@@ -261,6 +305,10 @@ class Preparation:
             return []
         more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         return [f"One scale for each output, which has at most {size} inputs: {', '.join(found[:_LISTED])}{more}."]
+
+
+def _grid_of(options: QuantizationOptions, bits: int, weight: RoundedWeight, value: np.ndarray) -> Grid:
+    return grid_of_weight(weight.name, value, IntegerFormat(bits), weight.granularity, options.weight_rule(bits))
 
 
 def _check_dilations(model: Any) -> None:

@@ -12,6 +12,7 @@ import keras
 from prunekit.core.baseline import Baseline
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.calibration import Formats, GridRounding
+from prunekit.techniques.quantize.gamma_migration import Migration
 from prunekit.techniques.quantize.grids import Grid
 from prunekit.techniques.quantize.placement import Placement
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
@@ -37,6 +38,7 @@ class QuantizedModel:
         report: What was quantized and how.
         whole: True if nothing may stay in floating point unasked: the option `misfits` is "error", or `full_integer`.
         data_problems: What makes the calibration data doubtful; also among the notes of the report.
+        migrations: The normalizations without factors and offsets in the placement.
     """
 
     model: Any
@@ -47,6 +49,7 @@ class QuantizedModel:
     report: QuantizationReport
     whole: bool = False
     data_problems: tuple[str, ...] = ()
+    migrations: tuple[Migration, ...] = ()
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[Any]:
@@ -69,8 +72,8 @@ class QuantizedModel:
         return replace(self, report=replace(self.report, damage=damage, notes=notes))
 
     def moved_weights(self) -> list[str]:
-        """Returns the names of the weights that do not lie on their grids any more."""
-        moved = []
+        """Returns the names of the weights that do not lie on their grids any more, or that the placement lacks."""
+        moved = [name for one in self.migrations for name in one.changed]
         for weight in unique_weights(self.placement):
             grid = self.weights.get(id(weight.variable))
             if grid is None:

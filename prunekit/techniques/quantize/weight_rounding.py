@@ -63,7 +63,8 @@ class WeightRounder:
         else:
             # The rows of an embedding are one-hot: no other weight can make up for an error.
             found = self._grid(index, weight).nearest(weight)
-        matrices = product.matrix(found).astype("float64")
+        matrices = product.matrix(found)
+        matrices = matrices if product.diagonal else matrices.astype("float64")
         shift = fit.bias_shift(matrices) if corrects else None
         return Solution(found, np.ones(weight.shape, bool), shift, fit.error(matrices))
 

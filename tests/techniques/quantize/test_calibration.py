@@ -9,6 +9,7 @@ from keras import ops
 from plain_quantization import plain_parameters
 
 from prunekit.core.compilation import compiled_reader
+from prunekit.techniques.quantize import calibration
 from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated, scale_of
 from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.histogram import Histogram, extract_of
@@ -61,6 +62,21 @@ def test_extremes_are_those_of_all_batches_and_of_all_tensors_of_a_range():
     assert sorted(grids) == ["conv", "head", "head (before its activation)", "x"]
     assert_grid_over(grids["x"], np.concatenate([one.ravel() for one in data]))
     assert_grid_over(grids["conv"], values_of(model, ["conv", "down"], data))
+
+
+def test_large_batches_run_in_parts_with_the_same_extremes(monkeypatch):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), L.Dense(8, activation="relu"), L.Dense(3)])
+    batch, placement, sizes = np.random.default_rng(0).normal(size=(7, 6)).astype("float32"), place(model), []
+    plain = calibration.in_parts
+    monkeypatch.setattr(calibration, "in_parts", lambda *args: [sizes.append(len(one)) or one for one in plain(*args)])
+    whole = calibrated(model, placement, [batch], IntegerFormat(8, symmetric=False), MinMax())
+    # The outputs of the first layer for three examples.
+    monkeypatch.setattr(calibration, "_AT_ONCE", 4 * 8 * 3)
+    parts = calibrated(model, placement, [batch], IntegerFormat(8, symmetric=False), MinMax())
+    assert sizes == [7, 3, 3, 1]
+    for place_, grid in whole.items():
+        np.testing.assert_allclose(parts[place_].scale, grid.scale, rtol=1e-6)
 
 
 def test_a_prescribed_grid_does_not_depend_on_the_data():
