@@ -127,7 +127,7 @@ class Renormalization:
             return original(layer, *args, **kwargs)
 
         with watching(see):
-            self._model(in_parts(self._model, [self._inputs], _MEMORY, together=True)[0], training=False)
+            self._model(in_parts(self._model, [self._inputs], _MEMORY, "all")[0], training=False)
 
     def _renormalize(self, layer: Any, found: ChannelStatistics) -> None:
         variance = np.maximum(found.variance, _LEAST * array_of(layer.moving_variance))

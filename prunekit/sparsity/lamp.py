@@ -4,7 +4,7 @@ A histogram over the leading bits of the importances bounds the scores of each b
 for the buckets whose bounds contain the limit: a few percent of all entries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +13,8 @@ from prunekit.sparsity.selection import keep_largest_of_array
 
 # Sign, exponent and 7 bits of the fraction of a float32: the values of a bucket differ by less than 1 %.
 _LEADING_BITS = 16
-# Entries counted at once: a histogram copies what it counts to 16 bytes per entry.
-_PIECE = 1 << 22
+# Entries counted at once: a histogram copies what it counts to 24 bytes per entry.
+_PIECE = 1 << 20
 
 
 class _Buckets(NamedTuple):
@@ -82,8 +82,7 @@ def _finite(importance: np.ndarray) -> np.ndarray:
 
 def _buckets(values: np.ndarray) -> _Buckets:
     histogram = [np.zeros(1 << (_LEADING_BITS - 1), dtype) for dtype in ("int64", "float64")]
-    for start in range(0, len(values), _PIECE):
-        piece = values[start : start + _PIECE]
+    for piece in _pieces(values):
         leading = _leading_bits(piece)
         histogram[0] += np.bincount(leading, minlength=len(histogram[0]))
         squares = np.square(piece, dtype="float64")
@@ -99,6 +98,10 @@ def _buckets(values: np.ndarray) -> _Buckets:
     least, most = np.nan_to_num(least) * (1 - 1e-9), most * (1 + 1e-9)
     most[-1] = 1.0
     return _Buckets(used, counts, above, least, most)
+
+
+def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    return (values[start : start + _PIECE] for start in range(0, len(values), _PIECE))
 
 
 def _leading_bits(values: np.ndarray) -> np.ndarray:
@@ -122,11 +125,11 @@ def _scores_between(values: np.ndarray, buckets: _Buckets, places: np.ndarray) -
     """Returns the scores of the entries in the buckets at `places`, which follow one another; ascending."""
     if not len(places):
         return np.zeros(0)
-    leading = _leading_bits(values)
-    first, last = buckets.leading[places[[0, -1]]]
+    first, beyond = _values_of(buckets.leading[places[[0, -1]]] + [0, 1], values.dtype).astype(values.dtype)
     largest = float(values.max()) or 1.0
     # Divided by the largest, so that the scores of equal entries, 1 / 1, 1 / 2, 1 / 3 ..., are exact.
-    squares = np.square(np.sort(values[(leading >= first) & (leading <= last)]) / np.float64(largest))
+    between = [piece[(piece >= first) & (piece < beyond)] for piece in _pieces(values)]
+    squares = np.square(np.sort(np.concatenate(between)) / np.float64(largest))
     left = np.cumsum(squares[::-1])[::-1] + buckets.above[places[-1]] / largest**2
     scores = np.divide(squares, left, out=np.zeros_like(squares), where=left > 0)
     if places[-1] == len(buckets.leading) - 1:

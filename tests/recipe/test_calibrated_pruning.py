@@ -112,7 +112,7 @@ def test_a_run_makes_its_synthetic_inputs_once(monkeypatch):
     monkeypatch.setattr(synthetic_inputs, "synthetic_inputs", counted)
     pk.compress(recipe({"sparsity": 0.5}), network())
     # The plan tries a few.
-    assert [len(one) for one in made] == [4, 256]
+    assert [len(one) for one in made] == [4, 1024]
 
 
 def test_a_plan_without_data_says_what_auto_takes():

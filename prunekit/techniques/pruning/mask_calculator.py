@@ -184,8 +184,11 @@ class MaskCalculator:
         """
         weights = [backend.value_now(target.variable) for target in self.targets]
         statistics = list(statistics) if statistics is not None else [None] * len(self.targets)
-        scores = self.importances(statistics) if self.allocation.needs_scores else None
-        arguments = weights, list(masks), self._counts(sparsity, masks, scores, statistics), statistics
+        # The importances of all weights are freed before masks are made.
+        counts = self._counts(
+            sparsity, masks, self.importances(statistics) if self.allocation.needs_scores else None, statistics
+        )
+        arguments = weights, list(masks), counts, statistics
         choice = self._chosen(*arguments)
         if self._joint and self.keep_one and not choice.kept.all():
             # A joint selection shows only afterwards which weights it empties, so it is repeated with `spare`.
