@@ -34,7 +34,7 @@ def generated():
         ((INPUTS, np.zeros(100)), [(64, 100, "examples read"), (100, 100, "examples read")]),
         ([INPUTS[:60], INPUTS[60:]], [(60, 100, "examples read"), (100, 100, "examples read")]),
         (generated, [(0, 2, "60 examples read"), (0, 2, "100 examples read")]),
-        (None, [(count, 256, "examples read") for count in (64, 128, 192, 256)]),
+        (None, [(count, 1024, "examples read") for count in range(64, 1025, 64)]),
     ],
     ids=["array", "with labels", "batches", "of unknown number", "synthetic"],
 )

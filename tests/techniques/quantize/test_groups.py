@@ -158,7 +158,8 @@ def test_groups_lower_the_error_of_the_weights(name, ranges):
     errors = []
     for size in (SIZE, None):
         model = network(layer(), shape=shape)
-        report = pk.quantize(model, weights=3, activations=None, group_size=size, weight_ranges=ranges).report
+        options = {"weights": 3, "activations": None, "method": "nearest", "weight_ranges": ranges}
+        report = pk.quantize(model, group_size=size, **options).report
         errors.append(report.weights[0].error)
     assert errors[0] < 0.95 * errors[1]
 

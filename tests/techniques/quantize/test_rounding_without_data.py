@@ -15,7 +15,7 @@ def test_few_bits_lose_less_than_the_nearest_values(bits):
     pk.quantize(nearest, weights=bits, activations=None, method="nearest")
     assert unseen_error(found) < 0.7 * unseen_error(nearest)
     assert done.report.method == "gptq"
-    assert any(note.startswith("No data were given: the weights were fitted on 256") for note in done.report.notes)
+    assert any(note.startswith("No data were given: the weights were fitted on 1,024") for note in done.report.notes)
     assert done.report.damage is None
 
 
