@@ -33,7 +33,8 @@ ORDER = (
         "core",
         "partial_files backend arguments compilation patching layer_precision variable_values kept_grids optimizers "
         "environment jax_state step_state train_function batch_parts moving_statistics synthetic_inputs calibration "
-        "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot joined_variables output_metrics "
+        "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot "
+        "joined_variables output_metrics "
         "graph_steps model_function suffix_runs weight_scan baseline statistics channel_statistics "
         "layer_products layer_inputs input_statistics input_scale calibration_walk inner_inputs layer_fit layerwise "
         "channel_importance random_state step_counter backup_sync last_callback",
