@@ -6,7 +6,8 @@ import pytest
 from keras import layers, ops
 
 from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_products import product_of
+from prunekit.core.layer_products import patches, product_of
+from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend
 
@@ -86,3 +87,10 @@ def test_a_shift_of_all_outputs_is_the_shift_of_the_bias(case):
         if axis < difference.ndim - shift.ndim or shift.shape[axis - difference.ndim + shift.ndim] == 1
     )
     np.testing.assert_allclose(shift, difference.mean(axis=axes).reshape(shift.shape), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("convolution", "depthwise"))])
+def test_windows_of_a_tensor_are_those_of_an_array(name):
+    layer, shape = CASES[name]
+    inputs = np.random.default_rng(0).normal(size=shape).astype("float32")
+    np.testing.assert_array_equal(array_of(patches(layer, ops.convert_to_tensor(inputs))), patches(layer, inputs))

@@ -60,10 +60,12 @@ def test_the_predicted_damage_is_the_least_of_all_allocations_on_the_grid():
             assert damage(other) >= damage(shares) - 1e-9
 
 
-def test_an_insensitive_weight_goes_first_and_a_sensitive_one_last():
-    shares = dict(zip(SIZES, SensitivityAllocation(scan()).sparsities(0.85, weights()), strict=True))
+@pytest.mark.parametrize("damage", ["output_error", "accuracy"])
+def test_an_insensitive_weight_goes_first_and_a_sensitive_one_last(damage):
+    allocation = SensitivityAllocation(scan(), damage)
+    shares = dict(zip(SIZES, allocation.sparsities(0.85, weights()), strict=True))
     assert shares["c"] > shares["b"]
-    order = [counts(sparsity, SensitivityAllocation(scan())) for sparsity in (0.02, 0.05)]
+    order = [counts(sparsity, allocation) for sparsity in (0.02, 0.05)]
     assert [row[1] for row in order] == [0, 0]
 
 
