@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from architectures import randomize
 from integer_files import float_operations, graph_of_file
 from keras import layers as L
 from keras import ops
+from normalized_blocks import inputs, network
 
 import prunekit as pk
 from prunekit.techniques.quantize.after_training import planned_quantization
@@ -15,7 +15,6 @@ from prunekit.techniques.quantize.placement import place
 from prunekit.techniques.quantize.rescaling import rescalable
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-SHAPE = (6, 8)
 
 
 def encoder(x):
@@ -43,19 +42,6 @@ def attention_of_other_layers(x):
 
 
 BLOCKS = [encoder, group_and_root_mean_square, without_weights, attention_of_other_layers]
-
-
-def network(block, shape=SHAPE):
-    keras.utils.set_random_seed(0)
-    x = keras.Input(shape, name="x")
-    y = block(L.Dense(8, name="first")(x))
-    model = keras.Model(x, L.Dense(3, name="last")(L.GlobalAveragePooling1D()(y)))
-    randomize(model)
-    return model
-
-
-def inputs(count=64):
-    return np.random.default_rng(1).normal(size=(count, *SHAPE)).astype("float32")
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -1,10 +1,9 @@
 """Factors and offsets of normalizations in the layers that read them: no operation and no rounding of their own."""
 
-import keras
 import numpy as np
 import pytest
-from architectures import randomize
 from keras import layers as L
+from normalized_blocks import inputs, network
 
 import prunekit as pk
 from prunekit.delivery.litert_graph import LiteRTGraph
@@ -12,7 +11,6 @@ from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-SHAPE = (6, 8)
 
 
 def attention(x):
@@ -52,19 +50,6 @@ def padded_behind(x):
 MOVED = [attention, grouped, without_offsets]
 STAYING = [read_by_a_sum, read_by_a_dense_layer_and_a_sum, read_without_biases, followed_by_a_relu, padded_behind]
 FULL = QuantizationOptions(full_integer=True)
-
-
-def network(block):
-    keras.utils.set_random_seed(0)
-    x = keras.Input(SHAPE, name="x")
-    y = block(L.Dense(8, name="first")(x))
-    model = keras.Model(x, L.Dense(3, name="last")(L.GlobalAveragePooling1D()(y)))
-    randomize(model)
-    return model
-
-
-def inputs(count=64):
-    return np.random.default_rng(1).normal(size=(count, *SHAPE)).astype("float32")
 
 
 def ranges(found):
