@@ -64,6 +64,11 @@ class Order:
         """Returns how many of the first `length` units each group has, shape (groups,)."""
         return np.bincount(self._owners[:length], minlength=len(self._units))
 
+    def unimportant(self) -> np.ndarray:
+        """Returns how many units of each group may be removed that have no importance: 0 in each part."""
+        without = np.array([np.count_nonzero(values == 0) for _, values in self._units], int)
+        return np.minimum(without, np.maximum(self._sizes - self._minimum, 0))
+
     def rounded(self, counts: np.ndarray) -> np.ndarray:
         """Returns how many units each group loses when its kept ones are rounded up to the multiple."""
         kept = -(-(self._sizes - counts) // self.multiple) * self.multiple

@@ -69,9 +69,15 @@ def _bidirectional(walk: Walk, call: Call) -> list[Axes]:
     forward = walk.follow(layer.forward_layer, x)
     backward = walk.follow(layer.backward_layer, x)
     states = [*forward[1:], *backward[1:]]
-    if layer.merge_mode is None:
-        return [forward[0], backward[0], *states]
     one, other = forward[0], backward[0]
+    axis = channel_axis(layer.forward_layer, len(one.shape))
+    units, others = one.channels[axis], other.channels[axis]
+    if units is not None and others is not None:
+        # Keras takes the shape of both outputs from the forward layer.
+        walk.links.evenly(np.concatenate([units, others]), 2)
+        walk.links.name(units, "both directions")
+    if layer.merge_mode is None:
+        return [one, other, *states]
     if layer.merge_mode == "concat":
         return [concatenated(walk, [one, other], -1, call.outputs[0]), *states]
     return [elementwise(walk, [one, other], call.outputs[0], "any" if layer.merge_mode == "mul" else "all"), *states]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,13 +41,14 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Channels that occur in the same axes of the same weights.
+    """Channels that occur in the same axes of the same weights, or whose parts do.
 
     Attributes:
         name: Name of the layer that computes the channels, made unique.
         channels: The channels, in their order in the first axis.
         members: The axes that lose an index, or several, with each channel.
-        parts: Number of equal runs of channels that must lose as many channels each (grouped convolutions).
+        parts: Number of equal runs of channels that must lose as many channels each (grouped convolutions, the two
+            directions of a recurrent layer).
     """
 
     name: str
@@ -284,7 +285,7 @@ def _grouped(model: Any, walk: _Walk) -> Channels:
     names = {id(weight.variable): weight for weight in weights_in(model)}
     groups = _groups(links, of, {}, names)
     whole = {frozenset(group.channels.tolist()) for group in groups}
-    separate = [one for one in links.even if not _is_free(one, of, links.even) or frozenset(of[one].flat) not in whole]
+    separate = [one for one in links.even if not (_is_free(one, of, links.even) and _is_whole(one, of, whole))]
     if links.even:
         # Elsewhere the channels at the same place of every part go together.
         edges += [(np.repeat(m[0], m.shape[0] - 1), m[1:].T.reshape(-1)) for m in separate]
@@ -309,14 +310,22 @@ def _is_free(matrix: np.ndarray, of: np.ndarray, others: Sequence[np.ndarray]) -
     return not any(np.isin(of[other], found).any() for other in crossing)
 
 
+def _is_whole(matrix: np.ndarray, of: np.ndarray, groups: Collection[frozenset[int]]) -> bool:
+    """Returns True if the channels of all parts are a group, or those of each part are one."""
+    return frozenset(of[matrix].flat) in groups or all(frozenset(of[part].tolist()) in groups for part in matrix)
+
+
 def _groups(links: Links, of: np.ndarray, parts: dict[int, np.ndarray], names: dict[int, Any]) -> tuple[Group, ...]:
-    """Returns the groups; `parts`: a channel -> all channels of its grouped convolution, shape (parts, channels)."""
+    """Returns the groups; `parts`: a channel -> all channels that are kept evenly with it, shape (parts, channels)."""
     rows = [(axes, axis, of[numbers]) for axes in links.weights.values() for axis, numbers in axes.channels.items()]
     # Channels that occur in the same rows have the same sum of the rows' random numbers.
     signature = np.zeros(of.size, np.uint64)
     draw = np.random.default_rng(0)
     for *_, found in rows:
         signature[np.unique(found)] += draw.integers(1, 2**63, dtype=np.uint64)
+    for together in parts.values():
+        # Parts in weights of their own, such as the two directions of a layer, are one group all the same.
+        signature[of[together]] = signature[of[together[0, 0]]]
     channels: dict[int, np.ndarray] = {}
     members: dict[int, list[Member]] = {}
     for axes, axis, found in rows:

@@ -15,6 +15,7 @@ from prunekit.core import jax_state
 from prunekit.core.batch_parts import in_parts
 from prunekit.core.calibration import weighted_batches_of
 from prunekit.core.model_function import ModelFunction
+from prunekit.core.output_error import output_error
 from prunekit.core.output_metrics import Batch, OutputMetrics
 
 # Most examples that are compared, and most values of outputs that are kept of them: 256 MB.
@@ -59,9 +60,9 @@ class Baseline:
 
     def _kept(self, model: Any) -> list[Any]:
         """Returns the outputs of the model; leaves out the examples for which they would need too much memory."""
-        run, found, values = _runner(model, self.batches), [], 0
+        self._run, found, values = _runner(model, self.batches), [], 0
         for inputs, _, _ in self.batches:
-            found.append(run(inputs))
+            found.append(self._run(inputs))
             values += sum(one.size for one in keras.tree.flatten(found[-1]))
             if values > _VALUES:
                 break
@@ -84,15 +85,22 @@ class Baseline:
                 place.
         """
         changed = self._model if model is None else model
-        jax_state.sync_model_state(changed)
-        run = _runner(changed, self.batches)
-        self.changed = [run(inputs) for inputs, _, _ in self.batches]
+        self.changed = self._outputs(changed)
         return Damage(
             sum(map(_count, self.batches)),
             self._output_changes(self.changed),
             self._metric_changes(changed, self.changed),
             self._problem,
         )
+
+    def error(self) -> float:
+        """Returns the error of the model's present outputs; see `output_error`."""
+        return output_error(*map(_joined, (self.outputs, self._outputs(self._model))))
+
+    def _outputs(self, model: Any) -> list[Any]:
+        jax_state.sync_model_state(model)
+        run = self._run if model is self._model else _runner(model, self.batches)
+        return [run(inputs) for inputs, _, _ in self.batches]
 
     def _metric_changes(self, changed: Any, found: Sequence[Any]) -> tuple[MetricChange, ...]:
         metrics = self._metrics
@@ -110,8 +118,7 @@ class Baseline:
         )
 
     def _output_changes(self, found: Sequence[Any]) -> tuple[OutputChange, ...]:
-        before = [np.concatenate(parts) for parts in zip(*map(keras.tree.flatten, self.outputs), strict=True)]
-        after = [np.concatenate(parts) for parts in zip(*map(keras.tree.flatten, found), strict=True)]
+        before, after = _joined(self.outputs), _joined(found)
         kinds, names = loss_names(self._model, len(before)), _names(self._model, len(before))
         return tuple(
             OutputChange(name, _relative_error(one, other), class_agreement(one, other, kind))
@@ -145,6 +152,11 @@ def _runner(model: Any, batches: Sequence[Batch]) -> Callable[[Any], Any]:
         return parts[0] if len(parts) == 1 else keras.tree.map_structure(lambda *some: np.concatenate(some), *parts)
 
     return whole
+
+
+def _joined(batches: Sequence[Any]) -> list[np.ndarray]:
+    """Returns each output over all batches."""
+    return [np.concatenate(parts) for parts in zip(*map(keras.tree.flatten, batches), strict=True)]
 
 
 def _count(batch: Batch) -> int:

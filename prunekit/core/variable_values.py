@@ -61,15 +61,40 @@ def assigned(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     Args:
         pairs: Variables with their new values, each variable once.
     """
-    former = [(variable, np.array(array_of(variable))) for variable, _ in pairs]
+    former = _assign(pairs)
+    try:
+        yield
+    except BaseException:
+        _assign(former)
+        raise
+
+
+@contextlib.contextmanager
+def replaced(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Variables have other values inside the block, and their former values at its end.
+
+    Args:
+        pairs: Variables with their values, each variable once.
+    """
+    former = _assign(pairs)
+    try:
+        yield
+    finally:
+        _assign(former)
+
+
+def _assign(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, np.ndarray]]:
+    """Assigns values to variables, all or, if that fails, none; returns the variables with their former values."""
+    former = []
     try:
         for variable, value in pairs:
+            former.append((variable, np.array(array_of(variable))))
             variable.assign(value)
-        yield
     except BaseException:
         for variable, value in former:
             variable.assign(value)
         raise
+    return former
 
 
 class _Scope(keras.StatelessScope):

@@ -31,7 +31,8 @@ from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.shrink_report import MEASURED_SIZE, ShrinkReport
-from prunekit.techniques.shrink.shrinking import Shrunk, chosen_criterion, shrunk
+from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
+from prunekit.techniques.shrink.trials import reason_not_to_try, ways_to_select
 
 # Most groups of channels that a note of the plan names.
 _LISTED_GROUPS = 12
@@ -153,10 +154,16 @@ def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[
     """Returns what the step takes for "auto"."""
     if settings.nonzero:
         return ()
-    data = run.data is not None and (settings.reads_data or settings.may_repair)
-    criterion = chosen_criterion(find_channels(run.model, options.approximate), options, data)[1]
-    given = settings.allocation != "auto"
-    return criterion if given else (*criterion, Choice("allocation", options.allocation, "since none was named"))
+    found, target = find_channels(run.model, options.approximate), Target(settings.measure, settings.share)
+    repair = settings.repair or "weights"
+    untried = reason_not_to_try(repair, target, run.model.count_params())
+    ways, choices = ways_to_select(found, options, untried)
+    if len(ways) > 1:
+        either = " or ".join(str(criterion) for criterion, _ in ways)
+        choices = (Choice("criterion", either, "whichever leaves the outputs nearer"),)
+    if settings.allocation == "auto":
+        choices += (Choice("allocation", options.allocation, "since a plan tells the sizes"),)
+    return choices
 
 
 # ---- one removal -----------------------------------------------------------------------------------------------------
@@ -189,7 +196,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
             )
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)
-    for note in found.report.notes:
+    for note in (*map(str, found.report.choices), *found.report.notes):
         workspace.note(f"shrink: {note}")
     state.rounds.append(_row(len(state.rounds) + 1, settings.measure, found.report))
 
@@ -207,7 +214,6 @@ def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
     shared = (
         "reduction",
         "normalize",
-        "allocation",
         "minimum",
         "multiple",
         "include",
@@ -216,7 +222,8 @@ def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
         "approximate",
     )
     criterion = make(CRITERIA, settings.criterion, run.recipe.seed)
-    return ShrinkOptions(criterion, **{name: getattr(settings, name) for name in shared})
+    allocation = "uniform" if settings.allocation == "auto" else settings.allocation
+    return ShrinkOptions(criterion, allocation=allocation, **{name: getattr(settings, name) for name in shared})
 
 
 def _example_inputs(run: RunInputs) -> Any:

@@ -49,6 +49,13 @@ class Budget:
         total = sum(count * sizes.get(key, weights.get(key, 0)) for key, count in uses.items())
         return total + sum(round(macs * self._share(key, kept)) for key, macs in self._products.items())
 
+    def macs(self, removed: np.ndarray) -> int | None:
+        """Returns the multiply-accumulates as `macs_without`; None where those of a layer are not known."""
+        try:
+            return self.macs_without(removed)
+        except ValueError:
+            return None
+
     def _traced(self) -> dict[int, int]:
         if self._uses is None:
             trace = forward_trace(self._channels.model, 1, self._inputs)

@@ -16,7 +16,8 @@ from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
 
 REPAIRS = ("none", "outputs", "weights")
-MEASURES = ("channels", "parameters", "macs", "bytes", "latency")
+CALCULATED = ("channels", "parameters", "macs")
+MEASURES = (*CALCULATED, "bytes", "latency")
 
 
 class Options(TypedDict, total=False):
@@ -76,12 +77,14 @@ class ShrinkOptions:
 
     Args:
         criterion: Importance of single weights, as in `pk.prune`; a channel's is the mean over its entries. "auto":
-            "output_error" with data, "l2" without.
+            "l2" or "output_error".
         reduction: How the axes that a channel occurs in are reduced to one importance: "mean", "sum" or "max".
         normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
             each weight counts alike, and large weights do not decide alone.
-        allocation: "auto" or "uniform": each group loses the same share; "alike": groups of the same kind compete;
-            "global": all groups compete.
+        allocation: "uniform": each group loses the same share; "alike": groups of the same kind compete; "global": all
+            groups compete. "auto": "uniform" or "global". For criteria and allocations that are "auto", each is tried
+            with the repair, and those are taken whose outputs are nearest to the model's; where nothing is repaired,
+            for sizes that are measured, and for models of more than 5 million parameters: "l2" and "uniform".
         minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
         multiple: Rounds the kept channels of each group up to a multiple, such as 8. A group of fewer channels stays
             whole.
@@ -110,9 +113,7 @@ class ShrinkOptions:
     approximate: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
-        # The best of what was measured; the others are within the noise (docs/shrinking.md).
-        object.__setattr__(self, "allocation", "uniform" if self.allocation == "auto" else self.allocation)
-        for name, known in (("allocation", ALLOCATIONS), ("repair", (None, *REPAIRS))):
+        for name, known in (("allocation", ("auto", *ALLOCATIONS)), ("repair", (None, *REPAIRS))):
             if getattr(self, name) not in known:
                 listed = ", ".join(filter(None, known))
                 raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")

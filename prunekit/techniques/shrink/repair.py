@@ -73,6 +73,11 @@ class Repair:
             next(iter(self.data))
 
     @property
+    def is_synthetic(self) -> bool:
+        """True if synthetic inputs stand in for data."""
+        return self._stand_in is not None and self._stand_in.inputs is not None
+
+    @property
     def notes(self) -> list[str]:
         """What a report says of the repair."""
         return [] if self._stand_in is None else [self._stand_in.note]
@@ -103,7 +108,7 @@ class Repair:
             if self._asked is not None:
                 raise
             # Nobody asked for synthetic inputs: what cannot be fitted to them is not repaired.
-            self._stand_in = self._stand_in.failed(error)
+            self._stand_in, self.kind = self._stand_in.failed(error), "none"
             return {}, []
 
 

@@ -8,30 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.channel_order import Order
 from prunekit.anatomy.channels import Channels, Group, find_channels
 from prunekit.anatomy.model_weights import weights_in
-from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.weight_entries import cut
 from prunekit.core.backend import native
 from prunekit.core.calibration import batches_of
-from prunekit.core.channel_importance import GroupImportance, entry_scores, ranking_weights, reasons_to_stay
 from prunekit.core.kept_grids import on_grids
-from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, Progress
-from prunekit.sparsity.automatic import AutomaticCriterion
-from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.adjustments import Adjustment
 from prunekit.techniques.shrink.budget import Budget
 from prunekit.techniques.shrink.constants import NO_CONSTANTS, Constants, fold_constants
 from prunekit.techniques.shrink.kept_statistics import affected, approximation_errors
 from prunekit.techniques.shrink.layer_copies import Variables
-from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured, Search
+from prunekit.techniques.shrink.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.rebuild import assign_cut, without_channels
 from prunekit.techniques.shrink.repair import Repair, RepairError
+from prunekit.techniques.shrink.selection import Selection, Selector
 from prunekit.techniques.shrink.shrink_report import ShrinkReport, ShrunkGroup
+from prunekit.techniques.shrink.trials import Picked, pick
 from prunekit.techniques.shrink.verification import (
     TOLERANCE,
     NotComparedError,
@@ -39,7 +35,6 @@ from prunekit.techniques.shrink.verification import (
     probe_inputs,
     verify,
 )
-from prunekit.techniques.shrink.zero_channels import zero_channels
 
 # Largest relative difference of outputs that is rounding, in float32.
 OUTPUTS_ROUNDING = 1e-4
@@ -135,33 +130,21 @@ def shrunk(  # noqa: PLR0913
     """
     found = find_channels(model, options.approximate)
     repair = Repair(model, options, data, stands_in=target is not None)
-    reasons = reasons_to_stay(found, options.include, options.exclude)
-    free = [index for index in range(len(found.groups)) if not reasons[index]]
-    zero = zero_channels(found)
-    choices: tuple[Choice, ...] = ()
+    selector = Selector(found, options, repair.data, inputs=inputs, measure=measure, progress=progress)
     if target is None:
-        values = [(~np.isin(group.channels, zero)).astype("float64") for group in found.groups]
+        picked = Picked(selector.zero_channels())
     else:
-        criterion, choices = chosen_criterion(found, options, data is not None)
-        scores = entry_scores(found, criterion, repair.data if criterion.needs else None)
-        values = GroupImportance(options.reduction, options.normalize).of(found, scores)
-    groups, given = [found.groups[i] for i in free], [values[i] for i in free]
-    order = Order(groups, given, options.allocation, minimum=options.minimum, multiple=options.multiple)
-    budget = Budget(found, inputs)
-    measured = None
-    if target is None:
-        counts = _zero_counts(groups, given, options)
-    else:
-        counts, measured = _selected(found, order, budget, target, options, measure, progress)
-    removed = order.removed(counts)
+        picked = pick(found, selector, repair, options, target, progress, memory)
+    selection, budget, zero = picked.selection, selector.budget, selector.zero
+    removed, measured = selection.removed, selection.measured
     if not np.setdiff1d(removed, zero).size:
         repair.leave_out()
     built = _built(found, removed, np.intersect1d(removed, zero) if repair.kind == "none" else zero[:0], repair.data)
-    notes = [*_rounding_notes(order, counts, options), *_missed(target, budget, removed, options)]
+    notes = [*_rounding_notes(selection, options), *_missed(target, budget, removed, options)]
     if on_grids(model):
         notes.append(_GRIDS)
     notes += [*built.notes, *_unused_layers(found.model, built.variables)]
-    new_values, errors = repair.run(found, removed, _told_of_repair(progress), memory)
+    new_values, errors = picked.repaired or repair.run(found, removed, _told_of_repair(progress), memory)
     assign_cut(found, removed, built.variables, new_values)
     if measure is not None and measured is not None and target is not None:
         # Equal weights may share their place in a file, and repaired ones are no longer equal.
@@ -169,59 +152,9 @@ def shrunk(  # noqa: PLR0913
         notes += _measured_notes(measured, target, options)
     notes += carry_over(found.model, built.model, built.variables, _cut(found, removed))
     notes = [*repair.notes, *notes]
-    choices = (*choices, *repair.choices)
-    report = replace(_report(found, removed, reasons, budget, built, errors, notes), choices=choices)
+    choices = (*picked.choices, *repair.choices)
+    report = replace(_report(found, removed, selector.reasons, budget, built, errors, notes), choices=choices)
     return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
-
-
-def chosen_criterion(found: Channels, options: ShrinkOptions, data: bool) -> tuple[Criterion, tuple[Choice, ...]]:
-    """Returns the criterion that ranks the channels, and why if it was "auto".
-
-    Args:
-        found: The channels of the model.
-        options: Criterion and other options.
-        data: Whether there are calibration data.
-    """
-    criterion = get_criterion(options.criterion)
-    if criterion != AutomaticCriterion():
-        return criterion, ()
-    value, reason = "output_error", "since data were given"
-    if not data:
-        value, reason = "l2", "since no data were given"
-    elif lacking := unfitted(ranking_weights(found)):
-        value, reason = "magnitude", f"since the output error of {next(iter(lacking))} cannot be calculated"
-    return get_criterion(value), (Choice("criterion", value, reason),)
-
-
-def _selected(
-    found: Channels,
-    order: Order,
-    budget: Budget,
-    target: Target,
-    options: ShrinkOptions,
-    measure: Measure | None,
-    progress: Progress | None,
-) -> tuple[np.ndarray, Measured | None]:
-    """Returns how many units each group loses, and the measured size for a target that is measured."""
-    if measure is None:
-        return _counts(order, budget, target, options), None
-    compare = measure.compare
-    predict = _predicted(budget, measure)
-    return Search(
-        order,
-        target,
-        options.tolerance,
-        predict,
-        lambda removed: compare(without_channels(found, removed)[0]),
-        progress or (lambda done, total, text: None),
-    ).nearest()
-
-
-def _predicted(budget: Budget, measure: Measure) -> Callable[[np.ndarray], float]:
-    """Returns the calculated size that the measured one follows."""
-    if measure.follows == "macs" and _macs(budget, np.zeros(0, int))[0] is not None:
-        return budget.macs_without
-    return budget.parameters_without
 
 
 def _cut(found: Channels, removed: np.ndarray) -> Callable[[Any, np.ndarray], np.ndarray]:
@@ -315,42 +248,8 @@ def _unused_layers(model: Any, variables: Variables) -> list[str]:
     return [f"Layers that no call uses are not in the smaller model: {listed}."] if names else []
 
 
-def _zero_counts(groups: Sequence[Group], values: Sequence[np.ndarray], options: ShrinkOptions) -> np.ndarray:
-    """Returns how many units of each group have zero channels only, and may be removed."""
-    matrices = [(one == 0).reshape(group.parts, -1) for group, one in zip(groups, values, strict=True)]
-    return np.array([min(one.sum(axis=1).min(), max(one.shape[1] - options.minimum, 0)) for one in matrices], int)
-
-
-def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions) -> np.ndarray:
-    """Returns how many units each group loses."""
-    name, share = target.measure, target.share
-    if name == "channels":
-        asked = round((1 - share) * order.total)
-        if asked > order.length and options.tolerance is not None:
-            raise ValueError(
-                f"The groups have {order.total} channels, and {order.total - order.length} of them stay at least "
-                f"(minimum={options.minimum}). Received: channels={share:g}. The reachable range is "
-                f"{1 - order.length / order.total:.3f} to 1."
-            )
-        return order.first(min(asked, order.length))
-    measure = {"parameters": budget.parameters_without, "macs": budget.macs_without}[name]
-    whole = measure(np.zeros(0, int))
-    tolerance = options.tolerance
-    counts = order.nearest(measure, share * whole, (tolerance or 0.0) * share * whole)
-    reached = measure(order.removed(counts)) / whole
-    # Rounded up to a multiple, the steps may be larger than the tolerance.
-    coarse = options.multiple > 1 and counts.sum() < order.length
-    if tolerance is not None and abs(reached - share) > tolerance * share and not coarse:
-        least = measure(order.removed(order.first(order.length))) / whole
-        raise ValueError(
-            f"{name}={share:g} cannot be reached within {tolerance:.0%}. Received: a model of which {reached:.3f} is "
-            f"left at the nearest: pass {name}={reached:.3f}. The reachable range is "
-            f"{least:.3f} to 1; channels that cannot be removed are in `prunekit inspect --groups` (pk.channel_groups)."
-        )
-    return counts
-
-
-def _rounding_notes(order: Order, counts: np.ndarray, options: ShrinkOptions) -> list[str]:
+def _rounding_notes(selection: Selection, options: ShrinkOptions) -> list[str]:
+    order, counts = selection.order, selection.counts
     if options.multiple == 1:
         return []
     if not order.rounded(counts).any():
@@ -402,7 +301,7 @@ def _report(
     return ShrinkReport(
         model_name=found.model.name,
         parameters=(budget.parameters, budget.parameters_without(removed) + added),
-        macs=_macs(budget, removed),
+        macs=(budget.macs(np.zeros(0, int)), budget.macs(removed)),
         groups=groups,
         stops=found.stops,
         errors=tuple(errors),
@@ -415,10 +314,3 @@ def _report(
 def _row(group: Group, gone: np.ndarray, reason: str) -> ShrunkGroup:
     left = np.flatnonzero(~gone[group.channels])
     return ShrunkGroup(group.name, group.channels.size, left.size, len(group.members), tuple(left.tolist()), reason)
-
-
-def _macs(budget: Budget, removed: np.ndarray) -> tuple[int | None, int | None]:
-    try:
-        return budget.macs_without(np.zeros(0, int)), budget.macs_without(removed)
-    except ValueError:
-        return None, None

@@ -39,7 +39,7 @@ def test_a_normalization_is_a_wall_by_default_and_approximated_on_demand(norm):
     model = walled(norm())
     assert [group.name for group in pk.channel_groups(model).groups] == ["second"]
     assert [group.name for group in pk.channel_groups(model, LAYER_NORM).groups] == ["first", "second"]
-    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM)
+    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM, allocation="uniform")
     assert smaller.get_layer("first").units == 6
     layer, outputs = report.approximations
     assert layer.place == "norm" and layer.change == "mean and variance of 6 of 12 channels in the place of all"
@@ -98,7 +98,7 @@ def test_a_transformer_shrinks_in_its_hidden_width_too(post_norm):
     model = transformer(post_norm)
     names, more = ({group.name for group in pk.channel_groups(model, given).groups} for given in ((), LAYER_NORM))
     assert "token" in more - names
-    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM)
+    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM, allocation="uniform")
     norms = [layer for layer in smaller.layers if isinstance(layer, layers.LayerNormalization)]
     assert [norm.gamma.shape[0] for norm in norms] == [8] * 4
     assert smaller.get_layer("token").output_dim == 8
@@ -135,4 +135,4 @@ def test_a_wrong_smaller_model_is_still_found(monkeypatch):
 
     monkeypatch.setattr(shrinking, "without_channels", broken)
     with pytest.raises(ValueError, match="is a fault of prunekit"):
-        pk.shrink(model, channels=0.5, approximate=LAYER_NORM)
+        pk.shrink(model, channels=0.5, approximate=LAYER_NORM, allocation="uniform")
