@@ -139,6 +139,7 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
             repair=settings.repair,
             memory=settings.memory,
             progress=_progress(workspace),
+            tries=False,
         )
         errors = pruning.run()
         for note in pruning.notes:

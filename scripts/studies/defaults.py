@@ -36,8 +36,7 @@ class Table:
     Attributes:
         title: Heading.
         call: The call with the defaults.
-        rows: (criterion, allocation), which may end with `SYNTHETIC`: what "auto" takes first, what was the default
-            before last.
+        rows: (criterion, allocation), which may end with `SYNTHETIC`: the default first, what it was before last.
         shares: Sparsities, or shares of the channels that are left.
         data: Whether the calls have data.
         shrinks: Whether they remove channels.
@@ -53,14 +52,15 @@ class Table:
     trains: bool = False
 
 
-FORMER = ("magnitude", "uniform")
+DEFAULT, FORMER = ("auto", "auto"), ("magnitude", "uniform")
 SPARSITIES, CHANNELS = (0.5, 0.8, 0.9, 0.95), (0.75, 0.5)
 TABLES = {
     "no data": Table(
         "Zeros, without data",
         "pk.prune(model, s)",
         [
-            ("output_error", "layer_error" + SYNTHETIC),
+            DEFAULT,
+            *(("output_error", name + SYNTHETIC) for name in ("layer_error", "lamp")),
             ("magnitude", "lamp" + SYNTHETIC),
             *(("magnitude", name) for name in ("lamp", "erk", "global", "global, l2")),
             FORMER,
@@ -72,7 +72,8 @@ TABLES = {
         "Zeros, with data",
         "pk.prune(model, s, data)",
         [
-            *(("output_error", name) for name in ("layer_error", "erk", "lamp")),
+            DEFAULT,
+            *(("output_error", name) for name in ("layer_error", "lamp", "erk")),
             *(("sparsegpt", name) for name in ("layer_error", "lamp")),
             ("wanda, whole weight", "layer_error"),
             ("magnitude", "layer_error"),
@@ -93,7 +94,8 @@ TABLES = {
         "Channels, without data",
         "pk.shrink(model, channels=c)",
         [
-            *((name, "uniform" + SYNTHETIC) for name in ("l2", "output_error")),
+            DEFAULT,
+            *((name, way + SYNTHETIC) for name in ("l2", "output_error") for way in ("uniform", "global")),
             ("l2", "uniform"),
             *(("geometric_median", name) for name in ("uniform", "global")),
             FORMER,
@@ -106,7 +108,8 @@ TABLES = {
         "Channels, with data",
         "pk.shrink(model, channels=c, data=data)",
         [
-            *(("output_error", name) for name in ("uniform", "alike", "global")),
+            DEFAULT,
+            *((name, way) for name in ("l2", "output_error") for way in ("uniform", "global")),
             *((name, "uniform") for name in ("mean_activation", "geometric_median")),
             FORMER,
         ],
@@ -126,8 +129,8 @@ weights are fitted to what the layers compute on random signals. In a training: 
 in the first two thirds; networks for Fashion-MNIST: [pruning during training](during-training.md). Seed 0, one run.
 `scripts/study defaults` makes this page, and measures what it shows as "–".
 
-Each table has what [`"auto"` takes](../criteria.md#what-auto-takes) in the first row or column, and what was the
-default before in the last. The regret of a row is how many points it loses to the best row of its table, on the same
+Each table has [the default](../criteria.md#what-auto-takes) in the first row or column, and what was the default before
+in the last. The regret of a row is how many points it loses to the best row of its table, on the same
 network at the same size. Where the best row itself has lost most of what the dense network knows, regrets are large and
 tell little: "usable" are the cases where it keeps {_USABLE:.0%} of the dense network's score.
 """
@@ -139,7 +142,10 @@ def measured(name: str, table: Table, row: Row, share: float) -> float | None:
     model.set_weights(weights)
     data = KINDS[name].data()[0][0][:EXAMPLES] if table.data else None
     criterion, allocation = (WITH_OPTIONS.get(option, option) for option in (row[0], row[1].removesuffix(SYNTHETIC)))
-    options: Any = {"criterion": made(CRITERIA, criterion), "allocation": allocation}
+    options: Any = {}
+    if row != DEFAULT:
+        named = allocation if table.shrinks else made(ALLOCATIONS, allocation)
+        options = {"criterion": made(CRITERIA, criterion), "allocation": named}
     if row[1].endswith(SYNTHETIC):
         options["repair"] = "weights"
     with warnings.catch_warnings():
@@ -147,18 +153,18 @@ def measured(name: str, table: Table, row: Row, share: float) -> float | None:
         warnings.simplefilter("ignore", UserWarning)
         try:
             if table.trains:
-                _train(name, model, share, options["criterion"], made(ALLOCATIONS, allocation))
+                _train(name, model, share, **options)
             elif table.shrinks:
                 model, _ = pk.shrink(model, channels=share, data=data, **options)
             else:
-                pk.prune(model, share, data, **options | {"allocation": made(ALLOCATIONS, allocation)})
+                pk.prune(model, share, data, **options)
         except ValueError as error:
             print(f"{name}, {row}: {error}", flush=True)
             return None
     return score(name, model)
 
 
-def _train(name: str, model: Any, sparsity: float, criterion: Any, allocation: Any) -> None:
+def _train(name: str, model: Any, sparsity: float, **options: Any) -> None:
     """Prunes the network in `EPOCHS` epochs, with updates in the first two thirds of them."""
     kind = KINDS[name]
     data = kind.data()[0]
@@ -166,7 +172,7 @@ def _train(name: str, model: Any, sparsity: float, criterion: Any, allocation: A
     schedule = pk.PolynomialDecay(0.0, sparsity, 0, 2 * steps // 3, frequency=max(1, steps // 60))
     keras.utils.set_random_seed(0)
     model.compile(keras.optimizers.Adam(0.001), kind.loss)
-    callback = pk.PruningCallback(schedule, criterion, allocation=allocation)
+    callback = pk.PruningCallback(schedule, **options)
     model.fit(*data, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[callback])
 
 

@@ -8,12 +8,14 @@ from typing import Any
 from prunekit.anatomy.reports import Choice
 from prunekit.anatomy.targets import Target
 from prunekit.core.layer_products import product_of, unfitted
+from prunekit.core.trials import LARGEST
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
 from prunekit.sparsity.patterns import Channel, Unstructured
 from prunekit.sparsity.scores import L2, Criterion, Magnitude, get_criterion
 from prunekit.techniques.pruning.options import PruningOptions
 from prunekit.techniques.pruning.policy import get_policy
+from prunekit.techniques.pruning.sparsegpt import HessianCriterion
 
 # Most bytes of what an allocation holds of all layers at once: Hessians for layer_error, importances for lamp in a
 # training; and bytes for each entry of a Hessian.
@@ -52,6 +54,21 @@ def chosen_options(options: PruningOptions, model: Any, *, training: bool, data:
         made.append(Choice("allocation", *found))
         allocation = get_allocation(made[-1].value)
     return replace(options, criterion=criterion, allocation=allocation, choices=tuple(made))
+
+
+def tried_allocations(options: PruningOptions, model: Any, chosen: PruningOptions) -> tuple[str, ...]:
+    """Returns the allocations that are tried, of which the one with the nearest outputs is taken; () without a trial.
+
+    Args:
+        options: Pruning options as they were given.
+        model: A built Keras model.
+        chosen: What `chosen_options` returned for them.
+    """
+    automatic = get_allocation(options.allocation) == AutomaticAllocation()
+    by_error = chosen.allocation == get_allocation("layer_error") and isinstance(chosen.criterion, HessianCriterion)
+    if not (automatic and by_error) or model.count_params() > LARGEST:
+        return ()
+    return "layer_error", "lamp"
 
 
 def _criterion(options: PruningOptions, *, training: bool, data: str | None) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """prune: prunes a trained model at once, without training."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
@@ -9,13 +11,15 @@ import numpy as np
 from prunekit.anatomy.damage import Damage
 from prunekit.anatomy.inspection import Report, inspect
 from prunekit.anatomy.model_weights import check_built
-from prunekit.anatomy.reports import LayerError
+from prunekit.anatomy.reports import Choice, LayerError
 from prunekit.core.baseline import Baseline
 from prunekit.core.calibration import CheckedData, batches_of
 from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.core.synthetic_inputs import SYNTHETIC, stand_in
+from prunekit.core.trials import reason_of_nearest, trial_progress
+from prunekit.core.variable_values import replaced
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.array_ops import array_of
@@ -23,7 +27,7 @@ from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import sources_of
-from prunekit.techniques.pruning.choices import GIVEN, chosen_options
+from prunekit.techniques.pruning.choices import GIVEN, chosen_options, tried_allocations
 from prunekit.techniques.pruning.gradual import Gradual
 from prunekit.techniques.pruning.layer_solver import REPAIRS, LayerSolver
 from prunekit.techniques.pruning.options import Options, PruningOptions, as_options
@@ -111,6 +115,7 @@ class OneShotPruning:
         repair: As for `prune`.
         memory: As for `prune`.
         progress: As for `prune`.
+        tries: Whether several allocations may be tried for "auto". A plan that tells the sizes before has one.
 
     Attributes:
         pruner: The pruner, finished after `run`.
@@ -120,7 +125,7 @@ class OneShotPruning:
         ValueError, TypeError: As for `prune`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: Any,
         schedule: Schedule,
@@ -130,11 +135,13 @@ class OneShotPruning:
         repair: str | None = None,
         memory: float = MEMORY,
         progress: Progress | None = None,
+        tries: bool = True,
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
         self._model, self._schedule, self._settings = model, schedule, settings
         self._repair, self._memory, self._progress = repair, positive("memory", memory), progress
+        self._tries = tries
         check_built(model)
         self._stand_in = None
         if data is None and may_stand_in(model, settings, repair):
@@ -174,7 +181,10 @@ class OneShotPruning:
                     model, "A repair", 'Prune first, then quantize; or pass repair="none", which keeps grids.'
                 )
             left = frozenset() if asked else self._left(model, settings)
-            self._layerwise = Layerwise(model, data, criterion, repair or "weights", self._progress, left, self._memory)
+            tried = tried_allocations(self._settings, model, settings) if self._tries else ()
+            self._layerwise = Layerwise(
+                model, data, criterion, repair or "weights", self._progress, left, self._memory, tried
+            )
             settings = replace(settings, policy=self._layerwise, criterion=_planning(criterion, settings))
         elif data is not None and "data" not in sources:
             unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
@@ -209,6 +219,7 @@ class OneShotPruning:
         self.pruner.begin()
         if self._layerwise is not None:
             self._layerwise.assign_others()
+            self.pruner.take(self._layerwise.choices)
         self.pruner.finish()
         return () if self._layerwise is None else tuple(self._layerwise.errors)
 
@@ -248,6 +259,15 @@ def _planning(criterion: Criterion, settings: PruningOptions) -> Criterion:
 
 
 @dataclass(frozen=True, eq=False)
+class _Solved:
+    """Planned masks, and what follows from them layer by layer; no work where an importance is NaN."""
+
+    planned: MaskUpdate
+    work: LayerwiseRepair | None = None
+    masks: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Layerwise(Gradual):
     """Prunes once, layer by layer, on calibration data; keeps the values that are no pruned weights for `repair`.
 
@@ -259,6 +279,7 @@ class Layerwise(Gradual):
         progress: Told of each pruned weight.
         left: Names of the targets whose masks follow from the importances alone, without repair.
         memory: Largest number of bytes of activations that are kept.
+        allocations: Names of those of which the one with the nearest outputs is taken; () = that of the calculator.
     """
 
     model: Any
@@ -268,15 +289,35 @@ class Layerwise(Gradual):
     progress: Progress | None = None
     left: frozenset[str] = frozenset()
     memory: float = MEMORY
+    allocations: tuple[str, ...] = ()
+    choices: list[Choice] = field(default_factory=list)
     errors: list[Any] = field(default_factory=list)
     _repairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def update(self, request: MaskRequest) -> MaskUpdate:
         """Returns masks and new weights."""
+        if not self.allocations:
+            return self._taken(request, self._solved(request, self.progress))
+        baseline = Baseline(self.model, self.data, with_metrics=False)
+        tried: list[tuple[float, str, _Solved]] = []
+        for number, allocation in enumerate(self.allocations):
+            request.calculator.allocation = get_allocation(allocation)
+            solved = self._solved(request, trial_progress(self.progress, number, len(self.allocations)))
+            if solved.work is None:
+                return solved.planned
+            with replaced(solved.work.values):
+                tried.append((baseline.error(), allocation, solved))
+        (error, best, solved), *others = sorted(tried, key=lambda one: one[0])
+        request.calculator.allocation = get_allocation(best)
+        self.choices.append(Choice("allocation", best, reason_of_nearest(error, [one[0] for one in others])))
+        return self._taken(request, solved)
+
+    def _solved(self, request: MaskRequest, progress: Progress | None) -> _Solved:
+        """Finds masks and new weights by the calculator's allocation."""
         # Weights are found layer by layer, on the inputs of the pruned model; here only masks are planned.
         planned = request.calculator.choose(request.sparsity, request.masks, request.statistics)
         if planned.nans.any():
-            return planned
+            return _Solved(planned)
         masks = [array_of(mask) for mask in planned.masks]
         served = [i for i, target in enumerate(request.targets) if target.name not in self.left]
         targets = [request.targets[i] for i in served]
@@ -294,13 +335,21 @@ class Layerwise(Gradual):
             for target, mask in rows
             if target.name in self.left
         ]
-        work = LayerwiseRepair(self.model, targets, solver, self.progress, values, memory=self.memory)
+        work = LayerwiseRepair(self.model, targets, solver, progress, values, memory=self.memory)
         work.run([inputs for inputs, _ in batches_of(self.data)])
+        return _Solved(planned, work, masks)
+
+    def _taken(self, request: MaskRequest, solved: _Solved) -> MaskUpdate:
+        """Returns the masks and the new weights, and keeps the other values and the errors."""
+        planned, work = solved.planned, solved.work
+        if work is None:
+            return planned
         new = {id(variable): value for variable, value in work.values}
         weights = [new.pop(id(target.variable), None) for target in request.targets]
         self._repairs.extend(pair for pair in work.values if id(pair[0]) in new)
         self.errors.extend(work.errors.values())
-        found = [work.masks.get(target.name, mask) for target, mask in zip(request.targets, masks, strict=True)]
+        rows = zip(request.targets, solved.masks, strict=True)
+        found = [work.masks.get(target.name, mask) for target, mask in rows]
         return replace(planned, masks=found, weights=weights, kept=_counts(found))
 
     def assign_others(self) -> None:

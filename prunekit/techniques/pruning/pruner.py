@@ -166,6 +166,15 @@ class Pruner:
         self.schedule = fitted
         self.updater.follow(fitted)
 
+    def take(self, choices: Sequence[Choice]) -> None:
+        """Replaces what was chosen for options by what was taken in the end."""
+        taken = {choice.option: choice for choice in choices}
+        self.options = replace(
+            self.options,
+            choices=tuple(taken.get(choice.option, choice) for choice in self.options.choices),
+            **{name: choice.value for name, choice in taken.items()},
+        )
+
     # The loop -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

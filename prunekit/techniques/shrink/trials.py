@@ -14,6 +14,7 @@ from prunekit.core.baseline import Baseline
 from prunekit.core.channel_importance import ranking_weights
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, Progress
+from prunekit.core.trials import LARGEST, reason_of_nearest, trial_progress
 from prunekit.core.variable_values import replaced
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -22,8 +23,6 @@ from prunekit.techniques.shrink.options import CALCULATED, ShrinkOptions, Target
 from prunekit.techniques.shrink.repair import Repair, RepairError
 from prunekit.techniques.shrink.selection import Selection, Selector
 
-# Parameters of the largest model on which selections are tried: a trial takes as long as the repair.
-LARGEST = 5_000_000
 # How much more the error counts of channels that were selected on the synthetic inputs that measure it, by
 # docs/measured/defaults.md.
 _SAME_INPUTS = 1.2
@@ -124,7 +123,8 @@ def pick(
         key = np.sort(removed).tobytes()
         if key in tried:
             continue
-        repaired = repair.run(found, removed, _told(progress, number, len(ways)), memory)
+        told = trial_progress(progress, number, len(ways), "repaired ")
+        repaired = repair.run(found, removed, told, memory)
         if repair.kind == "none":
             return Picked(selection, choices, repaired)
         error = _error(baseline, found, removed, repaired[0])
@@ -148,24 +148,12 @@ def _selections(selector: Selector, target: Target, ways: Sequence[Way]) -> Iter
 def _nearest(tried: Sequence[tuple[float, Way, Picked]], choices: Sequence[Choice]) -> Picked:
     """Returns the selection with the smallest error, and how it was chosen."""
     (error, way, picked), *others = sorted(tried, key=lambda one: one[0])
-    reason = f"since its outputs are nearest: error {error:.3g}"
-    if others:
-        errors = dict.fromkeys(f"{one[0]:.3g}" for one in (others[0], others[-1]))
-        reason += f", otherwise {' to '.join(errors)}"
-    return replace(picked, choices=_renamed(choices, way, reason))
+    return replace(picked, choices=_renamed(choices, way, reason_of_nearest(error, [one[0] for one in others])))
 
 
 def _renamed(choices: Sequence[Choice], way: Way, reason: str) -> tuple[Choice, ...]:
     values = dict(zip(("criterion", "allocation"), map(str, way), strict=True))
     return tuple(Choice(one.option, values[one.option], reason) for one in choices)
-
-
-def _told(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Returns the progress of one trial of several."""
-    if progress is None:
-        return None
-    text = f"trial {number + 1} of {count}: repaired"
-    return lambda done, total, name: progress(number * total + done, count * total, f"{text} {name}")
 
 
 def _error(baseline: Baseline, found: Channels, removed: np.ndarray, values: dict[int, np.ndarray]) -> float:
