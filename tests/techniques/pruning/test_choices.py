@@ -6,7 +6,9 @@ import pytest
 from keras import layers as L
 
 import prunekit as pk
+from prunekit.anatomy.reports import Choice
 from prunekit.core import layer_products
+from prunekit.core.output_error import output_error
 from prunekit.techniques.pruning import choices
 from prunekit.techniques.pruning.options import PruningOptions
 
@@ -29,7 +31,7 @@ def taken(report):
 
 # Options besides the defaults, whether data are given -> criterion and allocation that are taken.
 ONE_SHOT = {
-    "nothing else": ({}, False, ("output_error", "layer_error")),
+    "nothing else": ({}, False, ("output_error", "lamp")),
     "no repair": ({"repair": "none"}, False, ("magnitude", "lamp")),
     "data": ({}, True, ("output_error", "layer_error")),
     "data, no repair": ({"repair": "none"}, True, ("magnitude", "lamp")),
@@ -90,6 +92,58 @@ def test_large_hessians_are_not_held_at_once(monkeypatch):
     assert taken(report) == {"criterion": "output_error", "allocation": "erk"}
     assert report.choices[1].reason == "since the Hessians of all layers have 0.0 GiB"
     assert len(report.layer_errors) == 3
+
+
+def test_of_two_allocations_the_one_with_the_nearest_outputs_is_taken():
+    model, data = network(), inputs()
+    wanted, errors, kept = model.predict(data, verbose=0), {}, {}
+    for allocation in ("layer_error", "lamp"):
+        named = network()
+        pk.prune(named, 0.7, data, criterion="output_error", allocation=allocation)
+        errors[allocation] = output_error([wanted], [named.predict(data, verbose=0)])
+        kept[allocation] = named.get_weights()
+    report = pk.prune(model, 0.7, data)
+    best, other = sorted(errors, key=errors.get)
+    assert errors[best] < errors[other] and taken(report)["allocation"] == best
+    assert report.choices[1].reason == (
+        f"since its outputs are nearest: error {errors[best]:.3g}, otherwise {errors[other]:.3g}"
+    )
+    for one, wanted_weight in zip(model.get_weights(), kept[best], strict=True):
+        np.testing.assert_array_equal(one, wanted_weight)
+
+
+def test_each_of_the_allocations_can_be_the_nearest():
+    # Weights of very different sizes in one layer: LAMP sees them, and so do errors; which wins depends on the layers.
+    found = set()
+    for seed in range(8):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((8,)), L.Dense(24, "relu"), L.Dense(6, "relu"), L.Dense(4)])
+        found.add(taken(pk.prune(model, 0.6, inputs()))["allocation"])
+    assert found == {"layer_error", "lamp"}
+
+
+def test_a_large_model_is_pruned_once(monkeypatch):
+    monkeypatch.setattr(choices, "LARGEST", 100)
+    told = []
+    report = pk.prune(network(), 0.5, inputs(), progress=lambda *step: told.append(step))
+    assert report.choices[1] == Choice("allocation", "layer_error", "since data were given")
+    assert not any("trial" in text for *_, text in told)
+
+
+def test_the_progress_names_the_trials_and_an_interruption_changes_nothing():
+    model = network()
+    before, told = model.get_weights(), []
+
+    def progress(done, total, text):
+        told.append((done, total, text))
+        if text.startswith("trial 2 of 2: hidden_1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pk.prune(model, 0.5, inputs(), progress=progress)
+    assert [step for step in told if "trial" in step[2]][0] == (1, 6, "trial 1 of 2: hidden_0/kernel")
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_large_importances_are_not_held_at_once_in_a_training(monkeypatch):
@@ -184,15 +238,14 @@ def test_choices_are_no_option_of_a_call():
     assert PruningOptions().choices == ()
 
 
-def test_channels_are_ranked_by_what_is_given():
-    data = inputs()
-    for given, names in ((None, {"criterion": "l2", "repair": "weights"}), (data, {"criterion": "output_error"})):
-        smaller, report = pk.shrink(network(), channels=0.5, data=given)
-        assert taken(report) == names
-        written, _ = pk.shrink(network(), channels=0.5, data=given, allocation="uniform", **names)
-        for one, other in zip(smaller.get_weights(), written.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert report.damage.outputs[0].error > 0 and "criterion: output_error" in str(report)
+@pytest.mark.parametrize("data", [None, inputs()], ids=["no data", "data"])
+def test_the_names_that_are_taken_make_the_same_smaller_model(data):
+    smaller, report = pk.shrink(network(), channels=0.5, data=data)
+    assert taken(report).keys() == {"criterion", "allocation"} | ({"repair"} if data is None else set())
+    written, _ = pk.shrink(network(), channels=0.5, data=data, **taken(report))
+    for one, other in zip(smaller.get_weights(), written.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert f"criterion: {taken(report)['criterion']}" in str(report)
 
 
 @pytest.mark.parametrize("allocation", ["erk", "lamp", "auto"])
