@@ -76,11 +76,11 @@ def replaced(pairs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     Args:
         pairs: Variables with their values, each variable once.
     """
-    former = _assign(pairs)
+    before = _assign(pairs)
     try:
         yield
     finally:
-        _assign(former)
+        _assign(before)
 
 
 def _assign(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, np.ndarray]]:
