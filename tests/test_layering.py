@@ -34,10 +34,10 @@ ORDER = (
         "partial_files backend arguments compilation patching layer_precision variable_values kept_grids optimizers "
         "environment jax_state step_state train_function batch_parts moving_statistics synthetic_inputs calibration "
         "model_building distribution layer_observer layer_calls update_observer losses differentiation snapshot "
-        "joined_variables output_metrics "
+        "joined_variables output_error output_metrics "
         "graph_steps model_function suffix_runs weight_scan baseline statistics channel_statistics "
         "layer_products layer_inputs input_statistics input_scale calibration_walk inner_inputs layer_fit layerwise "
-        "channel_importance random_state step_counter backup_sync last_callback",
+        "trials channel_importance random_state step_counter backup_sync last_callback",
     ),
     ("initialization", "signal_report sampling lsuv initializers"),
     (
@@ -58,7 +58,7 @@ ORDER = (
         "techniques/shrink",
         "options channel_penalties zero_channels measured_size budget layer_copies simplify_report "
         "layer_graph graph_builder linear_layers folding adjustments constants kept_statistics rebuild repair "
-        "verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
+        "selection trials verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
         "simplifying blocks block_report block_removal",
     ),
     (

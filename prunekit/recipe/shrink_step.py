@@ -196,7 +196,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
             )
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)
-    for note in (*map(str, found.report.choices), *found.report.notes):
+    for note in found.report.notes:
         workspace.note(f"shrink: {note}")
     state.rounds.append(_row(len(state.rounds) + 1, settings.measure, found.report))
 

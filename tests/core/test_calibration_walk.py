@@ -87,9 +87,9 @@ def test_a_memory_of_nothing_is_refused(operation):
 def test_shrink_keeps_no_more_activations_than_asked(monkeypatch):
     given, plain = [], layerwise.walk
     monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
-    found = []
+    named, found = {"criterion": "l2", "allocation": "uniform"}, []
     for memory in (1e9, 1.0):
-        smaller, _ = pk.shrink(inverted_residuals(), channels=0.5, data=IMAGES, memory=memory)
+        smaller, _ = pk.shrink(inverted_residuals(), channels=0.5, data=IMAGES, memory=memory, **named)
         found.append(ops.convert_to_numpy(smaller(IMAGES)))
     assert given == [1e9, 1.0]
     np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-4)

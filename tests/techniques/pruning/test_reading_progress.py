@@ -8,7 +8,11 @@ import prunekit as pk
 from prunekit.core import input_statistics
 
 INPUTS = np.random.default_rng(0).normal(size=(100, 4, 4, 3)).astype("float32")
-WEIGHTS = [(1, 2, "first/kernel"), (2, 2, "last/kernel")]
+WEIGHTS = [
+    (2 * trial + number, 4, f"trial {trial + 1} of 2: {name}/kernel")
+    for trial in range(2)
+    for number, name in enumerate(("first", "last"), start=1)
+]
 
 
 def network():
