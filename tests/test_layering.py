@@ -58,8 +58,8 @@ ORDER = (
         "techniques/shrink",
         "options channel_penalties zero_channels measured_size budget layer_copies simplify_report "
         "layer_graph graph_builder linear_layers folding adjustments constants kept_statistics rebuild repair "
-        "selection trials verification optimizer_state shrink_report groups_report shrinking identities dead_branches duplicates "
-        "simplifying blocks block_report block_removal",
+        "selection trials verification optimizer_state shrink_report groups_report shrinking identities dead_branches "
+        "duplicates simplifying blocks block_report block_removal",
     ),
     (
         "techniques/quantize",
