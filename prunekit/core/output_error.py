@@ -9,14 +9,17 @@ import numpy as np
 
 # Probabilities are compared down to this one. Those of a softmax in float32 are above 1 by rounding.
 _LEAST, _ROUNDING = 1e-9, 1e-5
+# Least squared deviation of an example, relative to the mean over the examples.
+_LEAST_DEVIATION = 0.1
 
 
 def output_error(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> float:
-    """Returns the change of outputs, relative to how much they differ between examples; infinite if it is not finite.
+    """Returns the change of outputs, relative to how they differ between examples; infinite if it is not finite.
 
-    The root mean square change of each output, divided by the root mean square deviation from its mean over the
-    examples; of several outputs, the largest. Probabilities are compared by their logits: where a model is sure of a
-    class, a change of many logits hardly changes a probability.
+    The mean square change of each example's output is divided by its mean square deviation from the mean output, so
+    that examples of large outputs do not decide alone; the error is the root of the mean over the examples, and of
+    several outputs the largest. Probabilities are compared by their logits: where a model is sure of a class, a change
+    of many logits hardly changes a probability.
 
     Args:
         before: The outputs, arrays of shape (examples, ...).
@@ -26,15 +29,21 @@ def output_error(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> f
 
 
 def _error(before: np.ndarray, after: np.ndarray) -> float:
+    if not before.size:
+        return 0.0
     one, other = before.astype("float64"), after.astype("float64")
-    if one.size and one.min() >= 0 and one.max() <= 1 + _ROUNDING:
+    if one.min() >= 0 and one.max() <= 1 + _ROUNDING:
         classes = one.ndim > 1 and one.shape[-1] > 1 and np.allclose(one.sum(axis=-1), 1, atol=1e-2)
         one, other = (_logits(each, classes=classes) for each in (one, other))
-    deviation = float(np.square(one - one.mean(axis=0)).mean()) if one.size else 0.0
-    change = float(np.square(other - one).mean()) if one.size else 0.0
-    if not math.isfinite(change) or not math.isfinite(deviation):
+    axes = tuple(range(1, one.ndim))
+    change = np.square(other - one).mean(axis=axes)
+    deviation = np.square(one - one.mean(axis=0)).mean(axis=axes)
+    least = _LEAST_DEVIATION * float(deviation.mean())
+    if not np.isfinite(change).all() or not math.isfinite(least):
         return math.inf
-    return math.sqrt(change / deviation) if deviation else (math.inf if change else 0.0)
+    if not least:
+        return math.inf if change.any() else 0.0
+    return math.sqrt(float((change / np.maximum(deviation, least)).mean()))
 
 
 def _logits(values: np.ndarray, *, classes: bool) -> np.ndarray:

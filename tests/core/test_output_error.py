@@ -21,12 +21,23 @@ def logits():
 
 
 def relative(before, after):
-    return math.sqrt(np.mean((after - before) ** 2) / np.mean((before - before.mean(axis=0)) ** 2))
+    change = ((after - before) ** 2).mean(axis=-1)
+    deviation = ((before - before.mean(axis=0)) ** 2).mean(axis=-1)
+    return math.sqrt((change / np.maximum(deviation, 0.1 * deviation.mean())).mean())
 
 
-def test_the_change_is_relative_to_the_deviation_over_the_examples(logits):
+def test_the_change_is_relative_to_the_deviation_of_each_example(logits):
     before, after = logits
     assert output_error([before + 50], [after + 50]) == pytest.approx(relative(before, after))
+    large, changed = before.copy(), after.copy()
+    large[0], changed[0] = 1000 * before[0], 1300 * before[0]
+    # One example of two hundred: an error over all values would be its 0.3.
+    assert output_error([large], [changed]) == pytest.approx(relative(large, changed))
+
+
+def test_examples_at_the_mean_do_not_decide_alone():
+    before = np.linspace(-1, 1, 101)[:, None]
+    assert output_error([before], [before + 0.01]) < 0.03
 
 
 def test_probabilities_of_classes_are_compared_by_logits(logits):
@@ -57,5 +68,5 @@ def test_outputs_that_are_not_finite_or_never_differ(value, error):
     assert output_error([before], [np.full((3, 2), value)]) == error
 
 
-def test_a_model_without_outputs_of_numbers_has_no_error():
-    assert output_error([], []) == 0.0
+def test_outputs_without_values_have_no_error():
+    assert output_error([], []) == output_error([np.zeros((0, 3))], [np.zeros((0, 3))]) == 0.0
