@@ -37,7 +37,7 @@ def test_the_change_is_relative_to_the_deviation_of_each_example(logits):
 
 def test_examples_at_the_mean_do_not_decide_alone():
     before = np.linspace(-1, 1, 101)[:, None]
-    assert output_error([before], [before + 0.01]) < 0.03
+    assert output_error([before], [before + 0.01]) < 0.04
 
 
 def test_probabilities_of_classes_are_compared_by_logits(logits):
