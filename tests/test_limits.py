@@ -59,6 +59,7 @@ ROWS = {
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.
 NO_LIMITS_OF_FILES = {
     "core.synthetic_inputs:LARGEST",
+    "core.trials:LARGEST",
     "techniques.quantize.calibration:_LARGEST_CELL",
     "core.calibration:MOST_GENERATED",
     "recipe.fields:LONGEST_SHOWN",

@@ -127,10 +127,10 @@ def test_each_group_keeps_the_minimum():
 
 
 def test_excluded_layers_stay_and_are_named():
-    smaller, report = pk.shrink(cnn(), channels=0.5, exclude="one")
+    smaller, report = pk.shrink(cnn(), channels=0.5, exclude="one", allocation="uniform")
     assert sizes(smaller) == {"one": 24, "two": 16, "hidden": 20, "logits": 5}
     assert [group.reason for group in report.groups] == ["excluded by 'one'", "", ""]
-    smaller, report = pk.shrink(cnn(), channels=0.5, include=["one"])
+    smaller, report = pk.shrink(cnn(), channels=0.5, include=["one"], allocation="uniform")
     assert sizes(smaller) == {"one": 12, "two": 32, "hidden": 40, "logits": 5}
     assert report.groups[1].reason == "not matched by include"
 
