@@ -29,11 +29,13 @@ def taken(report):
     return {choice.option: choice.value for choice in report.choices}
 
 
+# Which one is nearer differs between the backends, whose random weights differ.
+TRIED = ("layer_error", "lamp")
 # Options besides the defaults, whether data are given -> criterion and allocation that are taken.
 ONE_SHOT = {
-    "nothing else": ({}, False, ("output_error", "lamp")),
+    "nothing else": ({}, False, ("output_error", TRIED)),
     "no repair": ({"repair": "none"}, False, ("magnitude", "lamp")),
-    "data": ({}, True, ("output_error", "layer_error")),
+    "data": ({}, True, ("output_error", TRIED)),
     "data, no repair": ({"repair": "none"}, True, ("magnitude", "lamp")),
     "blocks": ({"pattern": "block:4x1"}, False, ("output_error", "erk")),
     "blocks, no repair": ({"pattern": "block:4x1", "repair": "none"}, False, ("magnitude", "erk")),
@@ -52,6 +54,9 @@ def test_the_names_that_are_taken_make_the_same_model(case):
     given = inputs() if data else None
     report = pk.prune(automatic, 0.5, given, **options)
     stands_in = {} if data or options.keys() & {"repair", "compat"} else {"repair": "weights"}
+    if allocation is TRIED:
+        allocation = taken(report)["allocation"]
+        assert allocation in TRIED
     assert taken(report) == {"criterion": criterion, "allocation": allocation} | stands_in
     again = pk.prune(written, 0.5, given, **options | taken(report))
     assert again.choices == ()
