@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from prunekit.core.layerwise import Progress
 
 # Parameters of the largest model on which several ways are tried: a trial takes as long as the repair.
 LARGEST = 5_000_000
 
+_Tried = TypeVar("_Tried")
 
-def reason_of_nearest(error: float, others: Sequence[float]) -> str:
-    """Returns why a way was taken, as a clause.
+
+def nearest(tried: Sequence[tuple[float, _Tried]]) -> tuple[_Tried, str]:
+    """Returns what has the smallest error, and why it is taken, as a clause.
 
     Args:
-        error: The error of its outputs.
-        others: The errors of the others.
+        tried: The error of the outputs of each way, and what was found in that way.
     """
+    (error, best), *others = sorted(tried, key=lambda one: one[0])
     reason = f"since its outputs are nearest: error {error:.3g}"
-    if not others:
-        return reason
-    ends = dict.fromkeys(f"{one:.3g}" for one in (min(others), max(others)))
-    return f"{reason}, otherwise {' to '.join(ends)}"
+    if others:
+        reason += f", otherwise {' to '.join(dict.fromkeys(f'{one[0]:.3g}' for one in (others[0], others[-1])))}"
+    return best, reason
 
 
 def trial_progress(progress: Progress | None, number: int, count: int, text: str = "") -> Progress | None:

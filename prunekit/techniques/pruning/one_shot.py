@@ -18,7 +18,7 @@ from prunekit.core.kept_grids import check_off_grids, on_grids
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
 from prunekit.core.synthetic_inputs import SYNTHETIC, stand_in
-from prunekit.core.trials import reason_of_nearest, trial_progress
+from prunekit.core.trials import nearest, trial_progress
 from prunekit.core.variable_values import replaced
 from prunekit.sparsity.allocation import get_allocation
 from prunekit.sparsity.arguments import positive
@@ -299,17 +299,17 @@ class Layerwise(Gradual):
         if not self.allocations:
             return self._taken(request, self._solved(request, self.progress))
         baseline = Baseline(self.model, self.data, with_metrics=False)
-        tried: list[tuple[float, str, _Solved]] = []
+        tried: list[tuple[float, tuple[str, _Solved]]] = []
         for number, allocation in enumerate(self.allocations):
             request.calculator.allocation = get_allocation(allocation)
             solved = self._solved(request, trial_progress(self.progress, number, len(self.allocations)))
             if solved.work is None:
                 return solved.planned
             with replaced(solved.work.values):
-                tried.append((baseline.error(), allocation, solved))
-        (error, best, solved), *others = sorted(tried, key=lambda one: one[0])
+                tried.append((baseline.error(), (allocation, solved)))
+        (best, solved), reason = nearest(tried)
         request.calculator.allocation = get_allocation(best)
-        self.choices.append(Choice("allocation", best, reason_of_nearest(error, [one[0] for one in others])))
+        self.choices.append(Choice("allocation", best, reason))
         return self._taken(request, solved)
 
     def _solved(self, request: MaskRequest, progress: Progress | None) -> _Solved:

@@ -14,7 +14,7 @@ from prunekit.core.baseline import Baseline
 from prunekit.core.channel_importance import ranking_weights
 from prunekit.core.layer_products import unfitted
 from prunekit.core.layerwise import MEMORY, Progress
-from prunekit.core.trials import LARGEST, reason_of_nearest, trial_progress
+from prunekit.core.trials import LARGEST, nearest, trial_progress
 from prunekit.core.variable_values import replaced
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
@@ -115,7 +115,7 @@ def pick(
     if len(ways) == 1:
         return Picked(selector.select(target, *ways[0]), choices)
     baseline = Baseline(found.model, repair.data, with_metrics=False)
-    tried: dict[bytes, tuple[float, Way, Picked]] = {}
+    tried: dict[bytes, tuple[float, tuple[Way, Picked]]] = {}
     for number, (way, selection) in enumerate(_selections(selector, target, ways)):
         removed = selection.removed
         if not np.setdiff1d(removed, selector.zero).size:
@@ -129,8 +129,9 @@ def pick(
             return Picked(selection, choices, repaired)
         error = _error(baseline, found, removed, repaired[0])
         judged = error * (_SAME_INPUTS if repair.is_synthetic and get_criterion(way[0]).needs else 1.0)
-        tried[key] = judged, way, Picked(selection, (), repaired)
-    return _nearest(list(tried.values()), choices)
+        tried[key] = judged, (way, Picked(selection, (), repaired))
+    (way, picked), reason = nearest(list(tried.values()))
+    return replace(picked, choices=_renamed(choices, way, reason))
 
 
 def _selections(selector: Selector, target: Target, ways: Sequence[Way]) -> Iterator[tuple[Way, Selection]]:
@@ -143,12 +144,6 @@ def _selections(selector: Selector, target: Target, ways: Sequence[Way]) -> Iter
                 raise
             continue
         yield way, selection
-
-
-def _nearest(tried: Sequence[tuple[float, Way, Picked]], choices: Sequence[Choice]) -> Picked:
-    """Returns the selection with the smallest error, and how it was chosen."""
-    (error, way, picked), *others = sorted(tried, key=lambda one: one[0])
-    return replace(picked, choices=_renamed(choices, way, reason_of_nearest(error, [one[0] for one in others])))
 
 
 def _renamed(choices: Sequence[Choice], way: Way, reason: str) -> tuple[Choice, ...]:
