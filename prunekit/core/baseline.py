@@ -50,7 +50,8 @@ class Baseline:
         jax_state.sync_model_state(model)
         self._model = model
         self.batches = _examples_of(data)
-        self.outputs = self._kept(model)
+        self._run = _runner(model, self.batches)
+        self.outputs = self._kept()
         self.changed: list[Any] = []
         self._metrics: OutputMetrics | None = None
         self._before: dict[str, float] = {}
@@ -58,9 +59,10 @@ class Baseline:
         if with_metrics and model.compiled:
             self._begin_metrics()
 
-    def _kept(self, model: Any) -> list[Any]:
+    def _kept(self) -> list[Any]:
         """Returns the outputs of the model; leaves out the examples for which they would need too much memory."""
-        self._run, found, values = _runner(model, self.batches), [], 0
+        found: list[Any] = []
+        values = 0
         for inputs, _, _ in self.batches:
             found.append(self._run(inputs))
             values += sum(one.size for one in keras.tree.flatten(found[-1]))
@@ -85,7 +87,8 @@ class Baseline:
                 place.
         """
         changed = self._model if model is None else model
-        self.changed = self._outputs(changed)
+        # Traced anew: the layers may compute otherwise than before, as those of a quantized model do.
+        self.changed = self._outputs(changed, _runner(changed, self.batches))
         return Damage(
             sum(map(_count, self.batches)),
             self._output_changes(self.changed),
@@ -94,12 +97,11 @@ class Baseline:
         )
 
     def error(self) -> float:
-        """Returns the error of the model's present outputs; see `output_error`."""
-        return output_error(*map(_joined, (self.outputs, self._outputs(self._model))))
+        """Returns the error of the outputs of the model with other values of its variables; see `output_error`."""
+        return output_error(*map(_joined, (self.outputs, self._outputs(self._model, self._run))))
 
-    def _outputs(self, model: Any) -> list[Any]:
+    def _outputs(self, model: Any, run: Callable[[Any], Any]) -> list[Any]:
         jax_state.sync_model_state(model)
-        run = self._run if model is self._model else _runner(model, self.batches)
         return [run(inputs) for inputs, _, _ in self.batches]
 
     def _metric_changes(self, changed: Any, found: Sequence[Any]) -> tuple[MetricChange, ...]:

@@ -8,6 +8,10 @@ from keras import ops
 
 from prunekit.core import baseline
 from prunekit.core.baseline import Baseline
+from prunekit.core.output_error import output_error
+from prunekit.core.patching import shadowed
+from prunekit.core.variable_values import replaced
+from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend
 
@@ -63,6 +67,29 @@ def test_a_compiled_model_computes_what_an_eager_one_does(monkeypatch, size):
     model = classifier()
     kept = Baseline(model, INPUTS)
     np.testing.assert_allclose(np.concatenate(kept.outputs), model.predict(INPUTS, verbose=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [0, 1 << 30])
+def test_a_layer_that_computes_otherwise_is_measured(monkeypatch, size):
+    monkeypatch.setattr(baseline, "_EAGER", size)
+    model = classifier("linear")
+    kept = Baseline(model, INPUTS)
+    plain = model.layers[0].call
+    with shadowed(model.layers[0], "call", lambda *args, **kwargs: 2 * plain(*args, **kwargs)):
+        assert kept.damage().error == pytest.approx(1.0)
+    assert kept.damage().error == 0.0
+
+
+@pytest.mark.parametrize("size", [0, 1 << 30])
+def test_the_error_is_that_of_the_present_values(monkeypatch, size):
+    monkeypatch.setattr(baseline, "_EAGER", size)
+    model = classifier("linear")
+    kept = Baseline(model, INPUTS)
+    before = model.predict(INPUTS, verbose=0)
+    for factor in (3.0, 2.0):
+        with replaced([(one, factor * array_of(one)) for one in model.trainable_variables]):
+            assert kept.error() == pytest.approx(output_error([before], [factor * before]), rel=1e-4)
+    assert kept.error() == 0.0
 
 
 @pytest.mark.parametrize("data", [INPUTS, (INPUTS, LABELS)], ids=["no labels", "not compiled"])
