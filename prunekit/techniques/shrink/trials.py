@@ -27,6 +27,8 @@ from prunekit.techniques.shrink.selection import Selection, Selector
 # docs/measured/defaults.md.
 _SAME_INPUTS = 1.25
 
+NOT_REPAIRED = "since nothing is repaired"
+
 Way = tuple[str | Criterion, str]
 
 
@@ -46,7 +48,7 @@ class Picked:
 
 
 def ways_to_select(found: Channels, options: ShrinkOptions, untried: str) -> tuple[list[Way], tuple[Choice, ...]]:
-    """Returns the pairs (criterion, allocation) to try, and what the first of them takes for "auto".
+    """Returns the pairs (criterion, allocation) to try, and what is taken for "auto" where there is one pair.
 
     Args:
         found: The channels of the model.
@@ -77,7 +79,7 @@ def reason_not_to_try(repair: str, target: Target, parameters: int) -> str:
         parameters: Number of the model's parameters.
     """
     if repair == "none":
-        return "since nothing is repaired"
+        return NOT_REPAIRED
     if target.measure not in CALCULATED:
         return f"since {target.measure} is measured"
     return f"since the model has more than {LARGEST:,} parameters" if parameters > LARGEST else ""
@@ -126,7 +128,7 @@ def pick(
         told = trial_progress(progress, number, len(ways), "repaired ")
         repaired = repair.run(found, removed, told, memory)
         if repair.kind == "none":
-            return Picked(selection, choices, repaired)
+            return Picked(selection, _renamed(choices, way, NOT_REPAIRED), repaired)
         error = _error(baseline, found, removed, repaired[0])
         judged = error * (_SAME_INPUTS if repair.is_synthetic and get_criterion(way[0]).needs else 1.0)
         tried[key] = judged, (way, Picked(selection, (), repaired))

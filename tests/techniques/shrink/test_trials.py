@@ -12,7 +12,7 @@ import prunekit as pk
 from prunekit.anatomy.channels import find_channels
 from prunekit.core.output_error import output_error
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink import trials
+from prunekit.techniques.shrink import repair, trials
 
 pytestmark = pytest.mark.every_backend
 WAYS = list(itertools.product(("l2", "output_error"), ("uniform", "global")))
@@ -88,6 +88,19 @@ def test_one_selection_is_taken_where_none_is_tried(case, monkeypatch):
     assert taken(report) == {"criterion": "l2", "allocation": "uniform"}
     assert {choice.reason for choice in report.choices} == {reason}
     assert not any("trial" in text for *_, text in told)
+
+
+def test_nothing_is_said_to_be_tried_where_the_weights_cannot_be_fitted(monkeypatch):
+    def fail(*_):
+        raise ValueError("The inputs of first/kernel are not finite.")
+
+    monkeypatch.setattr(repair, "repaired", fail)
+    report = pk.shrink(bottleneck(), channels=0.6)[1]
+    assert {(one.option, one.value, one.reason) for one in report.choices} == {
+        ("criterion", "l2", "since nothing is repaired"),
+        ("allocation", "uniform", "since nothing is repaired"),
+    }
+    assert any("the weights were not fitted: The inputs of first/kernel" in note for note in report.notes)
 
 
 def test_the_progress_names_the_trials():
