@@ -30,6 +30,7 @@ from prunekit.recipe.step_handler import PlannedStep, PreparedStep, StepHandler,
 from prunekit.recipe.workspace import Workspace
 from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
 from prunekit.techniques.shrink.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.repair import Repair
 from prunekit.techniques.shrink.shrink_report import MEASURED_SIZE, ShrinkReport
 from prunekit.techniques.shrink.shrinking import Shrunk, shrunk
 from prunekit.techniques.shrink.trials import reason_not_to_try, ways_to_select
@@ -155,7 +156,9 @@ def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[
     if settings.nonzero:
         return ()
     found, target = find_channels(run.model, options.approximate), Target(settings.measure, settings.share)
-    repair = settings.repair or "weights"
+    # Without data, a repair depends on whether anything stands in for them.
+    without = run.data is None
+    repair = Repair(run.model, options, None, stands_in=True).kind if without else options.repair_with(run.data)
     untried = reason_not_to_try(repair, target, run.model.count_params())
     ways, choices = ways_to_select(found, options, untried)
     if len(ways) > 1:

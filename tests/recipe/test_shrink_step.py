@@ -12,6 +12,7 @@ from tiny_recipes import Stop, prune, recipe, told, zeros
 import prunekit as pk
 from prunekit.anatomy.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channel_order import ALLOCATIONS
+from prunekit.core import synthetic_inputs
 from prunekit.core.channel_importance import REDUCTIONS
 from prunekit.recipe import shrink_settings
 from prunekit.recipe.loader import RecipeError, load_recipe
@@ -187,6 +188,15 @@ def test_the_plan_notes_what_auto_takes(pairs, settings, data, expected):
     notes = plan(recipe(shrink(channels=0.5, **settings)), *given).notes
     found = [one for one in notes if one.startswith(("shrink: criterion", "shrink: allocation: "))]
     assert found == [f"shrink: {words}" for words in expected]
+
+
+def test_plan_and_report_agree_where_nothing_stands_in_for_data(monkeypatch):
+    monkeypatch.setattr(synthetic_inputs, "LARGEST", 10)
+    notes = plan(recipe(shrink()), network()).notes
+    assert "shrink: criterion: l2, since nothing is repaired" in notes
+    sections = compress(recipe(shrink()), network()).report.to_dict()["steps"][0]["sections"]
+    (chosen,) = [one for one in sections if one["title"] == "Chosen for auto"]
+    assert chosen["rows"] == [["criterion", "l2", "since nothing is repaired"]]
 
 
 def test_the_plan_notes_sizes_that_follow_from_the_weights(pairs):
