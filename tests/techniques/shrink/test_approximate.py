@@ -98,7 +98,7 @@ def test_a_transformer_shrinks_in_its_hidden_width_too(post_norm):
     model = transformer(post_norm)
     names, more = ({group.name for group in pk.channel_groups(model, given).groups} for given in ((), LAYER_NORM))
     assert "token" in more - names
-    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM, allocation="uniform")
+    smaller, report = pk.shrink(model, channels=0.5, approximate=LAYER_NORM, criterion="l2", allocation="uniform")
     norms = [layer for layer in smaller.layers if isinstance(layer, layers.LayerNormalization)]
     assert [norm.gamma.shape[0] for norm in norms] == [8] * 4
     assert smaller.get_layer("token").output_dim == 8
