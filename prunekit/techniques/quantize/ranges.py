@@ -120,18 +120,31 @@ def _shrunk(sample: Sample, form: IntegerFormat, ends: np.ndarray, moves: np.nda
     """Returns (low, high) with the ends in `moves` shrunk by the best factor for each row."""
     octaves = np.zeros(ends.shape[1])
     best = _error(sample, form, ends)
+    # Small samples, as of histograms, are tried with many factors at once.
+    at_once = max(_PART // max(sample.values.size, 1), 1)
 
     def attempt(tried: np.ndarray) -> None:
         nonlocal best, octaves
-        error = _error(sample, form, np.where(moves, ends * 2.0**-tried, ends))
-        octaves, best = np.where(error < best, tried, octaves), np.minimum(error, best)
+        for start in range(0, len(tried), at_once):
+            some = tried[start : start + at_once]
+            shrunk = np.where(moves[..., None], ends[:, None] * 2.0**-some, ends[:, None])
+            errors = _error(_repeated(sample, len(some)), form, shrunk.reshape(2, -1)).reshape(some.shape)
+            for each, error in zip(some, errors, strict=True):
+                octaves, best = np.where(error < best, each, octaves), np.minimum(error, best)
 
-    for step in range(1, 33):
-        attempt(np.full_like(octaves, step / 8))
-    coarse = octaves
-    for step in (-3, -2, -1, 1, 2, 3):
-        attempt(np.maximum(coarse + step / 32, 0.0))
+    attempt(np.tile(np.arange(1, 33)[:, None] / 8, len(octaves)))
+    attempt(np.maximum(octaves + np.array([-3, -2, -1, 1, 2, 3])[:, None] / 32, 0.0))
     return np.where(moves, ends * 2.0**-octaves, ends)
+
+
+def _repeated(sample: Sample, times: int) -> Sample:
+    """Returns the rows of a sample so many times, one after another."""
+    if times == 1:
+        return sample
+    counts = sample.counts
+    if counts is not None and len(counts) > 1:
+        counts = np.tile(counts, (times, 1))
+    return Sample(np.tile(sample.values, (times, 1)), counts)
 
 
 def _error(sample: Sample, form: IntegerFormat, ends: np.ndarray) -> np.ndarray:
